@@ -12,10 +12,10 @@ from fsl_async.errors import ConfigError
 from fsl_async.keys.admission import Admission
 from fsl_async.keys.folder import KeysFolder, default_directory
 from fsl_async.keys.holders import FILE, NameHolders
-from fsl_async.keys.phrasing import MessageThrottle, at_server
+from fsl_async.keys.phrasing import at_server
 from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
-from fsl_async.roles.phrasing import counted
+from fsl_async.roles.phrasing import MessageThrottle, counted
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve
 
 if TYPE_CHECKING:
@@ -173,11 +173,12 @@ class AccessControl:
     def _report(
         self, thing: str, line: str, why: str, failed: HandshakeFailed | None = None
     ) -> None:
-        if self._endpoint is None or not self._throttle.lets(thing, self._loop.time()):
+        more = None if self._endpoint is None else self._throttle.lets(thing, self._loop.time())
+        if more is None:
             return
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
         self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
-        self._journal.say(Note(line + self._throttle.rest(), "warning"))
+        self._journal.say(Note(line + more, "warning"))
 
     def _elsewhere(self) -> str:
         if self._keys is None or self._keys.path == default_directory():

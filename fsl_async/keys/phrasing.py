@@ -1,47 +1,20 @@
-"""Messages about failed handshakes, and their rate limit. Pure.
+"""Messages about failed handshakes. Pure.
 
-Unauthenticated peers cause these messages, so they are limited. At a listener: the same one once
-in `AGAIN_S`, and at most `BURST` different ones in that time; the others are counted, and the next
-message has their number. A client repeats its own less and less often. Of the network's data they
-contain only a key and an IP address, both checked.
+Unauthenticated peers cause these messages, so they are limited, at a listener by a
+`MessageThrottle`. A client repeats its own less and less often. Of the network's data they contain
+only a key and an IP address, both checked.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections import OrderedDict
 
 from fsl_async.config.address import Address
 from fsl_async.process.program import program
+from fsl_async.roles.phrasing import AGAIN_S
 from fsl_transport.zmq.curve import CLOSED, MECHANISM, SERVER_KEY, UNKNOWN_KEY, HandshakeFailed
 
-AGAIN_S, LONGEST_S = 60.0, 3600.0
-BURST = 10
-
-
-class MessageThrottle:
-    """Limits the rate of messages; see above."""
-
-    def __init__(self) -> None:
-        self._sent: OrderedDict[str, float] = OrderedDict()
-        self.held_back = 0
-
-    def lets(self, thing: str, now: float) -> bool:
-        """Whether to print a message about `thing` at `now` (monotonic seconds)."""
-        while self._sent and next(iter(self._sent.values())) <= now - AGAIN_S:
-            self._sent.popitem(last=False)
-        if thing in self._sent:
-            return False
-        if len(self._sent) >= BURST:
-            self.held_back += 1
-            return False
-        self._sent[thing] = now
-        return True
-
-    def rest(self) -> str:
-        """Return the number of messages dropped since the last call, for the end of a message."""
-        count, self.held_back = self.held_back, 0
-        return f" (and {count:,} more were not printed)" if count else ""
+LONGEST_S = 3600.0
 
 
 class LessOften:

@@ -1,4 +1,4 @@
-"""Checks that clients fit into this process's limit of open files, raised as far as possible."""
+"""Checks what fits into this process's limit of open files, raised as far as possible."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from typing import ParamSpec
 
 from fsl_async.config.settings import Config
 from fsl_async.config.transport_settings import MAX_CONNECTIONS
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, UsageError
 from fsl_async.nodes.capacity import Capacity, capacity_of
 from fsl_transport.zmq.admission import descriptors, in_use
 
 P = ParamSpec("P")
+
+CLIENT_FILES = 48
+"""22 for a client's loop and link, 12 for a link to a split server, the rest for its task. libzmq
+aborts the process where it gets none."""
+
+
+def check_client_files() -> None:
+    """Raise UsageError, with the limit needed, if a client does not fit."""
+    files, needed = descriptors(), in_use() + CLIENT_FILES
+    if files < needed:
+        raise UsageError(
+            f"{files} open files are allowed, too few for a client: raise the limit to {needed}"
+            f" (ulimit -n {needed}) or more"
+        )
 
 
 def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:

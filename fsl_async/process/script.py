@@ -56,7 +56,10 @@ def clean_exit() -> Iterator[None]:
     # torchrun ends its ranks by SIGTERM, also one that waits in a collective: it must end at once.
     is_rank = int(os.environ.get("WORLD_SIZE", "1")) > 1
     handles = is_main and not is_rank
-    signals = stop_on_signals(stopper, at_once=True) if handles else contextlib.nullcontext()
+    ends = not _is_interactive()
+    signals = (
+        stop_on_signals(stopper, at_once=True, ends=ends) if handles else contextlib.nullcontext()
+    )
     _stoppers.append(stopper)
     try:
         with signals:

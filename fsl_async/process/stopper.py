@@ -10,6 +10,7 @@ asyncio and uvloop.
                     server leaves, and its run goes on)
     either, again   stop hard; a copy of the first SIGTERM is the same request (`stop_requests`)
     either, third   KeyboardInterrupt
+    either, later   after the block of a process that ends: its exit code, at once
     SIGUSR2         drain, exit code 64, in clients only: a warning before SIGTERM, never a second
                     signal
 
@@ -20,13 +21,14 @@ lets no Python handler run.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.errors import (
     ExitCode,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
     from fsl_async.process.notices import Notice
 
+_resting: set[signal.Signals] = set()
+"""Signals that are left to handlers of `_leave`."""
 AT_ONCE_S = 0.7
 
 INTERRUPTED_BY = "FSL_INTERRUPTED_BY"
@@ -133,12 +137,16 @@ def stop_on_signals(
     at_once: bool = False,
     as_json: bool = False,
     notices: Callable[[str], Notice] | None = None,
+    ends: bool = True,
 ) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into requests to `stopper` until the block ends. Main thread only.
 
     at_once: see above. as_json: a process that ends in this way prints a JSON object on standard
     output. notices: maps a signal's name to the time that is left; SIGUSR2 is handled only with it.
+    ends: the process ends after a block in which an end was requested; signals that come while it
+    does leave its exit code as it is.
     """
+    process = os.getpid()
     requests = StopRequests(attended=is_attended())
     killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
 
@@ -166,15 +174,52 @@ def stop_on_signals(
 
     handled = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
     before = {which: signal.signal(which, handle) for which in handled}
+    os.register_at_fork(after_in_child=lambda: _in_worker(handle))
     if killer is not None:
         killer.listen()
     try:
         yield
     finally:
-        if killer is not None:
-            killer.close()
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        if os.getpid() == process:  # no worker, forked within the block
+            if killer is not None:
+                killer.close()
+            _leave(before, requests, stopper.exit_code if ends and stopper.requested else None)
+
+
+def _leave(
+    before: dict[signal.Signals, Any], requests: StopRequests, exit_code: int | None
+) -> None:
+    """Restore handlers, or, if the process ends with an exit code, end it at once if asked again.
+
+    Copies of the first SIGTERM, and warnings, change nothing.
+    """
+
+    def handle(number: int, _: FrameType | None) -> None:
+        which = signal.Signals(number)
+        if which in _REASONS and requests.ask(which.name, time.monotonic()) is Asked.AT_ONCE:
+            os._exit(exit_code or 0)
+
+    for which, handler in before.items():
+        signal.signal(which, handler if exit_code is None else handle)
+    _resting.update(before if exit_code is not None else ())
+
+
+@atexit.register
+def _ignore_resting() -> None:
+    """At the very end, where Python replaces its handlers by the system's."""
+    for which in _resting:
+        signal.signal(which, signal.SIG_IGN)
+
+
+def _in_worker(handle: Callable[..., None]) -> None:
+    """Reset the signals of a forked process, such as a data loader's worker: SIGTERM ends it.
+
+    Ctrl-C does nothing there: it also reaches the parent, which may need the worker for its end.
+    """
+    if signal.getsignal(signal.SIGTERM) is handle:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.set_wakeup_fd(-1)  # the other end is the parent's
 
 
 def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:

@@ -1,6 +1,36 @@
-"""Formats counts and sizes for people. Pure."""
+"""Formats counts and sizes for people, and limits lines that peers cause. Pure."""
 
 from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+AGAIN_S = 60.0
+BURST = 10
+
+
+class MessageThrottle:
+    """Limits messages: one about a thing in `AGAIN_S`, of at most `BURST` things in that time.
+
+    The others are counted; the next message has their number. by_thing: each thing has its own
+    count and there is no limit of things, which admitted clients cannot make up.
+    """
+
+    def __init__(self, *, by_thing: bool = False) -> None:
+        self._by_thing = by_thing
+        self._sent: OrderedDict[str, float] = OrderedDict()
+        self._held_back: Counter[str] = Counter()
+
+    def lets(self, thing: str, now: float) -> str | None:
+        """Return the end of a message at `now` (monotonic seconds); None: it is not printed."""
+        counted_as = thing if self._by_thing else ""
+        while self._sent and next(iter(self._sent.values())) <= now - AGAIN_S:
+            self._sent.popitem(last=False)
+        if thing in self._sent or (not self._by_thing and len(self._sent) >= BURST):
+            self._held_back[counted_as] += 1
+            return None
+        self._sent[thing] = now
+        count = self._held_back.pop(counted_as, 0)
+        return f" (and {count:,} more were not printed)" if count else ""
 
 
 def counted(count: int, thing: str) -> str:

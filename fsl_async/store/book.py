@@ -137,9 +137,9 @@ class Book:
         if key.client not in self.settled:
             return None
         last, outcome = self.settled[key.client]
-        if _order(key) == _order(last):
+        if key.order == last.order:
             return outcome
-        return "merged" if _order(key) < _order(last) else None
+        return "merged" if key.order < last.order else None
 
     def seeds_between(self, since: int, version: int) -> list[SeedStep] | None:
         """Return the steps from version `since` to `version`; None if not all are here."""
@@ -448,14 +448,9 @@ _AS_THEY_ARE = (
 """Members that are JSON already."""
 
 
-def _order(key: DeltaKey) -> tuple[int, int]:
-    """The order of a client's deltas."""
-    return key.incarnation, key.sequence
-
-
 def _settle(settled: dict[str, tuple[DeltaKey, Outcome]], key: DeltaKey, outcome: Outcome) -> None:
     last = settled.get(key.client)
-    if last is None or _order(last[0]) <= _order(key):
+    if last is None or last[0].order <= key.order:
         settled[key.client] = (key, outcome)
 
 

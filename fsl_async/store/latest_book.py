@@ -35,13 +35,9 @@ class Latest:
         """As it entered that version."""
         return MergedDelta(self.stored.delta, self.staleness, self.weight, self.stored.norm)
 
-    @property
-    def _order(self) -> tuple[int, int]:
-        return self.stored.key.incarnation, self.stored.key.sequence
-
     def is_newer(self, other: Latest) -> bool:
         """Whether its client computed it after `other`."""
-        return self._order > other._order
+        return self.stored.key.order > other.stored.key.order
 
 
 @define

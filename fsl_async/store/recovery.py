@@ -95,7 +95,7 @@ class RunDirectory:
         """Move the files of quarantined deltas that are still in the spool."""
         aside = self.book.quarantined.keys() | self.book.held.keys()
         for key in sorted(self.spool.present() & aside):
-            self.spool.quarantine(key)
+            self.spool.quarantine(key, self.book.held)
 
     def load_state(self, needed: int, since: int | None) -> Position | None:
         """Take the book of the ledger's state, and return after what the ledger must be read.
@@ -142,7 +142,7 @@ class RunDirectory:
             return
         unknown = sorted(key for key in self.spool.present() if self.book.known(key) is None)
         for key in [key for key in unknown if self.spool.is_complete(key, self.manifest)]:
-            self.spool.quarantine(key)
+            self.spool.quarantine(key, self.book.held)
             self.notices.append(
                 f"delta {key.text} is in no line of the ledger; moved to quarantine"
             )
@@ -414,7 +414,7 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
                 records.append(record.to_fact())
     spooled = sorted(run.spool.present())
     for key in spooled:  # before the line: a file without a ledger line would be removed
-        run.spool.quarantine(key)
+        run.spool.quarantine(key, run.book.held)
     fact = {
         "to": target,
         "generation": newest_generation + 1,

@@ -4,7 +4,7 @@
         being received, pending, or merged in a version above the oldest kept; where a rule uses
         deltas again, also the newest merged one of each client (fsl_async.store.latest_book)
     quarantine/client@incarnation@base@sequence.frames
-        not finite, or quarantined later; kept for inspection
+        not finite, or quarantined later; the newest are kept for inspection
 
 A file in spool/ means nothing by itself: the ledger decides whether its delta was acknowledged. A
 crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
@@ -18,6 +18,7 @@ Frames arrive in order. Each is checked on arrival, as the kind of the run's del
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 
 _GONE = ".gone"
+MOST_OF_CLIENT, MOST_FILES, MOST_BYTES = 16, 256, 4 << 30
+"""Limits of the quarantine, without held deltas: enough to see how a client went wrong, and what a
+disk has room for that holds the run."""
 
 
 @define
@@ -221,13 +225,29 @@ class Spool:
             return False
         return True
 
-    def quarantine(self, key: DeltaKey) -> None:
-        """Move the delta's file into quarantine. Files already there, or absent, are ignored."""
+    def quarantine(self, key: DeltaKey, held: Collection[DeltaKey]) -> None:
+        """Move the delta's file into quarantine, where files of `held` stay. May be absent."""
         name = file_name(key)
         if name in self._files.names(self._directory):
             self._files.rename(self._directory / name, self._quarantine / name)
             self._files.sync_directory(self._quarantine)
             self._files.sync_directory(self._directory)
+            self._trim_quarantine(held)
+
+    def _trim_quarantine(self, held: Collection[DeltaKey]) -> None:
+        """Remove the oldest files above the limits, but not the newest of all."""
+        names = self._files.names(self._quarantine)
+        keys = [key for name in names if (key := key_of_file(name)) and key not in held]
+        keys.sort(key=lambda key: (key.base, key.order), reverse=True)
+        of_client: Counter[str] = Counter()
+        total = 0
+        for count, key in enumerate(keys):
+            path = self._quarantine / file_name(key)
+            total += path.stat().st_size
+            of_client[key.client] += 1
+            is_above = count >= MOST_FILES or total > MOST_BYTES
+            if count and (is_above or of_client[key.client] > MOST_OF_CLIENT):
+                self._files.remove(path)
 
     def release(self, key: DeltaKey) -> None:
         """Undo `quarantine`, durably. A file already in the spool is ignored."""

@@ -539,7 +539,7 @@ class Store:
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
-            spool.quarantine(key)
+            spool.quarantine(key, facts.book.held)
         return SpoolResult(stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
@@ -556,7 +556,7 @@ class Store:
             facts.record("quarantined", fact | {"held": True} if held else fact)
         self._open.merging.drop(key)
         with suppress(OSError):  # recovery moves it if this does not
-            self._open.run.spool.quarantine(key)
+            self._open.run.spool.quarantine(key, facts.book.held)
 
     def release(self, key: DeltaKey) -> None:
         """Make a delta that was quarantined as `held` pending again."""

@@ -78,3 +78,15 @@ def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
     listening = json.loads(again.wait_for('"capacity"'))
     assert listening["clients_fit"] >= (60 if role != "relay" else 1)
     again.wait_for('"listening"')
+
+
+def test_a_client_does_not_start_with_24_open_files(site):
+    """Libzmq would abort the process, with an exit code that means nothing to a launcher."""
+    task = f"{site.folder / 'task.py'}:train"
+    client = site.start(
+        "--role", "client", "--name", "a", "--task", task, "127.0.0.1:9", open_files=24
+    )
+    assert client.end() == 2, client.text
+    (line,) = client.lines
+    assert line.startswith("error: 24 open files are allowed, too few for a client")
+    assert 28 <= int(line.split("ulimit -n ")[1].split(")")[0]) <= 64

@@ -70,3 +70,46 @@ def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
         assert process.wait(60 * UNIT_S) == 2
     server.signal(signal.SIGINT)
     assert server.end() == 130
+
+
+FORKS = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader
+import fsl_async
+
+with fsl_async.clean_exit():
+    with fsl_async.join(sys.argv[1], name="f", log=lambda _: None) as fed:
+        model = torch.nn.Linear(1, 3)
+        fed.attach(model)
+        data = DataLoader(range(8), batch_size=4, num_workers=1, multiprocessing_context="fork")
+        print([batch.tolist() for batch in data], flush=True)
+        for call in (fed.step, fed.close):
+            if child := os.fork():
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+                continue
+            call()
+            break
+        if child:
+            fed.step(tokens=4)
+    print("left", flush=True)
+"""
+
+
+def test_a_process_forked_inside_of_the_block_leaves_it_at_once(site):
+    """It has neither the threads nor the sockets of the client, so it must not wait for them."""
+    site.server(every_s=3000)
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, site.address]
+    with subprocess.Popen(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=20 * UNIT_S)
+        finally:
+            process.kill()
+    told = "error: fed belongs to the process that joined, and this one was forked from it"
+    assert out.splitlines() == ["[[0, 1, 2, 3], [4, 5, 6, 7]]", "2", "left", "0", "left"]
+    assert [line.startswith(told) for line in err.splitlines()] == [True]
+    assert process.returncode == 0
+    (accepted,) = site.ledger("accepted")
+    assert accepted["tokens"] == 4

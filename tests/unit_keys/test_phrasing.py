@@ -10,15 +10,13 @@ from fsl_async.errors import AddressError, KeysError
 from fsl_async.keys.dialling import EXPLAINED_S, HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.phrasing import (
-    AGAIN_S,
-    BURST,
     LONGEST_S,
     LessOften,
-    MessageThrottle,
     at_client,
     at_server,
 )
 from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.phrasing import AGAIN_S, BURST, MessageThrottle
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
 
 INVITE = Address("h", 1, "a" * 40).fsl
@@ -28,19 +26,27 @@ def test_the_same_message_is_limited():
     """A refused client dials again every two seconds, with two connections."""
     throttle = MessageThrottle()
     assert [throttle.lets("x", now) for now in (0.0, 1.0, AGAIN_S - 1, AGAIN_S)] == [
-        True, False, False, True,
+        "", None, None, " (and 2 more were not printed)",
     ]  # fmt: skip
-    assert throttle.rest() == ""
+
+
+def test_each_thing_of_admitted_clients_has_its_own_count():
+    """A flood of one client hides no other."""
+    throttle = MessageThrottle(by_thing=True)
+    assert [throttle.lets(f"{number}", 0.0) for number in range(2 * BURST)] == [""] * 2 * BURST
+    assert {throttle.lets("0", number / 10) for number in range(352)} == {None}
+    assert throttle.lets("1", AGAIN_S) == ""
+    assert throttle.lets("0", AGAIN_S) == " (and 352 more were not printed)"
 
 
 def test_a_flood_of_new_messages_is_counted_and_not_printed():
     """An attacker can use a new key for each connection: log and memory must not grow."""
     throttle = MessageThrottle()
-    assert sum(throttle.lets(str(number), number / 1000) for number in range(10_000)) == BURST
-    assert len(throttle._sent) == BURST
-    assert throttle.lets("later", 11 + AGAIN_S)
-    assert throttle.rest() == f" (and {10_000 - BURST:,} more were not printed)"
-    assert throttle.rest() == ""
+    printed = [throttle.lets(str(number), number / 1000) for number in range(10_000)]
+    assert printed == [""] * BURST + [None] * (10_000 - BURST)
+    assert (len(throttle._sent), len(throttle._held_back)) == (BURST, 1)
+    rest = f" (and {10_000 - BURST:,} more were not printed)"
+    assert [throttle.lets(name, 11 + AGAIN_S) for name in ("later", "more")] == [rest, ""]
 
 
 def test_the_line_that_trusts_a_key_survives_a_shell():

@@ -1,6 +1,8 @@
 """Stopping: the first request drains, the second stops, and signals work under every loop."""
 
 import asyncio
+import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -14,7 +16,11 @@ import uvloop
 
 from fsl_async.process.notices import Notice
 from fsl_async.process.stop_requests import Asked, StopRequests
-from fsl_async.process.stopper import Stopper, stop_on_signals
+from fsl_async.process.stopper import Stopper
+from fsl_async.process.stopper import stop_on_signals as ending_on_signals
+
+stop_on_signals = functools.partial(ending_on_signals, ends=False)
+"""The process of the tests goes on after the block."""
 
 
 def test_a_repeated_request_calls_back_once_and_a_hard_one_again():
@@ -222,3 +228,55 @@ def test_usr2_warns_and_the_term_that_follows_is_the_first_signal(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         assert stopper.hard
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_sigterms_until_the_very_end_leave_the_exit_code():
+    """Python's shutdown takes tenths of a second, in which its own handlers are already gone."""
+    code = (
+        "import sys, threading, time; from fsl_async.process.stopper import Stopper,"
+        " stop_on_signals\n"
+        "stopper = Stopper()\n"
+        "with stop_on_signals(stopper, quiet=True):\n"
+        "    print('here', flush=True)\n"
+        "    while not stopper.requested: time.sleep(0.01)\n"
+        "threading.Thread(target=time.sleep, args=(0.05,)).start()\n"
+        "sys.exit(stopper.exit_code)\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(20)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout.readline() == b"here\n"
+    while any(process.poll() is None for process in processes):
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+    ends = [(process.returncode, *process.communicate()) for process in processes]
+    assert ends == [(64, b"", b"")] * 20
+
+
+def in_a_worker(number):
+    """Fork a worker, which gets a signal; return how it ended."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_forked_workers_take_their_own_signals(monkeypatch):
+    """A pool ends its workers by SIGTERM; Ctrl-C reaches all, and the node may need its workers."""
+    monkeypatch.setattr("fsl_async.process.stopper.is_attended", lambda: True)
+    stopper, seen = Stopper(), []
+    stopper.subscribe(seen.append)
+    with stop_on_signals(stopper, quiet=True, at_once=True):
+        ends = [in_a_worker(number) for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT)]
+        time.sleep(0.1)
+    assert ends == [-signal.SIGTERM, -signal.SIGTERM, 7]
+    assert seen == []

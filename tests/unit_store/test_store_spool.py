@@ -172,6 +172,26 @@ def test_a_delta_that_is_not_finite_is_quarantined(store, bad):
     assert store.recover().settled == {KEY: "quarantined"}
 
 
+@pytest.mark.parametrize("limit", ["MOST_OF_CLIENT", "MOST_FILES", "MOST_BYTES"])
+def test_the_quarantine_keeps_the_newest_files_only(store, monkeypatch, limit):
+    """A client that diverged may send for days; the ledger has the reasons, and is small."""
+    bad = np.full(50, np.nan, np.float32)
+    keys = [DeltaKey("a", 1, 0, sequence) for sequence in range(1, 7)]
+    send(store, keys[0])
+    store.quarantine(keys[0], "its norm", held=True)
+    send(store, keys[1], bad)
+    size = (store._run_dir / "quarantine" / file_name(keys[1])).stat().st_size
+    monkeypatch.setattr(f"fsl_async.store.spool.{limit}", 2 * size if "BYTES" in limit else 2)
+    for key in keys[2:]:
+        assert send(store, key, bad).problem == "it holds NaN or infinity"
+    left = sorted(path.name for path in (store._run_dir / "quarantine").iterdir())
+    assert left == [file_name(key) for key in (keys[0], *keys[4:])]
+    store.recover()
+    assert [store.known(key) for key in keys] == ["quarantined"] * 6
+    store.release(keys[0])
+    assert spooled(store) == [file_name(keys[0])]
+
+
 def test_a_pending_delta_can_be_quarantined(store):
     """An outlier may be detected only once others have arrived; the sum must not contain it."""
     other = DeltaKey("b", 1, 0, 1)

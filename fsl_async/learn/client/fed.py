@@ -24,6 +24,7 @@ arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under e
 tell.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -61,7 +62,8 @@ class Fed(FedBase):
         session: SplitPort | None = None,
     ) -> None:
         super().__init__(context)
-        self._training = training
+        self._own_training = training
+        self._process = os.getpid()
         training.buffers = ExchangeConfig(**self.config.get("exchange", {})).buffers
         if not self.rank:
             training.log = self.log
@@ -74,14 +76,23 @@ class Fed(FedBase):
         """Of built-in tasks: end without the last evaluation where this process was asked to."""
 
     @property
+    def _training(self) -> Training:
+        if os.getpid() != self._process:  # it has neither the threads nor the sockets
+            raise TaskError(
+                "fed belongs to the process that joined, and this one was forked from it: train and"
+                " exchange weights there; workers may read data, fed.running and fed.version"
+            )
+        return self._own_training
+
+    @property
     def running(self) -> bool:
         """False once the run has ended."""
-        return not self._training.stopped
+        return not self._own_training.stopped
 
     @property
     def version(self) -> int:
         """The version of the run that the model was last moved onto; -1 before attach."""
-        return self._training.version
+        return self._own_training.version
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over and wait until its weights are the run's: received, or its own.
@@ -157,7 +168,7 @@ class Fed(FedBase):
 
     def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
         """Report the position in the data with every delta; see `FedBase.keep_position`."""
-        self._training.position = script_values.facts(
+        self._own_training.position = script_values.facts(
             "fed.keep_position", position, POSITION, only_whole=True
         )
 
@@ -304,12 +315,12 @@ class Fed(FedBase):
     @property
     def progress(self) -> float | None:
         """Share of the run that is done, 0 to 1, the same at all clients; None without an end."""
-        return self._training.clock.progress
+        return self._own_training.clock.progress
 
     @property
     def decays_from(self) -> float:
         """Progress at which learning rates begin to fall."""
-        return self._training.clock.decays_from
+        return self._own_training.clock.decays_from
 
     def _since_attach(self) -> tuple[int, bool]:
         return self.meter.steps, self._training.joined_at > 0
@@ -325,4 +336,4 @@ class Fed(FedBase):
 
     def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
-        return {"version": self._training.version, **self.meter.report()}
+        return {"version": self.version, **self.meter.report()}

@@ -216,7 +216,7 @@ class JoinedRank(Fed):
     def close(self) -> None:
         """Leave the run: wait for the last delta, then end the session. Harmless twice."""
         self._stays()
-        if not self._closed:
+        if not self._closed and os.getpid() == self._process:
             self._closed = True
             try:
                 self._rank_session.training.serve()
@@ -231,6 +231,8 @@ class JoinedRank(Fed):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Leave the run. After an error of the script torchrun starts the ranks again."""
         self._stays()
+        if os.getpid() != self._process:
+            return
         if error is None or isinstance(error, RunFinishedError):
             self.close()
         elif isinstance(error, FslError) and not isinstance(error, NodeLostError):

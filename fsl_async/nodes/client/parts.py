@@ -20,6 +20,7 @@ from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.client.training_watch import Steps
+from fsl_async.nodes.open_files import check_client_files
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
@@ -111,7 +112,7 @@ class Membership:
 class ClientParts:
     """The parts. Made by the training thread, the only one that uses `training`.
 
-    Raises AddressError and KeysError.
+    Raises AddressError, KeysError, and UsageError if too few open files are allowed.
     """
 
     options: ClientOptions
@@ -130,6 +131,7 @@ class ClientParts:
     """Done with the first welcome."""
 
     def __attrs_post_init__(self) -> None:
+        check_client_files()
         options = self.options
         self.address = addresses.parse(options.server)
         self.keys = options.keys or KeysFolder()

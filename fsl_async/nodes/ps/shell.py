@@ -33,6 +33,7 @@ from fsl_async.roles.machine import (
     Send,
 )
 from fsl_async.roles.messages import MessageError
+from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import group_hold
@@ -103,6 +104,7 @@ class ParameterServerShell:
         self._store = store = around.store
         self._around = around
         self._transfer_progress = TransferProgress()
+        self._throttle = MessageThrottle(by_thing=True)
         self.jobs = StoreJobs(
             store,
             around.worker,
@@ -213,7 +215,9 @@ class ParameterServerShell:
         except (MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
             problem = problem_of(error)
-            self._around.say(Note(f"{peer} broke the protocol: {problem}", "warning"))
+            more = self._throttle.lets(peer, self._around.scheduler.time())
+            if more is not None:
+                self._around.say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
             self._end_session(peer, "protocol", violation(problem))
 
     def _end_session(self, peer: str, reason: str, text: str = "") -> None:

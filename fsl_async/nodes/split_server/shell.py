@@ -34,6 +34,7 @@ from fsl_async.roles.machine import (
     StreamLost,
 )
 from fsl_async.roles.messages import MessageError
+from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
@@ -113,6 +114,8 @@ class SplitServerShell:
         self.node = Node(machine, scheduler, self._execute, journal)
         self.workers = workers
         self._say = say
+        self._now = scheduler.time
+        self._throttle = MessageThrottle(by_thing=True)
         self._finished = finished
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}
         self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
@@ -174,7 +177,9 @@ class SplitServerShell:
             self._violated(getattr(event, "peer", ""), problem_of(error))
 
     def _violated(self, peer: str, problem: str) -> None:
-        self._say(Note(f"{peer} broke the protocol: {problem}", "warning"))
+        more = self._throttle.lets(peer, self._now())
+        if more is not None:
+            self._say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
         incarnation = self.machine.incarnation_of(peer)
         if incarnation is not None:

@@ -55,6 +55,11 @@ class DeltaKey:
         """The form used on the wire and in the journal, `client/incarnation/base/sequence`."""
         return f"{self.client}/{self.incarnation}/{self.base}/{self.sequence}"
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """The place among the deltas of its client, which offers them in this order."""
+        return self.incarnation, self.sequence
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `text`; raises ValueError when it is not a key."""

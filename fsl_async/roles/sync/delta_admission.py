@@ -3,16 +3,21 @@
 A known key gets the same answer again. A delta that would never be merged is refused before its
 transfer. After an incomplete transfer the client is asked to offer again ("later"), because it may
 assume that the delta arrived.
+
+After a delta was quarantined for its values, its client is refused for `DIVERGED_S`, with the same
+reason, unless it sends from a newer version. Not for longer: it has gone back to the run's weights,
+and the only client of a run gets no newer ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import evolve, mutable
+from attrs import evolve, field, mutable
 
 from fsl_async.roles.machine import DeclineStream, Effect, Note, Send, StreamLost
 from fsl_async.roles.messages import Message
+from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -20,6 +25,8 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import Member
+
+DIVERGED_S = 60.0
 
 Objection = tuple[str, str] | None
 """Why a delta is refused, as a code and a sentence."""
@@ -36,6 +43,9 @@ class DeltaAdmission:
     deltas: DeltaBook
     too_late: Callable[[Delta], Objection]
     guard: NormGuard
+    _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
+    _diverged: dict[str, tuple[int, float, str]] = field(factory=dict)
+    """Client -> base of its last delta quarantined for its values, when, and why."""
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns also whether this is the client's answer to its round."""
@@ -45,8 +55,10 @@ class DeltaAdmission:
         if self.deltas.is_acknowledged(key) or key in self.guard.held:
             again = Send(peer, msg.Accepted(key))
             return [DeclineStream(peer, event.stream, "known"), again], True
-        objection = self.deltas.objection(delta) or self.too_late(delta)
+        objection = self._out_of_place(key, now) or self.deltas.objection(delta)
+        objection = objection or self.too_late(delta)
         if objection is None:
+            self.deltas.receive(key)
             tokens, why = self.guard.tokens(delta, now)
             delta = evolve(delta, tokens=tokens)
             receive = do.ReceiveDelta(peer, event.stream, delta, self.deltas.weight(delta))
@@ -55,8 +67,19 @@ class DeltaAdmission:
         return [
             DeclineStream(peer, event.stream, code),
             Send(peer, msg.Declined(key, code, text)),
-            Note(f"refused delta {key.text}: {text}", "warning"),
+            *self._note(f"{peer} {code}", f"refused delta {key.text}: {text}", "warning", now),
         ], True
+
+    def _note(self, thing: str, text: str, level: str, now: float) -> list[Effect]:
+        more = self._throttle.lets(thing, now)
+        return [] if more is None else [Note(text + more, level)]
+
+    def _out_of_place(self, key: DeltaKey, now: float) -> Objection:
+        session = self.members[key.client].incarnation
+        if key.incarnation != session:
+            return "incarnation", f"its session is of incarnation {session}"
+        base, at, problem = self._diverged.get(key.client, (-1, now, ""))
+        return ("quarantined", problem) if key.base <= base and now < at + DIVERGED_S else None
 
     def book(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Queue a durable delta for the next merge, or exclude it."""
@@ -100,25 +123,23 @@ class DeltaAdmission:
             answer = msg.Declined(key, outcome, f"this delta is {outcome}")
         elif event.problem is None:
             effects += self.book(event.stored, now)
-            if self.deltas.settled_as(key) == "quarantined" and not self.guard.rules.release:
-                answer = msg.Declined(key, "quarantined", self._reason(effects))
+            for one in effects:
+                if isinstance(one, do.Quarantine) and not one.held:
+                    answer = msg.Declined(key, "quarantined", one.reason)
         else:
             self.deltas.settle(key, "quarantined")
             answer = msg.Declined(key, "quarantined", event.problem)
+            self._diverged[key.client] = key.base, now, event.problem
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
             effects.append(Note(text, "warning", {"alarm": "delta", "client": key.client}))
         if key.client in self.members:
             effects.append(Send(key.client, answer))
         return effects
 
-    @staticmethod
-    def _reason(effects: list[Effect]) -> str:
-        return next(one.reason for one in effects if isinstance(one, do.Quarantine))
-
-    def lost(self, event: StreamLost) -> list[Effect]:
+    def lost(self, event: StreamLost, now: float) -> list[Effect]:
         """Answer a transfer that broke off."""
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
-        effects: list[Effect] = [Note(text)]
+        effects: list[Effect] = self._note(f"{event.peer} broke off", text, "info", now)
         if event.stream.startswith("delta:") and event.peer in self.members:
             key = DeltaKey.parse(event.stream.removeprefix("delta:"))
             effects.append(Send(event.peer, msg.Declined(key, "later", event.reason[:200])))

@@ -2,8 +2,9 @@
 
 A delta is offered, then refused before its transfer or stored. A stored delta is acknowledged and
 pending, and then merged; one that is not finite is quarantined instead. A client offers one delta
-at a time and takes the next sequence number only after an answer. So its last settled key stands
-for all before it, and the book stays small in a long run.
+at a time and takes a higher sequence number only after an answer. So its last key stands for all
+before it, and the book stays small in a long run. A key that is not the last one, and not after it,
+is refused: nothing here can tell whether it was merged.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ REMEMBERED_VERSIONS = 256
 class Settled:
     """The outcome of a client's last settled delta."""
 
-    incarnation: int
-    sequence: int
+    key: DeltaKey
     outcome: str  # "merged" | "quarantined"
 
 
@@ -82,6 +82,8 @@ class DeltaBook:
         self._weighs_unmoved = weighs_unmoved
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
         self.settled: dict[str, Settled] = {}
+        self._newest: dict[str, DeltaKey] = {}
+        """Client -> its last key that was received or is in the ledger."""
         self.version = -1
         self.digests: dict[int, str] = {}
         self.global_versions: list[int] = []
@@ -125,10 +127,7 @@ class DeltaBook:
         if not self._reuses:
             return
         key, last = merged.key, self._latest.get(merged.key.client)
-        if last is None or (last.key.incarnation, last.key.sequence) <= (
-            key.incarnation,
-            key.sequence,
-        ):
+        if last is None or last.key.order <= key.order:
             self._latest[key.client] = merged
 
     def _again(self) -> tuple[MergedDelta, ...]:
@@ -190,26 +189,28 @@ class DeltaBook:
     def settle(self, key: DeltaKey, outcome: str) -> None:
         """Record the outcome of a delta."""
         last = self.settled.get(key.client)
-        if last is None or (last.incarnation, last.sequence) <= (key.incarnation, key.sequence):
-            self.settled[key.client] = Settled(key.incarnation, key.sequence, outcome)
+        if last is None or last.key.order <= key.order:
+            self.settled[key.client] = Settled(key, outcome)
+        self.receive(key)
+
+    def receive(self, key: DeltaKey) -> None:
+        """Record that a delta is received: an earlier one of its client is not, from here on."""
+        last = self._newest.get(key.client)
+        if last is None or last.order <= key.order:
+            self._newest[key.client] = key
 
     def unsettle(self, key: DeltaKey) -> None:
         """Forget the outcome of a delta, unless its client has settled another one since."""
         last = self.settled.get(key.client)
-        if last is not None and (last.incarnation, last.sequence) == (
-            key.incarnation,
-            key.sequence,
-        ):
+        if last is not None and last.key == key:
             del self.settled[key.client]
 
     def settled_as(self, key: DeltaKey) -> str | None:
-        """Return "merged", "quarantined", "superseded" (old incarnation), or None: not settled."""
+        """Return "merged", "quarantined", "superseded" (not the last one), or None: not settled."""
         last = self.settled.get(key.client)
-        if last is None or (key.incarnation, key.sequence) > (last.incarnation, last.sequence):
+        if last is None or key.order > last.key.order:
             return None
-        if key.incarnation < last.incarnation:
-            return "superseded"
-        return last.outcome if key.sequence == last.sequence else "merged"
+        return last.outcome if key == last.key else "superseded"
 
     def is_acknowledged(self, key: DeltaKey) -> bool:
         """Whether the delta was acknowledged: another offer gets the same answer."""
@@ -218,6 +219,9 @@ class DeltaBook:
     def objection(self, offer: Delta) -> tuple[str, str] | None:
         """Why an offered delta will never be merged, as a code and a sentence; None: it may be."""
         key = offer.key
+        newest = self._newest.get(key.client, key)
+        if key != newest and key.order <= newest.order:
+            return "superseded", f"its client has sent {newest.text} before; numbers have to grow"
         outcome = self.settled_as(key)
         if outcome is not None:
             return outcome, f"this delta is {outcome}"
@@ -279,6 +283,7 @@ class DeltaBook:
         # It would take weight from those that changed something.
         is_counted = stored.norm > 0.0 or self._weighs_unmoved
         weight = self.weight(delta) if is_counted else 0.0
+        self.receive(delta.key)
         self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
         return Accumulate(delta.key, weight)
 

@@ -389,7 +389,7 @@ class ParameterServerMachine:
         return []
 
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
-        effects = self.serving.held(event) or self.end.end_if_all_hold(now)
+        effects = self.serving.held(event, now) or self.end.end_if_all_hold(now)
         is_ready = self.phase is Phase.READY and not self.end.asked
         if is_ready and self.deadlines.when("sync") is None:
             self.deadlines.set("sync", now)  # the last call found too few clients
@@ -538,4 +538,4 @@ class ParameterServerMachine:
         if event.peer == self.publishing.name and self.version < 0:
             text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
             return self.publishing.failed(text, now)
-        return self.admission.lost(event)
+        return self.admission.lost(event, now)

@@ -27,7 +27,7 @@ from __future__ import annotations
 from attrs import field, mutable
 
 from fsl_async.roles.machine import Effect, Note, Send
-from fsl_async.roles.phrasing import gone_words
+from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -67,6 +67,7 @@ class Serving:
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
     """Version -> peer -> how often it computed a differing digest."""
+    _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
 
     @property
     def version(self) -> int:
@@ -188,7 +189,7 @@ class Serving:
             return [do.SendVersion(event.peer, "update", event.version + 1)]
         return [do.SendVersion(event.peer, self._full_kind, self.version)]
 
-    def held(self, event: ev.VersionHeld) -> list[Effect]:
+    def held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
         """Record the version that a client holds, and check its digest."""
         member = self.members.get(event.peer)
         if member is None:
@@ -199,8 +200,10 @@ class Serving:
                 f"{event.peer} computed digest {event.digest} for version {event.version},"
                 f" which has {expected}; it gets the version in full"
             )
-            alarm = Note(text, "warning", {"alarm": "digest", "client": event.peer})
-            return [alarm, self._full(event.peer), *self._differs(event.version, event.peer)]
+            more = self._throttle.lets(event.peer, now)
+            alarm = Note(f"{text}{more}", "warning", {"alarm": "digest", "client": event.peer})
+            full = [self._full(event.peer), *self._differs(event.version, event.peer)]
+            return full if more is None else [alarm, *full]
         member.version = event.version
         self.forget(event.peer)
         return []

@@ -87,8 +87,7 @@ class LatestStore(CountingStore):
         made, disk = super().advance(average), self.disk
         for one in average.merged:
             last = disk.latest.get(one.key.client)
-            order = one.key.incarnation, one.key.sequence
-            if last is None or (last.key.incarnation, last.key.sequence) < order:
+            if last is None or last.key.order < one.key.order:
                 disk.latest[one.key.client] = one
         disk.reuses += len(average.reused)
         disk.most_reused = max(disk.most_reused, len(average.reused))

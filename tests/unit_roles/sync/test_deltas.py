@@ -144,16 +144,40 @@ def test_nothing_is_accepted_before_version_0():
 
 
 def test_the_last_settled_key_stands_for_all_before_it(book):
-    """A client goes on only after an answer, so the book does not keep every key."""
+    """A client goes on only after an answer, so the book does not keep every key.
+
+    It must not call one merged that it does not know: an audit would find it lost.
+    """
     book.settle(key(5), "quarantined")
     book.settle(key(4), "merged")
     assert book.settled_as(key(5)) == "quarantined"
-    assert book.settled_as(key(4)) == "merged"
+    assert book.settled_as(key(4)) == "superseded"
+    assert book.settled_as(key(5, base=1)) == "superseded"
     assert book.settled_as(key(6)) is None
     assert book.settled_as(key(9, incarnation=0)) == "superseded"
     assert objection(book, key(5)) == "quarantined"
     assert objection(book, key(9, incarnation=0)) == "superseded"
+    assert not book.is_acknowledged(key(4))
     assert not book.is_acknowledged(key(5))
+
+
+@pytest.mark.parametrize("how", ["received", "pending", "merged"])
+@pytest.mark.parametrize("other", [{"sequence": 7}, {"sequence": 10**6, "base": 1}])
+def test_a_number_that_does_not_grow_is_refused(book, how, other):
+    """Such a key was never seen, so it is neither merged nor to be received after the other one."""
+    last = key(10**6)
+    if how == "received":
+        book.receive(last)
+    else:
+        book.acknowledge(stored_of(last, tokens=8))
+    if how == "merged":
+        book.begin_merge()
+        book.advance(3, "d3")
+    assert objection(book, key(**other)) == "superseded"
+    assert not book.is_acknowledged(key(**other))
+    assert book.is_acknowledged(last) == (how != "received")
+    assert objection(book, key(10**6 + 1)) is None
+    assert objection(book, key(1, incarnation=2)) is None, "a new process counts from 1"
 
 
 def test_the_usual_steps_are_those_of_the_last_64_merged():

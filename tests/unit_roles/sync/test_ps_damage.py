@@ -120,6 +120,20 @@ def test_a_rollback_of_the_operator_is_no_alarm(make_server):
     assert alarm.facts["alarm"] == "rollback"
 
 
+def test_wrong_digests_of_a_client_are_one_line_a_minute(make_server, look):
+    """It gets the version in full each time, but a log must not grow by what one client sends."""
+    server = make_server().begin("a", "b")
+    texts = []
+    for number in range(353):
+        effects = server.feed(ev.VersionHeld("a", 0, f"{number:032x}"), 0.05)
+        assert look.only(effects, do.SendVersion) == [do.SendVersion("a", "full", 0)]
+        texts += [one.text for one in alarms(effects)]
+    assert len(texts) == 1
+    assert len(alarms(server.hold("b", 0, "f" * 32))) == 1, "each client has its own"
+    (last,) = alarms(server.feed(ev.VersionHeld("a", 0, "e" * 32), 60.0))
+    assert last.text.endswith("it gets the version in full (and 352 more were not printed)")
+
+
 def test_the_memory_of_differing_digests_is_bounded(make_server):
     """A client may have bad memory for months."""
     server = make_server()
