@@ -139,10 +139,14 @@ def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, numbe
         return Summary()
 
     monkeypatch.setattr(sys.modules["fsl_async.nodes.ps.node"], "serve", serve)
-    before = signal.getsignal(number)
-    assert cli.main(["--role", "ps"]) == code
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert cli.main(["--role", "ps"]) == code
+        assert signal.getsignal(number) is not before[number], "until the process has ended"
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
     assert asked == [False]
     out, err = capfd.readouterr()
     assert "rounds" in out
     assert "once more stops at once" in err
-    assert signal.getsignal(number) is before
