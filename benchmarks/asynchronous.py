@@ -96,19 +96,12 @@ class Way:
     rule: Rule = field(factory=Mean)
 
 
-def _delayed(rate: float = 0.7) -> OuterSettings:
-    return OuterSettings("delayed-nesterov", rate, 0.9, delay=len(STEP_S))
-
-
 WAYS = {
     "timer": Way(trigger="clock", outer=OuterSettings()),
     "waits": Way(trigger="rounds", outer=OuterSettings()),
     "buffer": Way(),
     "buffer, all": Way(buffer=len(STEP_S)),
     "buffer, DyLU": Way(by_speed=True),
-    "delayed": Way(buffer=1, outer=_delayed()),
-    "delayed, buffer": Way(outer=_delayed()),
-    "delayed, DyLU": Way(buffer=1, outer=_delayed(), by_speed=True),
     "anarchic": Way(weighting="anarchic", own=True),
     "latest": Way(weighting="latest", own=True, rule=Latest()),
     "Nesterov per arrival": Way(buffer=1, outer=NESTEROV),

@@ -64,18 +64,11 @@ def _check_pace(config: Config) -> None:
 def _check_momentum(config: Config) -> None:
     """Raise ConfigError where versions of few deltas would move a momentum too often."""
     sync, outer = config.sync, config.outer
-    if outer.optimizer == "delayed-nesterov" and 0 < outer.delay < sync.clients:
-        raise ConfigError(
-            f"outer.delay = {outer.delay} moves the momentum more than once for the deltas of"
-            f" {sync.clients} clients, which diverges; leave it out, or set {sync.clients} or more",
-            "outer.delay",
-        )
     if outer.optimizer == "nesterov" and outer.momentum > MOST_MOMENTUM and _is_partial(config):
         raise ConfigError(
             f"outer.optimizer = nesterov moves a momentum of {outer.momentum:g} with every"
             f" {sync.buffer_size} deltas of {sync.clients} clients, which diverges; choose"
-            " delayed-nesterov, which moves it once for all, or average, or outer.momentum <="
-            f" {MOST_MOMENTUM:g}",
+            f" average, or outer.momentum <= {MOST_MOMENTUM:g}",
             "outer.optimizer",
         )
 
@@ -83,10 +76,10 @@ def _check_momentum(config: Config) -> None:
 def _check_latest(config: Config) -> None:
     """Raise ConfigError where deltas cannot be used again."""
     sync, outer = config.sync, config.outer
-    has_momentum = outer.momentum and outer.optimizer in {"nesterov", "delayed-nesterov"}
     wrong = {
         "sync.trigger": sync.trigger != "buffer" and "choose buffer",
-        "outer.optimizer": (has_momentum or outer.optimizer == "delayed-nesterov")
+        "outer.optimizer": outer.optimizer == "nesterov"
+        and outer.momentum
         and "choose average: momentum would add up each use",
         "sync.weighting": sync.weighting not in {"auto", "anarchic"}
         and "choose auto: a client's newest delta counts by its mean step",

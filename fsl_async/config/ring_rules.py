@@ -54,8 +54,6 @@ def check_ring(config: Config) -> None:
         "tune.method": config.tune.is_on and "groups merge pretraining runs; remove ring.roster",
         "sync.trigger": config.sync.trigger not in {"auto", "clock"}
         and "must be clock with ring.roster",
-        "outer.optimizer": config.outer.optimizer == "delayed-nesterov"
-        and "delayed-nesterov is for sync.trigger = buffer, which groups do not have; leave it out",
         "ring.hold_s": ring.hold_s <= ring.grace_s
         and f"must be above ring.grace_s, {ring.grace_s:g} s, or every global round comes too late",
     }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
-Optimizer = Literal["growing", "nesterov", "delayed-nesterov", "average"]
+Optimizer = Literal["growing", "nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"]
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
@@ -245,18 +245,10 @@ class OuterConfig:
     optimizer: Optimizer = setting(
         "growing",
         "growing (momentum that grows from 0 to outer.momentum, and fades out with learning rates"
-        " of a planned run) | nesterov (SGD with Nesterov momentum) | delayed-nesterov (its"
-        " momentum moves once in outer.delay deltas; for buffer) | average (add the mean delta)",
+        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
         fixed=True,
     )
-    learning_rate: float = setting(
-        0.7, "outer learning rate of nesterov and delayed-nesterov", span(above=0, most=10)
-    )
-    delay: int = setting(
-        0,
-        "of delayed-nesterov: deltas after which the momentum moves; 0 = sync.clients",
-        span(least=0, most=100_000),
-    )
+    learning_rate: float = setting(0.7, "outer learning rate of nesterov", span(above=0, most=10))
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
     aggregation: Aggregation = setting(
         "mean",

@@ -121,16 +121,12 @@ RULES: tuple[Rule, ...] = (
         lambda c: not c.split.is_on,
     ),
     _rule(
-        "outer.learning_rate", "outer.optimizer = nesterov or delayed-nesterov",
-        lambda c: c.outer.optimizer in {"nesterov", "delayed-nesterov"},
+        "outer.learning_rate", "outer.optimizer = nesterov",
+        lambda c: c.outer.optimizer == "nesterov",
     ),
     _rule(
         "outer.momentum", "outer.optimizer other than average",
         lambda c: c.outer.optimizer != "average",
-    ),
-    _rule(
-        "outer.delay", "outer.optimizer = delayed-nesterov",
-        lambda c: c.outer.optimizer == "delayed-nesterov",
     ),
     _rule(
         "outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",

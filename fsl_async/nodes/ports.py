@@ -127,14 +127,13 @@ class Store(Protocol):
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = ...,
-        worth: float = ...,
         *,
         reused: Sequence[MergedDelta] = ...,
     ) -> Average:
         """Take the average for the next version from the accumulator.
 
-        position: where the run is once the version is made. worth: of how many deltas it is the
-        mean; 0: of all. reused: merged before, and a part of it again.
+        position: where the run is once the version is made. reused: merged before, and a part of
+        it again.
         """
         ...
 

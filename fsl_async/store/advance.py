@@ -21,7 +21,6 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.checkpoint import (
-    GATHERED,
     MEAN,
     MOMENTUM,
     RESIDUAL,
@@ -78,11 +77,11 @@ class Advanced:
 class _Buffers:
     """Buffers for one chunk of the next version.
 
-    vectors: weights, momentum, change, mean and gathered, float32. coded: the coded change.
+    vectors: weights, momentum, change and mean, float32. coded: the coded change.
     """
 
     def __init__(self, values: int, coded_bytes: int) -> None:
-        self.vectors = [new_vector(values) for _ in range(5)]
+        self.vectors = [new_vector(values) for _ in range(4)]
         self.coded = memoryview(bytearray(coded_bytes))
 
 
@@ -117,8 +116,6 @@ class _OuterStep:
         self._new_momentum = writer.flat(MOMENTUM) if self._keeps_momentum else None
         # fp32 frames are lossless, so the residual stays zero.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
-        self._old_gathered = reader(GATHERED)
-        self._new_gathered = writer.flat(GATHERED) if settings.outer.gathers else None
         self._mean_share = mean_share
         self._old_mean = reader(MEAN)
         self._new_mean = writer.flat(MEAN) if mean_share else None
@@ -142,16 +139,16 @@ class _OuterStep:
     ) -> list[Callable[[], None]]:
         """Compute a chunk of the next version in `buffer`; return the writes, one per file."""
         start, stop = self._manifest.chunk_range(index)
-        weights, momentum, change, mean, gathered = (
-            vector[: stop - start] for vector in buffer.vectors
-        )
+        weights, momentum, change, mean = (vector[: stop - start] for vector in buffer.vectors)
         residual, sent = self._residual[: stop - start], self._sent[: stop - start]
         assert self._old_weights is not None, "a verified checkpoint has weights"
         self._old_weights.read_into(index, weights)
         if self._manifest.is_buffer(index):
             return self._replace(index, average, buffer)
-        _read(self._old_momentum, index, momentum, is_kept=self._new_momentum is not None)
-        _read(self._old_gathered, index, gathered, is_kept=self._new_gathered is not None)
+        if self._new_momentum is not None and self._old_momentum is not None:
+            self._old_momentum.read_into(index, momentum)
+        elif self._new_momentum is not None:
+            momentum.fill(0.0)
         if self._old_residual is not None:
             self._old_residual.read_into(index, residual)
         if self._new_mean is not None and self._old_mean is not None:
@@ -166,7 +163,6 @@ class _OuterStep:
                 residual,
                 self._step,
                 keeps_momentum=self._keeps_momentum,
-                gathered=None if self._new_gathered is None else gathered,
             )
             frame = buffer.coded[: encode_into(change, buffer.coded, self._spec)]
             decode_into(frame, sent)
@@ -178,7 +174,7 @@ class _OuterStep:
         self.norm_squared += squared_norm(sent)
         self.update_bytes += len(frame)
         check_finite(self._manifest, index, self.norm_squared, weights)
-        return self._writes(frame, [weights, momentum, change, mean, gathered])
+        return self._writes(frame, [weights, momentum, change, mean])
 
     def _replace(
         self, index: int, average: NDArray[np.float32], buffer: _Buffers
@@ -200,28 +196,12 @@ class _OuterStep:
     ) -> list[Callable[[], None]]:
         """The writes of a chunk, one per file. vectors: in the order of `_Buffers`."""
         writes: list[Callable[[], None]] = [partial(self._update.append, frame)]
-        files = (
-            self._new_weights,
-            self._new_momentum,
-            self._new_residual,
-            self._new_mean,
-            self._new_gathered,
-        )
+        files = (self._new_weights, self._new_momentum, self._new_residual, self._new_mean)
         return writes + [
             partial(file.append, vector)
             for file, vector in zip(files, vectors, strict=True)
             if file is not None
         ]
-
-
-def _read(
-    reader: FlatReader | None, index: int, vector: NDArray[np.float32], *, is_kept: bool
-) -> None:
-    """Read a chunk; zeros where the version before lacks the file. Nothing unless it is kept."""
-    if reader is not None and is_kept:
-        reader.read_into(index, vector)
-    elif is_kept:
-        vector.fill(0.0)
 
 
 def advance(

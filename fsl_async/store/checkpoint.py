@@ -7,7 +7,6 @@ are there; it becomes whole later (fsl_async.store.snapshots).
         weights.safetensors     Theta, opens in the safetensors library
         momentum.safetensors    the outer optimizer's momentum; absent without one, and in
                                 version 0 (zeros)
-        gathered.safetensors    of delayed Nesterov, the deltas that the momentum has not moved by
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
         mean.safetensors        mean of versions, of late ones above all, in a run without
                                 a planned end
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights.safetensors"
 MOMENTUM = "momentum.safetensors"
-GATHERED = "gathered.safetensors"
 RESIDUAL = "residual.safetensors"
 MEAN = "mean.safetensors"
 OWED = "owed.safetensors"
@@ -63,7 +61,7 @@ FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
-FLAT = (WEIGHTS, MOMENTUM, GATHERED, RESIDUAL, MEAN, OWED)
+FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN, OWED)
 _FOLDER = re.compile(r"v(\d{8,})")
 _TEMPORARY = "tmp-"
 

@@ -84,8 +84,6 @@ class Average:
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
     _product_norms: Callable[[], Mapping[str, float]] = dict
-    worth: float = 0.0
-    """Of how many deltas it is the mean; 0: of all."""
     reused: tuple[MergedDelta, ...] = ()
     """Merged by earlier versions, and a part of it again; as recorded."""
 
@@ -214,14 +212,13 @@ class Merging:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
-        worth: float = 0.0,
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result. worth, reused:
-        see `Average`.
+        average = scale * sum of weight * delta, or the aggregation rule's result. reused: see
+        `Average`.
         """
         self._is_fixed = False
         self._catch_up()
@@ -288,7 +285,6 @@ class Merging:
             position,
             chunks,
             norms,
-            worth,
             again,
         )
 
@@ -431,10 +427,7 @@ class Merging:
         """
         run, manifest, version = self._run, self._manifest, average.version
         current = self._kept.get(self._facts.book.version)
-        deltas = sum(one.weight > 0.0 for one in average.merged)
-        outer = self._settings.outer
-        delay = outer.delayed(current.record.delay, deltas=deltas, worth=average.worth or deltas)
-        step = outer.step(version, average.position.fade, average.mean_steps, delay)
+        step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
         # Factors of several versions have no mean: each version has a basis of its own.
         has_mean = not average.position.is_planned and self._settings.product_rule is None
         share = mean_share(version) if has_mean else 0.0
@@ -505,7 +498,6 @@ class Merging:
                 mean_share=0.0 if self._settings.kind.is_full or seeds is not None else share,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
-                delay=step.delay,
                 progress=average.position.known_progress,
                 rule=self._settings.rule_name,
                 seeds=seeds,

@@ -19,15 +19,6 @@ g; step = g + m * momentum, with momentum zero at the start. Plain averaging mak
 the average of the clients' weights (McMahan et al., FedAvg, arXiv:1602.05629): step = average with
 a learning rate of exactly one.
 
-Delayed Nesterov (Liu et al., arXiv:2401.09135) is for versions of k deltas of a part of the
-clients. With N = `delay`, their sum a (k times the average), S the sum since the momentum moved and
-n the number of its deltas:
-
-    step = a / N;  S <- S + a;  n <- n + k
-    if n >= N:  momentum <- m * momentum + S / n;  step <- step + m * momentum;  S, n <- 0
-
-So N versions of one delta lead where one version of N deltas does.
-
 Full weights (docs/adr/0045). Where clients send u itself instead of a difference, plain averaging
 is
 
@@ -60,7 +51,7 @@ if TYPE_CHECKING:
 
     from fsl_async.store.manifest import Manifest
 
-OptimizerName = Literal["growing", "nesterov", "delayed-nesterov", "average"]
+OptimizerName = Literal["growing", "nesterov", "average"]
 
 SHORT_ROUND_STEPS = 5.0
 """Steps of a round at which "growing" has a momentum of at most a half (docs/adr/0107)."""
@@ -70,35 +61,11 @@ ROUNDING = 1e-9
 
 
 @frozen
-class Delay:
-    """Of a step of delayed Nesterov: the momentum waits until it is worth `deltas` deltas.
-
-    worth: of how many deltas the average is the mean. count: deltas since the momentum last moved,
-    with those of this step.
-    """
-
-    deltas: int
-    worth: float
-    count: int
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the momentum moves in this step."""
-        return self.count >= self.deltas
-
-    @property
-    def share(self) -> float:
-        """Of the average in this step."""
-        return self.worth / self.deltas
-
-
-@frozen
 class OuterStep:
     """The numbers of one outer step. They are recorded, so a version can be made again."""
 
     learning_rate: float
     momentum: float
-    delay: Delay | None = None
 
 
 @frozen
@@ -106,8 +73,6 @@ class OuterSettings:
     """The outer optimizer.
 
     nesterov   `learning_rate` and `momentum` in every round; SGD with a momentum of 0
-    delayed-nesterov   the same, for versions of a part of the clients: the momentum moves once in
-               `delay` deltas
     average    the mean delta itself; ignores both
     growing    momentum that grows from averaging to `momentum` and fades out at the end of the run,
                with a rate that keeps a step at the size of the average; ignores `learning_rate`
@@ -118,37 +83,17 @@ class OuterSettings:
     )
     learning_rate: float = field(default=0.7, validator=[validators.gt(0.0), validators.le(10.0)])
     momentum: float = field(default=0.9, validator=[validators.ge(0.0), validators.lt(1.0)])
-    delay: int = field(default=1, validator=validators.ge(1))
 
     @property
     def has_momentum(self) -> bool:
         """Whether the optimizer keeps a momentum vector from version to version."""
         return self.optimizer != "average" and self.momentum > 0.0
 
-    @property
-    def is_delayed(self) -> bool:
-        """Whether the momentum moves once in `delay` deltas."""
-        return self.optimizer == "delayed-nesterov"
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the optimizer keeps a vector of deltas that the momentum has not moved by."""
-        return self.is_delayed and self.momentum > 0.0
-
-    def delayed(self, before: Delay | None, *, deltas: int, worth: float) -> Delay | None:
-        """The delay of a step of so many deltas; None without. before: that of the last step."""
-        if not self.is_delayed:
-            return None
-        count = 0 if before is None or before.is_over else before.count
-        return Delay(self.delay, worth, count + deltas)
-
-    def step(
-        self, version: int, fade: float, steps: float, delay: Delay | None = None
-    ) -> OuterStep:
+    def step(self, version: int, fade: float, steps: float) -> OuterStep:
         """Return the numbers of the outer step to `version` (1, 2, ...).
 
         fade: 1, and over the last part of a planned run linearly to 0 at its end. steps: of a
-        client in the round, in the mean. delay: see `delayed`.
+        client in the round, in the mean.
 
         "growing": mu = min(momentum * fade, (version - 1) / (version + 9), s^2 / (s^2 + 25)) with
         s = steps, and the rate 1 - mu / 1.9. So the first version and the last one of a planned run
@@ -159,8 +104,8 @@ class OuterSettings:
         """
         if self.optimizer == "average":
             return OuterStep(1.0, 0.0)
-        if self.optimizer != "growing":
-            return OuterStep(self.learning_rate, self.momentum, delay)
+        if self.optimizer == "nesterov":
+            return OuterStep(self.learning_rate, self.momentum)
         momentum = min(
             self.momentum * fade,
             (version - 1) / (version + 9),
@@ -176,30 +121,15 @@ def desired_change(
     step: OuterStep,
     *,
     keeps_momentum: bool,
-    gathered: NDArray[np.float32] | None = None,
     room: NDArray[np.float32] | None = None,
 ) -> None:
     """Turn `average` into the desired change of the weights and advance `momentum`, in place.
 
-    `residual` is read only. `momentum` is unchanged unless `keeps_momentum`. gathered: of delayed
-    Nesterov, the deltas that the momentum has not moved by. room: of the same shape, overwritten;
-    otherwise it is allocated.
+    `residual` is read only. `momentum` is unchanged unless `keeps_momentum`. room: of the same
+    shape, overwritten; otherwise it is allocated.
     """
     desired = average
-    if step.delay is not None:
-        if gathered is not None:
-            np.add(
-                gathered, np.multiply(average, np.float32(step.delay.worth), out=room), out=gathered
-            )
-        np.multiply(desired, np.float32(step.delay.share), out=desired)
-        if gathered is not None and step.delay.is_over:
-            coefficient = np.float32(step.momentum)
-            np.multiply(momentum, coefficient, out=momentum)
-            np.multiply(gathered, np.float32(1.0 / step.delay.count), out=gathered)
-            np.add(momentum, gathered, out=momentum)
-            np.add(desired, np.multiply(coefficient, momentum, out=room), out=desired)
-            gathered.fill(0.0)
-    elif keeps_momentum:
+    if keeps_momentum:
         coefficient = np.float32(step.momentum)
         np.multiply(momentum, coefficient, out=momentum)
         np.add(momentum, average, out=momentum)

@@ -12,7 +12,7 @@ import shlex
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import asdict, evolve, field, fields_dict, frozen, validators
+from attrs import evolve, field, fields_dict, frozen, validators
 
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
@@ -21,7 +21,7 @@ from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.outer import Delay, OuterSettings, OuterStep
+from fsl_async.store.outer import OuterSettings, OuterStep
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
@@ -157,8 +157,6 @@ class VersionRecord:
     """Of the outer step that made it."""
     momentum: float = 0.0
     """Of the outer step that made it."""
-    delay: Delay | None = None
-    """Of the outer step that made it, with delayed Nesterov."""
     progress: float | None = None
     """Of the run with this version, 0 to 1; None where no end is planned."""
     rule: str = "mean"
@@ -186,16 +184,14 @@ class VersionRecord:
     @property
     def step(self) -> OuterStep:
         """The outer step that made it."""
-        return OuterStep(self.learning_rate, self.momentum, self.delay)
+        return OuterStep(self.learning_rate, self.momentum)
 
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
-        seeds, ring, delay = (members.pop(name) for name in ("seeds", "ring", "delay"))
+        seeds, ring = members.pop("seeds"), members.pop("ring")
         if ring is not None:
             members["ring"] = ring.to_json()
-        if delay is not None:
-            members["delay"] = asdict(delay)
         if seeds is not None:
             members["seeds"] = seeds.to_json()
         reused = [_entry(one) for one in members.pop("reused")]
@@ -221,8 +217,6 @@ class VersionRecord:
             for name in ("merged", "reused")
         )
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
-        if "delay" in members:
-            members["delay"] = Delay(**members["delay"])
         if "seeds" in members:
             members["seeds"] = SeedStep.from_json(members["seeds"])
         if "ring" in members:
@@ -379,8 +373,7 @@ class StoreSettings:
                 raise ValueError(f"{name} allows no other aggregation and no momentum")
         if self.reuse and not self.rule.reuses:
             raise ValueError(f"rule {self.rule.name} uses no delta again")
-        has_momentum = self.outer.has_momentum or self.outer.is_delayed
-        if self.rule.reuses and (self.kind.has_seeds or has_momentum):
+        if self.rule.reuses and (self.kind.has_seeds or self.outer.has_momentum):
             raise ValueError(f"{self.rule.name} goes with dense deltas and without momentum")
         if self.resident and self.kind.is_full:
             raise ValueError("full weights are advanced from file to file")

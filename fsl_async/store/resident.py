@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 MODELS_IN_MEMORY = 4.4
 """Fp32 models that a resident store takes: weights, momentum, residual, the sum, a coded change and
-chunks. A mean of versions is one more, and so are what a rule of adapters owes and what
-delayed Nesterov gathers.
+chunks. A mean of versions is one more, and so is what a rule of adapters owes.
 """
 
 
@@ -204,7 +203,6 @@ def oldest_needed(kept: Sequence[Checkpoint], keep_versions: int) -> int:
 def memory_lacking(settings: StoreSettings, manifest: Manifest) -> str:
     """Return why the vectors do not stay in memory; empty if they fit, or if that is unknown."""
     models = MODELS_IN_MEMORY + settings.may_keep_mean + settings.keeps_owed
-    models += settings.outer.gathers
     have, need = available_bytes(), int(models * VALUE_BYTES * manifest.values)
     if have is None or need <= have:
         return ""

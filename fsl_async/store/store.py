@@ -584,7 +584,6 @@ class Store:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
-        worth: float = 0.0,
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Average:
@@ -592,7 +591,7 @@ class Store:
 
         See `Merging.average`.
         """
-        return self._open.merging.average(version, merged, scale, position, worth, reused=reused)
+        return self._open.merging.average(version, merged, scale, position, reused=reused)
 
     def advance(self, average: Average) -> Committed:
         """Make the next version; see `Merging.advance`.

@@ -1,4 +1,4 @@
-"""Vectors: weights, momentum, gathered, residual, mean and owed of the newest version, in memory.
+"""Vectors: weights, momentum, residual, mean and owed of the newest version, in memory.
 
 A version is made in one pass over them, chunk by chunk, in place, on the threads of a pool:
 
@@ -21,7 +21,7 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.advance import LOSSLESS
-from fsl_async.store.checkpoint import GATHERED, MEAN, MOMENTUM, OWED, RESIDUAL, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import MEAN, MOMENTUM, OWED, RESIDUAL, WEIGHTS, open_flat
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.outer import (
     add_to_mean,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.outer import Delay, OuterStep
+    from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.seed_step import SeedStep
 
@@ -89,7 +89,6 @@ class Vectors:
         self.version = -1
         self.weights = new_vector(manifest.values)
         self.momentum = new_vector(manifest.values) if settings.outer.has_momentum else None
-        self.gathered = new_vector(manifest.values) if settings.outer.gathers else None
         # fp32 frames are lossless, and seeds are not coded, so the residual stays zero.
         loses = settings.codec_down.format != "fp32" and not settings.kind.is_scalars
         self.residual = new_vector(manifest.values) if loses else None
@@ -108,7 +107,6 @@ class Vectors:
         named = {
             WEIGHTS: self.weights,
             MOMENTUM: self.momentum,
-            GATHERED: self.gathered,
             RESIDUAL: self.residual,
             OWED: self.owed,
         }
@@ -312,9 +310,7 @@ class Vectors:
                     np.negative(sent, out=sent)
                 if self.owed is not None:
                     self._chunk(self.owed, index).fill(0.0)
-                if self.momentum is not None and step.delay is not None:
-                    self._follow_delayed(index, sent, step, step.delay)
-                elif self.momentum is not None:
+                if self.momentum is not None:
                     # sent = residual - rate * (average + factor * momentum after), solved for it
                     momentum = self._chunk(self.momentum, index)
                     np.multiply(momentum, factor, out=momentum)
@@ -325,24 +321,6 @@ class Vectors:
 
         self._pool.run(follow_chunk, enumerate(frames))
         self.version = version
-
-    def _follow_delayed(self, index: int, sent: Vector, step: OuterStep, delay: Delay) -> None:
-        """Advance a chunk's momentum by the average that `sent` (negated change) would come of."""
-        assert self.momentum is not None
-        assert self.gathered is not None
-        momentum, gathered = self._chunk(self.momentum, index), self._chunk(self.gathered, index)
-        factor, share = np.float32(step.momentum), np.float32(delay.share)
-        wanted = sent / np.float32(step.learning_rate)
-        if delay.is_over:
-            # wanted = share * average + factor * momentum after, solved for the average
-            np.multiply(momentum, factor, out=momentum)
-            np.add(momentum, gathered / np.float32(delay.count), out=momentum)
-            part = np.float32(delay.worth / delay.count)
-            average = (wanted - factor * momentum) / (share + factor * part)
-            np.add(momentum, part * average, out=momentum)
-            gathered.fill(0.0)
-        else:
-            np.add(gathered, wanted * np.float32(delay.worth / delay.share), out=gathered)
 
     def _set_mean(self, mean_share: float) -> None:
         """Begin the mean of versions, or drop it."""
@@ -357,16 +335,7 @@ class Vectors:
         residual = zeros if self.residual is None else self._chunk(self.residual, index)
         momentum = residual if self.momentum is None else self._chunk(self.momentum, index)
         keeps = self.momentum is not None
-        gathered = None if self.gathered is None else self._chunk(self.gathered, index)
-        desired_change(
-            average,
-            momentum,
-            residual,
-            step,
-            keeps_momentum=keeps,
-            gathered=gathered,
-            room=room,
-        )
+        desired_change(average, momentum, residual, step, keeps_momentum=keeps, room=room)
 
     def _move(
         self, index: int, desired: Vector, sent: Vector, mean_share: float, room: Vector

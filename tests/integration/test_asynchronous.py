@@ -35,10 +35,10 @@ def merged_steps(versions, client):
 
 
 def test_unequal_speeds_and_a_client_that_is_killed(site):
-    """No version waits for the slow client or for the dead one; momentum waits for all three."""
+    """No version waits for the slow client or for the dead one."""
     server = site.server(
         every_s=20, sync__trigger="buffer", sync__local_steps=20, sync__dylu="true",
-        sync__least_s=0.1, outer__optimizer="delayed-nesterov",
+        sync__least_s=0.1,
     )  # fmt: skip
     clients = [site.client("a"), site.client("b"), site.client("c", "slow")]
     site.wait_version(4)
@@ -59,7 +59,6 @@ def test_unequal_speeds_and_a_client_that_is_killed(site):
     site.wait_until(lambda: len(merged_steps(site.ledger("version"), "c")) > 2, "slow one")
     versions = ended(site, server, clients)
     assert "0 of 0 called" not in server.text
-    assert all(one["delay"]["deltas"] == 3 for one in versions[1:])
     slow, fast = (merged_steps(versions, name) for name in "ca")
     assert min(slow) < min(20, max(fast)), "the slow client is given fewer steps"
 

@@ -71,7 +71,7 @@ def _check_weights(world, facts):
     if versions and weights is None:
         return [*found, "version 0 has the initial weights of no client"]
     momentum = np.zeros(MANIFEST.values, np.float32)
-    residual, gathered = np.zeros_like(momentum), np.zeros_like(momentum)
+    residual = np.zeros_like(momentum)
     for fact in versions[1:]:
         rate, coefficient = np.float32(fact["learning_rate"]), np.float32(fact["momentum"])
         total = np.zeros_like(momentum)
@@ -91,16 +91,8 @@ def _check_weights(world, facts):
         if world.latest:
             total = _sum_of_all(world, fact)
         average = total * np.float32(fact["scale"])
-        delay = fact.get("delay")
-        if delay is None:
-            momentum = coefficient * momentum + average
-            step = average + coefficient * momentum
-        else:
-            gathered = gathered + np.float32(delay["worth"]) * average
-            step = average * np.float32(delay["worth"] / delay["deltas"])
-            if delay["count"] >= delay["deltas"]:
-                momentum = coefficient * momentum + gathered * np.float32(1.0 / delay["count"])
-                step, gathered = step + coefficient * momentum, np.zeros_like(momentum)
+        momentum = coefficient * momentum + average
+        step = average + coefficient * momentum
         desired = -rate * step + residual
         sent = np.concatenate([decode(encode(c, DOWN)) for c in chunks(desired)])
         residual = desired - sent

@@ -21,8 +21,6 @@ MANIFEST = Manifest.from_shapes([("layer.weight", (9, 7)), ("layer.bias", (7,))]
 OTHER = Manifest.from_shapes([("other", (70,))])
 UP, DOWN = CodecSpec(format="bf16", entropy=False), CodecSpec(format="e4m3", entropy=False)
 OUTER = OuterSettings("nesterov", 0.7, 0.9)
-DELAYED = OuterSettings("delayed-nesterov", 0.7, 0.9, delay=3)
-"""Of a run whose clients send by themselves; versions are of two deltas."""
 MAX_STALENESS = 4
 
 

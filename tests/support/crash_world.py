@@ -26,7 +26,6 @@ from typing import Any
 
 from crash_checks import check
 from crash_clients import (
-    DELAYED,
     DOWN,
     MANIFEST,
     MAX_STALENESS,
@@ -99,10 +98,8 @@ class World:
         self.wall = wall
         self.trigger, self.rounds, self.extras = trigger, rounds, extras
         self.threads = threads
-        self.outer = DELAYED if trigger == "buffer" else OUTER
+        self.outer = OuterSettings("average") if latest else OUTER
         self.latest = latest
-        if latest:
-            self.outer = OuterSettings("average")
         self.aggregation = {"rule": Latest(), "reuse": MAX_STALENESS} if latest else {}
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))

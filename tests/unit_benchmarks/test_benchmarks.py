@@ -74,7 +74,7 @@ def test_quality_trains_in_all_modes():
 @pytest.mark.sweep
 def test_asynchronous_trains_with_and_without_rounds():
     """A short row of a way that waits and of one that does not; the last two have churn."""
-    for way in ("waits", "delayed", "anarchic", "latest"):
+    for way in ("waits", "buffer", "anarchic", "latest"):
         (row,) = rows_of("asynchronous.py", "--quick", "--way", way, "--steps", "120")
         assert math.isfinite(row["eval_loss"])
         assert row["versions"] > 1

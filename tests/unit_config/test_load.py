@@ -160,7 +160,7 @@ GOLDEN = [
     (
         "[outer]\nzzzzzzz = 4",
         (
-            "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, delay, learning_rate, "
+            "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, "
             "momentum, optimizer"
         ),
     ),
@@ -368,7 +368,7 @@ def test_defaults_are_the_documented_ones():
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "guard": {"clip_norm": 0.0, "clip_median": 1.5, "outlier_median": 0.0, "least": 5}
         | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 10.0},
-        "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9, "delay": 0}
+        "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9}
         | {"aggregation": "mean", "byzantine": 1},
         "codec": {
             "up": "uniform",

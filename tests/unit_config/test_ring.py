@@ -55,7 +55,6 @@ def test_a_wrong_roster(roster, problem):
         (["run.name=east"], "east is not in ring.roster"),
         (["sync.trigger=rounds"], "must be clock"),
         (["tune.method=lora"], "remove ring.roster"),
-        (["outer.optimizer=delayed-nesterov"], "which groups do not have"),
         (["ring.bind=8.8.8.8"], "a public address"),
         (["listen.address=tcp://0.0.0.0:7100"], "set ring.bind"),
         (["listen.address=tcp://example.org:7100"], "set ring.bind"),

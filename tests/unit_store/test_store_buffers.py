@@ -17,7 +17,7 @@ from fsl_codecs import CodecSpec, encode
 
 MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])
 COARSE = CodecSpec("uniform")
-OUTER = ("growing", "nesterov", "delayed-nesterov", "average")
+OUTER = ("growing", "nesterov", "average")
 
 
 def noise(seed):

@@ -158,12 +158,7 @@ def rules_of(config: Config) -> ParameterServerRules:
 
 
 def _store_settings(config: Config) -> StoreSettings:
-    outer = OuterSettings(
-        config.outer.optimizer,
-        config.outer.learning_rate,
-        config.outer.momentum,
-        config.outer.delay or config.sync.clients,
-    )
+    outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products

@@ -125,12 +125,7 @@ class StoreJobs:
         def average() -> None:
             self._average = None
             self._average = self._store.average(
-                effect.version,
-                effect.merged,
-                effect.scale,
-                effect.position,
-                effect.worth,
-                reused=effect.reused,
+                effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
             )
 
         self.worker.submit(

@@ -163,11 +163,6 @@ class DeltaBook:
         work = self.counting.by_client(_counted(self.merging))
         return self.merging, self.weighting.scale([*work, *_counted(self.reused)], usual_steps)
 
-    @property
-    def worth(self) -> float:
-        """Of how many deltas the average of the current merge is the mean."""
-        return self.weighting.worth(_counted(self.merging))
-
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again; they are still in the accumulator."""
         self.merging = self.reused = ()

@@ -144,8 +144,6 @@ class Average(Effect, tag="average"):
     scale: float
     position: RunPosition = field(factory=RunPosition)
     """Where the run is once the version is made."""
-    worth: float = 0.0
-    """Of how many deltas the average is the mean; 0: of all."""
     reused: tuple[MergedDelta, ...] = ()
     """Merged before, and a part of this average again, with its weight here."""
 

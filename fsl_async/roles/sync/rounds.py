@@ -211,9 +211,7 @@ class RoundCoordinator:
         version = self.deltas.version + 1
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
-        average = do.Average(
-            version, merged, scale, position, self.deltas.worth, self.deltas.reused
-        )
+        average = do.Average(version, merged, scale, position, self.deltas.reused)
         notes = [Note(line, "warning") for line in self.deltas.counted_less]
         return [*notes, average, do.Commit(version)]
 

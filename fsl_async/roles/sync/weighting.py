@@ -46,19 +46,6 @@ class Weighting(Protocol):
         usual_steps: of a delta of this run, in the mean; None: of those merged here.
         """
 
-    def worth(self, merged: Sequence[MergedDelta]) -> float:
-        """Of how many deltas the average is the mean, for `delayed-nesterov`."""
-
-
-class _MeanOfDeltas:
-    """The average is the mean of all deltas."""
-
-    growth: ClassVar[float] = 0.5
-
-    def worth(self, merged: Sequence[MergedDelta]) -> float:
-        """All of them."""
-        return float(len(merged))
-
 
 def staleness_discount(staleness: int, exponent: float = DEFAULT_STALENESS_EXPONENT) -> float:
     """(1 + staleness) ** -exponent: 1 for a fresh delta, and for every delta at exponent 0."""
@@ -84,10 +71,6 @@ class BatchWeighting:
 
     growth: ClassVar[float] = 1.0
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
-
-    def worth(self, merged: Sequence[MergedDelta]) -> float:
-        """The number of clients: several deltas of one are its work."""
-        return float(len({one.key.client for one in merged if one.delta.steps > 0}))
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens a step, times the staleness discount."""
@@ -117,13 +100,14 @@ def balance_factor(delta: Delta) -> float:
 
 
 @frozen
-class TokensWeighting(_MeanOfDeltas):
+class TokensWeighting:
     """Weighs deltas by their tokens: the average over the data, as in FedAvg.
 
     A delta also grows with its number of steps, so a fast client counts almost twice. Rows with
     labels count by their balance.
     """
 
+    growth: ClassVar[float] = 0.5
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
@@ -139,9 +123,10 @@ class TokensWeighting(_MeanOfDeltas):
 
 
 @frozen
-class UniformWeighting(_MeanOfDeltas):
+class UniformWeighting:
     """Weighs all deltas equally."""
 
+    growth: ClassVar[float] = 0.5
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
@@ -154,7 +139,7 @@ class UniformWeighting(_MeanOfDeltas):
 
 
 @frozen
-class FedNovaWeighting(_MeanOfDeltas):
+class FedNovaWeighting:
     """Weighs each client's mean step by its tokens (FedNova, Wang et al., arXiv:2007.07481).
 
     With p_i = tokens_i / sum of tokens and H_i steps: average = (sum_i p_i H_i) * sum_i p_i Delta_i
@@ -178,7 +163,7 @@ class FedNovaWeighting(_MeanOfDeltas):
 
 
 @frozen
-class AnarchicWeighting(_MeanOfDeltas):
+class AnarchicWeighting:
     """Weighs clients' mean steps equally, whatever number of steps each chose to train.
 
     AFA-CD (Yang et al., ICML 2022): m deltas of H_i steps give 1 / m * sum_i Delta_i / H_i, here

@@ -222,7 +222,6 @@ class CountingStore:
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
-        worth: float = 0.0,
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Average:

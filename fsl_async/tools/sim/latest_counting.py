@@ -63,12 +63,11 @@ class LatestStore(CountingStore):
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
-        worth: float = 0.0,
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """See `CountingStore.average`."""
-        made = super().average(version, merged, scale, position, worth, reused=reused)
+        made = super().average(version, merged, scale, position, reused=reused)
         sent = {one.key.client for one in merged}
         due = {
             one.key: self._weight(one.delta.steps, version - 1 - one.key.base)

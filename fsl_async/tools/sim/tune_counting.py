@@ -115,14 +115,13 @@ class RoundStore(CountingStore):
         merged: Sequence[MergedDelta],
         scale: float,
         position: RunPosition = AT_START,
-        worth: float = 0.0,
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Average:
         """See `CountingStore.average`."""
         assert {one.key for one in merged} == self._accumulated.keys(), "all of them are merged"
         assert all(one.weight <= self._accumulated[one.key] for one in merged), "none counts more"
-        made = super().average(version, merged, scale, position, worth, reused=reused)
+        made = super().average(version, merged, scale, position, reused=reused)
         fresh = [one if one.key.base == version - 1 else evolve(one, weight=0.0) for one in merged]
         return evolve(made, merged=tuple(fresh))
 

@@ -104,14 +104,6 @@ def test_anarchic_weighs_mean_steps():
     assert weights == [1.0, 0.02]
     assert strategy.scale(merged, 20.0) * sum((1.0 * 1, 0.02 * -50)) == 0.0
     assert strategy.scale(merged, 20.0) == 10.0
-    assert strategy.worth(merged) == 2
-
-
-def test_the_worth_of_an_average():
-    """Deltas of which it is the mean; with batch several of a client are one."""
-    merged = [of_client("a", tokens=8, steps=2)] * 2 + [of_client("b", tokens=8, steps=2)]
-    assert weighting_named("uniform").worth(merged) == 3
-    assert weighting_named("batch").worth(merged) == 2
 
 
 def test_fednova_does_not_favor_many_steps():
