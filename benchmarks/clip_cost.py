@@ -18,7 +18,8 @@ of one label. The parameter server clips, by `guard.clip_median`.
 A delta's norm divided by sqrt(its steps) is compared with 1.5 x the median of its version; a longer
 one counts as one of that length. A row is a JSON line: the loss without the clip; how many deltas
 the rule clips; the loss with it, if any (else the runs are the same to the bit); and, where steps
-differ, the exponent e of norm ~ steps^e, its median over the tenths of the run.
+differ, the exponent e of norm ~ steps^e, its median over the tenths of the run. Measured rows are
+in results/clip_cost.jsonl.
 """
 
 from __future__ import annotations
