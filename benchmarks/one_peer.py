@@ -77,11 +77,11 @@ DOCS = Path(__file__).parents[1] / "docs" / "SECURITY.md"
 MARKS = ("<!-- one_peer.py --docs -->\n", "<!-- end -->\n")
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 
-OFF = {"guard.clip_median": 0, "guard.max_tokens_median": 0}
-GUARDED = "mean, guards on"
+OFF = {"guard.clip_median": 0, "guard.max_tokens_median": 0, "guard.max_share": 0}
+GUARDED = "mean, by default"
 RULES: dict[str, dict[str, Any]] = {
     "mean, guards off": OFF,
-    GUARDED: {"guard.clip_median": 1.5, "guard.max_tokens_median": 10},
+    GUARDED: {},
     "trimmed": {"outer.aggregation": "trimmed"},
     "median": {"outer.aggregation": "median"},
     "multi-krum": {"outer.aggregation": "multi-krum"},

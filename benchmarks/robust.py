@@ -16,8 +16,8 @@ part of the text, and hand in a delta after STEPS steps.
 Attacks, by client 0 in every round: "none"; "x -10": its own delta times -10; "noise": normal
 values of 10 times its delta's norm; "lie": its delta negated, with a claim of 1,000 times the
 tokens. Rules: the mean without limits; with those that are on by default (clipping at 1.5 x the
-median of the version, tokens at 10 x it); with quarantine at 3 x the median norm; with tokens
-capped at 3 x the median; and the robust rules against one such client (f = 1).
+median of the version, tokens at 10 x it, a third of the weights); with quarantine at 3 x the median
+norm; with tokens capped at 3 x the median; and the robust rules against one such client (f = 1).
 
 "diverged" is a loss that is not finite, or above that of guessing bytes at random (5.55 nats).
 """
@@ -61,7 +61,7 @@ GUESSING = math.log(256)
 ATTACKS = ("none", "x -10", "noise", "lie")
 GUARDS: dict[str, dict[str, float]] = {
     "mean": {},
-    "mean, by default": {"clip_median": 1.5, "max_tokens_median": 10.0},
+    "mean, by default": {"clip_median": 1.5, "max_tokens_median": 10.0, "max_share": 0.33},
     "mean, outlier 3 x median": {"outlier_median": 3.0},
     "mean, tokens 3 x median": {"max_tokens_median": 3.0},
     "trimmed": {},

@@ -232,6 +232,13 @@ class GuardConfig:
         span(least=0),
     )
 
+    max_share: float = setting(
+        0.33,
+        "of three clients or more one has at most this share of a version's weights, or 1.5 x an"
+        " equal share; 0 = any",
+        span(least=0, most=1),
+    )
+
     @property
     def looks_at_norms(self) -> bool:
         """Whether a rule that is off by default needs the norms of deltas."""

@@ -114,6 +114,10 @@ RULES: tuple[Rule, ...] = (
         "guard.clip_median", "deltas that are changes, not full weights",
         lambda c: not c.split.sends_whole,
     ),
+    _rule(
+        "guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
+        lambda c: c.outer.aggregation == "mean" and c.sync.trigger != "buffer",
+    ),
     _rule("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     _rule(

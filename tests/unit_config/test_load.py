@@ -367,7 +367,8 @@ def test_defaults_are_the_documented_ones():
         | {"first_grace_s": 60.0, "weighting": "auto", "max_staleness": -1}
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "guard": {"clip_norm": 0.0, "clip_median": 1.5, "outlier_median": 0.0, "least": 5}
-        | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 10.0},
+        | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 10.0}
+        | {"max_share": 0.33},
         "outer": {"optimizer": "growing", "learning_rate": 0.7, "momentum": 0.9}
         | {"aggregation": "mean", "byzantine": 1},
         "codec": {

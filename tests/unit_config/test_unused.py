@@ -96,6 +96,8 @@ def named(*overrides):
         (["split.preset=published-fsl-sage", "split.align_every=0", "split.align_batch=9"],
          {"split.align_batch"}),
         (["guard.least=3", "guard.release=true"], {"guard.release"}),
+        (["guard.max_share=0.5", "outer.aggregation=median", "sync.clients=3"],
+         {"guard.max_share"}),
         (["guard.least=3", "guard.clip_median=0", "guard.max_tokens_median=0"], {"guard.least"}),
         (["guard.least=3", "guard.release=true", "guard.outlier_median=4"], set()),
         (["store.resident=false", "store.snapshot_every=3"], {"store.snapshot_every"}),

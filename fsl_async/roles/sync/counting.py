@@ -6,28 +6,33 @@ the other deltas of the version is decided when the version is ordered:
 - a client counts once: each of its n deltas has an nth of its weight, unless clients send at their
   own pace, where several deltas are a client's work
 - tokens count up to `guard.max_tokens_median` x the median of the version's clients
-- the balance of labels gives a client at most `MOST_SHARE` times its share by tokens, because it is
-  only reported
+- a client has at most `guard.max_share` of the weights, because tokens and the balance of labels
+  are only claimed
 - a delta that is too long counts as a shorter one (`norm_guard`)
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
 
 from attrs import evolve, frozen
 
-from fsl_async.roles.sync.delta import BALANCE, DeltaKey, MergedDelta, one_each
+from fsl_async.roles.sync.delta import BALANCE, MergedDelta, one_each
 from fsl_async.roles.sync.norm_guard import NormGuard, claim_line
-from fsl_async.roles.sync.weighting import TokensWeighting, Weighting, balance_factor
+from fsl_async.roles.sync.weighting import Weighting
 
-MOST_SHARE = 2.0
+MOST_OF_EQUAL, MOST_BY_BALANCE = 1.5, 2.0
+"""A client may have 1.5 times an equal share, also where that is above `guard.max_share`; and 2
+times where clients report the balance of their labels, also where that is below."""
 _LEAST_CLIENTS = 3
-"""With two clients a median of token counts is no judge between them."""
+"""Between two clients neither a median nor a share is a judge."""
 _LEAST_CLIP = 1e-30
 """A weight stays above 0."""
-_STEPS, _SHOWN = 128, 4
+_EXACT, _SHOWN = 1e-9, 4
 
 
 @frozen
@@ -43,37 +48,29 @@ class Counting:
     own_pace: bool = False
     clips_values: bool = False
 
-    def count(self, merged: Sequence[MergedDelta]) -> tuple[tuple[MergedDelta, ...], list[str]]:
-        """Return the deltas with their final weights, and lines on those that count less."""
+    def count(
+        self, merged: Sequence[MergedDelta]
+    ) -> tuple[tuple[MergedDelta, ...], list[MergedDelta], list[str]]:
+        """Return the deltas with their final weights, the work that the average is divided by, and
+        lines on deltas that count less.
+        """
         lines: list[str] = []
-        merged = self._with_balance(self._with_tokens(merged, lines), lines)
+        merged = self._with_tokens(merged, lines)
+        weighed = self._with_share(merged, lines)
         clips = self.guard.clips(merged)
-        if clips:
-            lines.append(
-                _some(
-                    [
-                        f"{one.key.client}'s delta of norm {one.norm:.3g} counts as one of"
-                        f" {clips[one.key] * one.norm:.3g}"
-                        for one in merged
-                        if one.key in clips
-                    ]
+        counted, shorter = [], []
+        for one, weight in zip(merged, (one.weight for one in weighed), strict=True):
+            clip = max(_LEAST_CLIP, clips.get(one.key, 1.0))
+            if clip < 1.0:
+                name, norm = one.key.client, one.norm
+                shorter.append(
+                    f"{name}'s delta of norm {norm:.3g} counts as one of {clip * norm:.3g}"
                 )
-            )
-        deltas = Counter(one.key.client for one in merged)
-        return tuple(self._weighed(one, deltas, clips) for one in merged), lines
-
-    def by_client(self, merged: Sequence[MergedDelta]) -> list[MergedDelta]:
-        """Return what the average is divided by: one delta a client, with its mean work."""
-        return list(merged) if self.own_pace else one_each(merged)
-
-    def _weighed(
-        self, one: MergedDelta, deltas: Counter[str], clips: dict[DeltaKey, float]
-    ) -> MergedDelta:
-        clip = max(_LEAST_CLIP, clips.get(one.key, 1.0))
-        weight = self.weighting.weight(one.delta, one.staleness) if one.weight else 0.0
-        if not self.own_pace:
-            weight /= deltas[one.key.client]
-        return evolve(one, weight=weight if self.clips_values else clip * weight, clip=clip)
+            whole = 1.0 if self.clips_values else clip
+            counted.append(evolve(one, weight=whole * weight, clip=clip))
+        lines += [_some(shorter)] if shorter else []
+        work = [one for one in weighed if one.weight] or weighed
+        return tuple(counted), work if self.own_pace else one_each(work), lines
 
     def _with_tokens(self, merged: Sequence[MergedDelta], lines: list[str]) -> list[MergedDelta]:
         known = [one.delta for one in one_each(merged)]
@@ -87,34 +84,45 @@ class Counting:
             found.append(evolve(one, delta=evolve(one.delta, tokens=most)))
         return found
 
-    def _with_balance(self, merged: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
-        if not isinstance(self.weighting, TokensWeighting):
-            return merged
-        most = most_balance([(one.delta.tokens, balance_factor(one.delta)) for one in merged])
-        above = {one.key.client for one in merged if balance_factor(one.delta) > most}
+    def _with_share(self, merged: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
+        """Weigh the deltas, with fewer tokens for a client with too large a share."""
+        deltas = Counter(one.key.client for one in merged if one.weight)
+        weighed = [self._weighed(one, deltas) for one in merged]
+        max_share = self.guard.rules.max_share
+        if self.own_pace or not max_share or len(deltas) < _LEAST_CLIENTS:
+            return weighed
+        shares = dict.fromkeys(deltas, 0.0)
+        for one in weighed:
+            if one.weight:
+                shares[one.key.client] += one.weight
+        most = max(max_share * len(shares), MOST_OF_EQUAL)
+        if any(BALANCE in one.delta.facts for one in merged):
+            most = min(most, MOST_BY_BALANCE)
+        limit = limit_of(list(shares.values()), most)
+        above = {client: limit / share for client, share in shares.items() if share > limit}
         if above:
             lines.append(
-                f"the balance of labels of {_some(sorted(above))} counts as {most:.2g}, because a"
-                f" client has at most {MOST_SHARE:g} x its share by tokens"
+                f"{_some(sorted(above))} would have more of the version by tokens or labels, and"
+                f" counts as {most / len(shares):.0%} of it"
             )
-        return [
-            evolve(one, delta=evolve(one.delta, facts=one.delta.facts | {BALANCE: most}))
-            if one.key.client in above
-            else one
-            for one in merged
-        ]
+        return [self._weighed(one, deltas, above.get(one.key.client, 1.0)) for one in merged]
+
+    def _weighed(self, one: MergedDelta, deltas: Counter[str], part: float = 1.0) -> MergedDelta:
+        """The delta with its weight. part: of its tokens, which are recorded whole."""
+        tokens: Any = part * one.delta.tokens if part < 1.0 else one.delta.tokens
+        delta = evolve(one.delta, tokens=tokens)
+        weight = self.weighting.weight(delta, one.staleness) if one.weight else 0.0
+        of_client = 1 if self.own_pace else max(1, deltas[one.key.client])
+        return evolve(one, delta=delta, weight=weight / of_client)
 
 
-def most_balance(clients: Sequence[tuple[float, float]]) -> float:
-    """Return the balance above which a client would have more than `MOST_SHARE` times its share.
-
-    clients: tokens and balance of each, which is lowered to it.
-    """
-    most, tokens = 1.0, sum(count for count, _ in clients)
-    for _ in range(_STEPS):  # each lowers the sum, and so the limit
-        total = sum(count * min(balance, most) for count, balance in clients)
-        most = min(most, MOST_SHARE * total / tokens)
-    return most
+def limit_of(values: Sequence[float], most: float) -> float:
+    """Return the limit of values at which, lowered to it, none is above `most` times their mean."""
+    limit, lower = math.inf, max(values)
+    while lower < (1.0 - _EXACT) * limit:  # each lowers the mean, and so the limit
+        limit = lower
+        lower = min(limit, most * fmean(min(value, limit) for value in values))
+    return limit
 
 
 def _some(parts: Sequence[str]) -> str:

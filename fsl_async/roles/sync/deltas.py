@@ -155,13 +155,12 @@ class DeltaBook:
         See also `reused`.
         """
         self.reused = self._again()
-        self.merging, self.counted_less = self.counting.count(list(self.pending.values()))
+        self.merging, work, self.counted_less = self.counting.count(list(self.pending.values()))
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
-        work = self.counting.by_client(_counted(self.merging))
-        return self.merging, self.weighting.scale([*work, *_counted(self.reused)], usual_steps)
+        return self.merging, self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
 
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again; they are still in the accumulator."""

@@ -8,6 +8,7 @@ one token count in each, however many deltas it sends. A rule with value 0 is of
                          delta, or since it joined
     max_tokens_median    and at most this x the median of tokens, and in a step at most this x the
                          median of tokens a step, by which clients are weighed
+    max_share            a client has at most this share of the weights of a version (`counting`)
     clip_norm            a delta counts as one of at most this norm
     clip_median          ... or of at most this x the median of its version (`limit`)
     outlier_median       a delta of more than this x the median of norms is excluded: the ledger has
@@ -58,6 +59,7 @@ class GuardRules:
     least: int = 5
     max_tokens_per_s: float = 0.0
     max_tokens_median: float = 0.0
+    max_share: float = 0.0
     release: bool = False
     by_order: bool = False
 

@@ -3,8 +3,10 @@
 import pytest
 from attrs import evolve
 from deltas import delta_of
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fsl_async.roles.sync.counting import Counting, most_balance
+from fsl_async.roles.sync.counting import Counting, limit_of
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import WEIGHTINGS, weighting_named
@@ -19,8 +21,8 @@ def counted(merged, weighting="tokens", own_pace=False, **rules):
     """Each client's share of the average, the deltas as they count, and the lines."""
     one = weighting_named(weighting)
     made = Counting(one, NormGuard(GuardRules(**rules)), own_pace)
-    found, lines = made.count(merged)
-    scale = one.scale(made.by_client(found), 2.0)
+    found, work, lines = made.count(merged)
+    scale = one.scale(work, 2.0)
     shares = {}
     for delta in found:
         shares[delta.key.client] = shares.get(delta.key.client, 0.0) + scale * delta.weight
@@ -55,40 +57,54 @@ def test_tokens_count_up_to_a_multiple_of_the_median():
     ], "between two there is no median"
 
 
-def test_a_client_with_all_the_balance_has_twice_its_share():
+def test_a_client_has_at_most_a_share_of_the_version():
+    """A claim of ten times the tokens is believed in the books, and does not decide."""
+    merged = [*(merged_of(name) for name in "abcd"), merged_of("liar", tokens=80)]
+    shares, found, lines = counted(merged, max_share=0.33)
+    assert shares == pytest.approx({**dict.fromkeys("abcd", 0.67 / 4), "liar": 0.33})
+    assert found[-1].delta.tokens == 80
+    assert lines == [
+        "liar would have more of the version by tokens or labels, and counts as 33% of it"
+    ]
+    shares, _, _ = counted(merged[2:], max_share=0.33)
+    assert shares["liar"] == pytest.approx(0.5), "of three 1.5 times an equal share"
+    shares, _, lines = counted(merged[3:], max_share=0.33)
+    assert (shares["liar"], lines) == (pytest.approx(80 / 88), []), "between two nothing is known"
+
+
+@pytest.mark.parametrize("weighting", ["batch", "tokens", "fednova"])
+def test_an_honest_version_has_the_weights_that_it_had(weighting):
+    """To the bit: where nobody has too much, nothing is multiplied."""
+    merged = [
+        merged_of(name, tokens=count) for name, count in zip("abcd", (8, 9, 10, 11), strict=True)
+    ]
+    limited, unlimited = (counted(merged, weighting, max_share=most) for most in (0.33, 0.0))
+    assert limited == unlimited
+
+
+def test_a_client_with_all_the_balance_has_twice_an_equal_share():
     """With sites of one label at 1 %, a liar would have half of the average."""
     merged = [
-        *(merged_of(name, balance=0.0) for name in "abc"),
+        *(merged_of(f"one{number}", balance=0.0) for number in range(8)),
         merged_of("mixed", balance=1.0),
         merged_of("liar", balance=1.0),
     ]
-    shares, _, lines = counted(merged)
-    assert shares == pytest.approx(
-        {"a": 1 / 15, "b": 1 / 15, "c": 1 / 15, "mixed": 0.4, "liar": 0.4}
-    )
-    assert "balance of labels of liar, mixed counts as 0.06" in lines[0]
-    shares, _, lines = counted([merged_of(name, balance=0.2) for name in "abc"])
+    shares, _, lines = counted(merged, max_share=0.33)
+    assert shares["liar"] == shares["mixed"] == pytest.approx(0.2)
+    assert "liar, mixed would have more of the version by tokens or labels" in lines[0]
+    shares, _, lines = counted([merged_of(name, balance=0.2) for name in "abc"], max_share=0.33)
     assert (shares["a"], lines) == (pytest.approx(1 / 3), [])
 
 
-@pytest.mark.parametrize(
-    ("clients", "most"),
-    [
-        ([(1, 1.0)] * 3, 1.0),
-        ([(1, 0.01)] * 3, 0.01),
-        ([(1, 1.0), (1, 0.01)], 1.0),
-        ([(10, 1.0), (1, 0.01)], 1.0),
-        ([(1, 1.0), (1, 0.5), (1, 0.01), (1, 0.01), (1, 0.01)], 0.06),
-    ],
-)
-def test_the_balance_that_gives_nobody_more_than_twice_its_share(clients, most):
-    """By hand; where none has more, none is lowered."""
-    found = most_balance(clients)
-    assert found == pytest.approx(most) or found > most
-    lowered = [(count, min(balance, found)) for count, balance in clients]
-    total = sum(count for count, _ in clients)
-    mean = sum(count * balance for count, balance in lowered) / total
-    assert all(balance <= 2 * mean + 1e-9 for _, balance in lowered)
+@given(st.lists(st.floats(1e-6, 1e12), min_size=3, max_size=20), st.floats(0.2, 0.7))
+def test_lowered_to_the_limit_none_is_above_the_multiple_of_the_mean(values, share):
+    """And where none was above it, none is lowered."""
+    most = max(1.5, share * len(values))
+    limit = limit_of(values, most)
+    lowered = [min(value, limit) for value in values]
+    assert max(lowered) <= most * sum(lowered) / len(values) * (1 + 1e-6)
+    if max(values) <= most * sum(values) / len(values):
+        assert lowered == pytest.approx(values)
 
 
 def test_what_is_clipped_is_said_in_one_line():
