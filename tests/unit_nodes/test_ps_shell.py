@@ -172,6 +172,15 @@ def test_a_fetched_version_is_kept_until_its_client_holds_the_newest(long_run):
     assert long_run.store._serving_from is None
 
 
+def test_a_client_that_breaks_the_protocol_again_and_again_is_one_line(long_run):
+    """It is admitted, and must not fill the log."""
+    before = len(long_run.notes)
+    for _ in range(353):
+        long_run.shell.on_transport(tp.MessageReceived("a", {"m": "fetch/1"}))
+    (line,) = [text for text in long_run.notes[before:] if "broke the protocol" in text]
+    assert line.startswith("a broke the protocol: ")
+
+
 def measured(sequence=1):
     """A delta of scalars, measured from version 0."""
     frame = encode_seeds(0, np.array([[[8.0, 0.5]]], np.float32))

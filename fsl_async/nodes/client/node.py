@@ -9,7 +9,6 @@ user's script.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,6 @@ class ClientRuntime(LoopSide):
         orders = Orders()
         exchange = Exchange(orders, on_event=self._post)
         self.training = Training(orders, exchange)
-        self._process = os.getpid()
         super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()
 
@@ -62,7 +60,7 @@ class ClientRuntime(LoopSide):
 
     def training_ended(self, error: str | None) -> None:
         """Report the end of training, and wait until the last delta has arrived or is given up."""
-        if os.getpid() != self._process:  # forked within: the client is not here
+        if not (self._thread.is_alive() or self.ended.is_set()):  # forked: it is in the parent
             return
         self.training.meter.step_ended()  # the wait is no step that hangs
         self._post(TrainingEnded(error))

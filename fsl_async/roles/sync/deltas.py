@@ -83,7 +83,7 @@ class DeltaBook:
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
         self.settled: dict[str, Settled] = {}
         self._newest: dict[str, DeltaKey] = {}
-        """Client -> its last key that was received or is in the ledger."""
+        """Client -> its last key that was received or acknowledged."""
         self.version = -1
         self.digests: dict[int, str] = {}
         self.global_versions: list[int] = []
@@ -185,7 +185,6 @@ class DeltaBook:
         last = self.settled.get(key.client)
         if last is None or last.key.order <= key.order:
             self.settled[key.client] = Settled(key, outcome)
-        self.receive(key)
 
     def receive(self, key: DeltaKey) -> None:
         """Record that a delta is received: an earlier one of its client is not, from here on."""

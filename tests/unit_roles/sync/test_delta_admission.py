@@ -66,7 +66,8 @@ def test_a_known_delta_is_acknowledged_to_the_next_incarnation_too(server, look)
 def test_numbers_that_do_not_grow_are_never_acknowledged(server, look):
     """One million, then seven: the second one was "accepted", and no version had it."""
     server.begin("a")
-    server.offer(key(10**6))
+    assert is_received(look, server.offer(key(10**6)))
+    assert look.sent(server.offer(key(5)))[0].code == "superseded", "of two that are received"
     server.store(key(10**6))
     (answer,) = look.sent(server.offer(key(7)))
     assert (answer.code, answer.key) == ("superseded", key(7))
