@@ -15,8 +15,8 @@ Those of "tuning" are by real nodes and as in `tuning.py`, with rule fedit, rank
 and 12 rounds of 10 steps: "few" with its unequal sites (12 x the rows), "few-one-class" with those
 of one label. The parameter server clips, by `guard.clip_median`.
 
-A delta's norm divided by sqrt(its steps) is compared with 1.5 x the median of its version; a longer
-one counts as one of that length. A row is a JSON line: the loss without the clip; how many deltas
+The rule is that of `fsl_async.roles.sync.norm_guard`, with `growth` 0.5 and 1: a delta may grow with
+the root of its steps above the median, or in proportion to them, which is the default. A row is a JSON line: the loss without the clip; how many deltas
 the rule clips; the loss with it, if any (else the runs are the same to the bit); and, where steps
 differ, the exponent e of norm ~ steps^e, its median over the tenths of the run. Measured rows are
 in results/clip_cost.jsonl.
@@ -43,7 +43,8 @@ from quality_spec import Spec
 from tuning import Bench, Setting
 
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.store.store import Store
 from fsl_async.tools.compare.tuning import outcome
 
@@ -62,11 +63,14 @@ TUNED = {
 tuning.SETTINGS_OF.update(TUNED)
 
 
-def factors(norms: Sequence[float], steps: Sequence[int], exponent: float) -> list[float]:
-    """Factor of each delta's weight in a version of these deltas, one for each client."""
-    sizes = [norm / count**exponent for norm, count in zip(norms, steps, strict=True)]
-    usual = min(sizes) if len(sizes) == 2 else statistics.median(sizes)
-    return [min(1.0, FACTOR * usual / size) if size else 1.0 for size in sizes]
+def factors(norms: Sequence[float], steps: Sequence[int], growth: float) -> list[float]:
+    """Factor of each delta in a version of these deltas, one for each client, by the guard."""
+    merged = [
+        MergedDelta(Delta(DeltaKey(f"c{number}", 1, 0, 1), "", count, count), 0, 1.0, norm)
+        for number, (norm, count) in enumerate(zip(norms, steps, strict=True))
+    ]
+    clips = NormGuard(GuardRules(clip_median=FACTOR), growth).clips(merged)
+    return [clips.get(one.key, 1.0) for one in merged]
 
 
 class ClippingStore(Store):
