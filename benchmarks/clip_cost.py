@@ -15,11 +15,11 @@ Those of "tuning" are by real nodes and as in `tuning.py`, with rule fedit, rank
 and 12 rounds of 10 steps: "few" with its unequal sites (12 x the rows), "few-one-class" with those
 of one label. The parameter server clips, by `guard.clip_median`.
 
-The rule is that of `fsl_async.roles.sync.norm_guard`, with `growth` 0.5 and 1: a delta may grow with
-the root of its steps above the median, or in proportion to them, which is the default. A row is a JSON line: the loss without the clip; how many deltas
-the rule clips; the loss with it, if any (else the runs are the same to the bit); and, where steps
-differ, the exponent e of norm ~ steps^e, its median over the tenths of the run. Measured rows are
-in results/clip_cost.jsonl.
+The rule is that of `fsl_async.roles.sync.norm_guard`, with `growth` 0.5 and 1: a delta may grow
+with the root of its steps above the median, or in proportion to them, which is the default. A row
+is a JSON line: the loss without the clip; how many deltas the rule clips; the loss with it, if any
+(else the runs are the same to the bit); and, where steps differ, the exponent e of norm ~ steps^e,
+its median over the tenths of the run. Measured rows are in results/clip_cost.jsonl.
 """
 
 from __future__ import annotations
