@@ -26,8 +26,8 @@ from fsl_async.roles.sync.norm_guard import NormGuard, claim_line
 from fsl_async.roles.sync.weighting import Weighting
 
 MOST_OF_EQUAL, MOST_BY_BALANCE = 1.5, 2.0
-"""A client may have 1.5 times an equal share, also where that is above `guard.max_share`; and 2
-times where clients report the balance of their labels, also where that is below."""
+"""A client may have 1.5 times an equal share, also where that is above `guard.max_share`; where
+clients report the balance of their labels, twice an equal share instead."""
 _LEAST_CLIENTS = 3
 """Between two clients neither a median nor a share is a judge."""
 _LEAST_CLIP = 1e-30
@@ -95,9 +95,8 @@ class Counting:
         for one in weighed:
             if one.weight:
                 shares[one.key.client] += one.weight
-        most = max(max_share * len(shares), MOST_OF_EQUAL)
-        if any(BALANCE in one.delta.facts for one in merged):
-            most = min(most, MOST_BY_BALANCE)
+        has_balance = any(BALANCE in one.delta.facts for one in merged)
+        most = MOST_BY_BALANCE if has_balance else max(max_share * len(shares), MOST_OF_EQUAL)
         limit = limit_of(list(shares.values()), most)
         above = {client: limit / share for client, share in shares.items() if share > limit}
         if above:

@@ -92,6 +92,8 @@ def test_a_client_with_all_the_balance_has_twice_an_equal_share():
     shares, _, lines = counted(merged, max_share=0.33)
     assert shares["liar"] == shares["mixed"] == pytest.approx(0.2)
     assert "liar, mixed would have more of the version by tokens or labels" in lines[0]
+    shares, _, _ = counted(merged[6:], max_share=0.33)
+    assert shares["liar"] == pytest.approx(1 / 2.02), "of four with two mixed sites none is lowered"
     shares, _, lines = counted([merged_of(name, balance=0.2) for name in "abc"], max_share=0.33)
     assert (shares["a"], lines) == (pytest.approx(1 / 3), [])
 
