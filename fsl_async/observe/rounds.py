@@ -418,7 +418,7 @@ class ParameterServerFigures:
         self._merging = dict(self._pending)
         merged = line.get("merged") or []
         self._norms = norms_of(merged)
-        clipped = (_client(one["delta"]["key"]) for one in merged if one["clip"] < 1.0)
+        clipped = (_client(one["delta"]["key"]) for one in merged if one.get("clip", 1.0) < 1.0)
         self._clipped = dict(Counter(clipped))
 
     def commit_failed(self, run: Run, line: Line) -> None:

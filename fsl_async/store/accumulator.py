@@ -125,6 +125,8 @@ class Accumulator:
 
     def weigh(self, key: DeltaKey, weight: float, clip: float) -> None:
         """Change the weight of a delta. The sum is recomputed when it is used next."""
+        if (self.weights[key], self._clips.get(key, 1.0)) == (weight, clip):
+            return
         self.weights[key], self._clips[key] = weight, clip
         self._extra = _Extra(None, 0.0, 0, self._frames)
 

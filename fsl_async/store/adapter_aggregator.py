@@ -132,7 +132,13 @@ class AdapterAggregator(SpooledDeltas):
         clients = self.fresh(version)
         self._squared = dict.fromkeys((keys[0].client for keys in clients), 0.0)
         members = self._members(clients, facts)
-        rows = self._chunks(clients, clips)
+        # A client's row is the mean of its deltas.
+        factors = {
+            key: clips[key] * self.weights[key] / math.fsum(self.weights[one] for one in keys)
+            for keys in clients
+            for key in keys
+        }
+        rows = self._chunks(clients, factors)
         return _in_chunks(self._pieces(rows, members, vectors, version), self._manifest)
 
     def _members(self, clients: Sequence[Sequence[DeltaKey]], facts: Reported) -> list[_Member]:

@@ -158,7 +158,7 @@ class Book:
         """
         newest = [delta for delta in self.accepted if delta.key in self.merged]
         last = [one for one in self._details.get(self.version, {}).values() if one]
-        return list({one.key: one for one in (*last, *newest)}.values())
+        return list({one.key: one for one in (*newest, *last)}.values())
 
     def merged_after(self, version: int) -> list[StoredDelta]:
         """The deltas merged after `version` whose details are kept, in merge order."""

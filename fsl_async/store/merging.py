@@ -334,7 +334,7 @@ class Merging:
         for one in merged:
             if one.key in self._left_out:
                 self._left_out[one.key] = one.weight
-            elif self.sum.weights[one.key] != one.weight:
+            else:
                 self.sum.weigh(one.key, one.weight, one.clip)
 
     def _checked_again(

@@ -63,7 +63,7 @@ def averages(run, record):
     """The average of a version by the deltas in its spool, chunk by chunk."""
     spool, of = run.store._open.run.spool, run.manifest
     kind = run.settings.kind
-    sources = [(spool.frames(one.key, of), one.weight) for one in record.merged]
+    sources = [(spool.frames(one.key, of), one.weight, one.clip) for one in record.merged]
     weight = sum(one.weight for one in record.merged)
     return averaged(of, kind.sums(of, sources), record.scale, weight)
 

@@ -3,9 +3,9 @@
 A delta has a weight from when it is stored, so that it is added while it arrives. What depends on
 the other deltas of the version is decided when the version is ordered:
 
-- a client counts once: each of its n deltas has an nth of its weight, unless clients send at their
-  own pace, where several deltas are a client's work
-- tokens count up to `guard.max_tokens_median` x the median of the version's clients
+- a client counts once: each of its n deltas has an nth of the weight of their mean work, unless
+  clients send at their own pace, where several deltas are a client's work
+- tokens of a client count up to `guard.max_tokens_median` x the median of the version's clients
 - a client has at most `guard.max_share` of the weights, because tokens and the balance of labels
   are only claimed
 - a delta that is too long counts as a shorter one (`norm_guard`)
@@ -54,65 +54,67 @@ class Counting:
         """Return the deltas with their final weights, the work that the average is divided by, and
         lines on deltas that count less.
         """
-        lines: list[str] = []
-        merged = self._with_tokens(merged, lines)
-        weighed = self._with_share(merged, lines)
+        number = Counter(one.key.client for one in merged if one.weight)
+        merged, lines = self._with_tokens(merged, number)
+        work = [one for one in merged if one.weight] or merged
+        if not self.own_pace:
+            work = self._with_share(one_each(work), lines)
+        means = {one.key.client: one.delta for one in work}
         clips = self.guard.clips(merged)
         counted, shorter = [], []
-        for one, weight in zip(merged, (one.weight for one in weighed), strict=True):
+        for one in merged:
             clip = max(_LEAST_CLIP, clips.get(one.key, 1.0))
             if clip < 1.0:
                 name, norm = one.key.client, one.norm
                 shorter.append(
                     f"{name}'s delta of norm {norm:.3g} counts as one of {clip * norm:.3g}"
                 )
+            delta = one.delta if self.own_pace else means.get(one.key.client, one.delta)
+            weight = self.weighting.weight(delta, one.staleness) if one.weight else 0.0
+            weight /= 1 if self.own_pace else max(1, number[one.key.client])
             whole = 1.0 if self.clips_values else clip
             counted.append(evolve(one, weight=whole * weight, clip=clip))
-        lines += [_some(shorter)] if shorter else []
-        work = [one for one in weighed if one.weight] or weighed
-        return tuple(counted), work if self.own_pace else one_each(work), lines
+        return tuple(counted), work, lines + ([_some(shorter)] if shorter else [])
 
-    def _with_tokens(self, merged: Sequence[MergedDelta], lines: list[str]) -> list[MergedDelta]:
+    def _with_tokens(
+        self, merged: Sequence[MergedDelta], number: Counter[str]
+    ) -> tuple[list[MergedDelta], list[str]]:
         known = [one.delta for one in one_each(merged)]
         if len(known) < _LEAST_CLIENTS:
-            return list(merged)
-        found = []
+            return list(merged), []
+        found, lines = [], {}
         for one in merged:
-            most, why = self.guard.most_tokens(one.delta, known)
+            deltas = 1 if self.own_pace else max(1, number[one.key.client])
+            most, why = self.guard.most_tokens(one.delta, known, deltas)
             if most < one.delta.tokens:
-                lines.append(claim_line(one.delta, most, why))
+                lines[one.key.client] = claim_line(one.delta, most, why)
             found.append(evolve(one, delta=evolve(one.delta, tokens=most)))
-        return found
+        return found, list(lines.values())[:_SHOWN]
 
-    def _with_share(self, merged: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
-        """Weigh the deltas, with fewer tokens for a client with too large a share."""
-        deltas = Counter(one.key.client for one in merged if one.weight)
-        weighed = [self._weighed(one, deltas) for one in merged]
+    def _with_share(self, clients: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
+        """Return clients with fewer tokens where the share of one is too large."""
         max_share = self.guard.rules.max_share
-        if self.own_pace or not max_share or len(deltas) < _LEAST_CLIENTS:
-            return weighed
-        shares = dict.fromkeys(deltas, 0.0)
-        for one in weighed:
-            if one.weight:
-                shares[one.key.client] += one.weight
-        has_balance = any(BALANCE in one.delta.facts for one in merged)
-        most = MOST_BY_BALANCE if has_balance else max(max_share * len(shares), MOST_OF_EQUAL)
-        limit = limit_of(list(shares.values()), most)
-        above = {client: limit / share for client, share in shares.items() if share > limit}
+        if not max_share or len(clients) < _LEAST_CLIENTS:
+            return clients
+        has_balance = any(BALANCE in one.delta.facts for one in clients)
+        most = MOST_BY_BALANCE if has_balance else max(max_share * len(clients), MOST_OF_EQUAL)
+        weights = [self.weighting.weight(one.delta, 0) for one in clients]
+        limit = limit_of(weights, most)
+        above = [one.key.client for one, w in zip(clients, weights, strict=True) if w > limit]
         if above:
             lines.append(
                 f"{_some(sorted(above))} would have more of the version by tokens or labels, and"
-                f" counts as {most / len(shares):.0%} of it"
+                f" counts as {most / len(clients):.0%} of it"
             )
-        return [self._weighed(one, deltas, above.get(one.key.client, 1.0)) for one in merged]
+        return [
+            _part_of(one, limit / weight) if weight > limit else one
+            for one, weight in zip(clients, weights, strict=True)
+        ]
 
-    def _weighed(self, one: MergedDelta, deltas: Counter[str], part: float = 1.0) -> MergedDelta:
-        """The delta with its weight. part: of its tokens, which are recorded whole."""
-        tokens: Any = part * one.delta.tokens if part < 1.0 else one.delta.tokens
-        delta = evolve(one.delta, tokens=tokens)
-        weight = self.weighting.weight(delta, one.staleness) if one.weight else 0.0
-        of_client = 1 if self.own_pace else max(1, deltas[one.key.client])
-        return evolve(one, delta=delta, weight=weight / of_client)
+
+def _part_of(one: MergedDelta, part: float) -> MergedDelta:
+    tokens: Any = part * one.delta.tokens  # weighed only; those that are recorded are whole
+    return evolve(one, delta=evolve(one.delta, tokens=tokens))
 
 
 def limit_of(values: Sequence[float], most: float) -> float:

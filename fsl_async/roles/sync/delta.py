@@ -146,9 +146,16 @@ def one_each(merged: Iterable[MergedDelta]) -> list[MergedDelta]:
                 # Rounded up: full weights must not add up to more than they are divided by.
                 tokens=-(-sum(one.delta.tokens for one in ones) // len(ones)),
                 steps=-(-sum(one.delta.steps for one in ones) // len(ones)),
+                facts=_mean_balance(ones),
             ),
             weight=fmean(one.weight for one in ones),
             norm=fmean(one.norm for one in ones),
         )
         for ones in found.values()
     ]
+
+
+def _mean_balance(ones: list[MergedDelta]) -> dict[str, Any]:
+    found = [one.delta.facts.get(BALANCE) for one in ones]
+    numbers = [one for one in found if isinstance(one, int | float)]
+    return ones[0].delta.facts | ({BALANCE: fmean(numbers)} if numbers else {})

@@ -62,7 +62,10 @@ class DeltaAdmission:
             tokens, why = self.guard.tokens(delta, now)
             delta = evolve(delta, tokens=tokens)
             receive = do.ReceiveDelta(peer, event.stream, delta, self.deltas.weight(delta))
-            return [*([Note(why, "warning")] if why else []), receive], False
+            return [
+                *(self._note(f"{peer} tokens", why, "warning", now) if why else []),
+                receive,
+            ], False
         code, text = objection
         return [
             DeclineStream(peer, event.stream, code),

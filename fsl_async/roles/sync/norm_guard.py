@@ -38,8 +38,9 @@ from fsl_async.roles.sync.delta import ORDER, Delta, DeltaKey, MergedDelta, Stor
 MEMORY = 64
 """Clients whose newest delta is remembered."""
 
-MOST_STEPS = 4
-"""Up to so many times the median of steps a delta may be longer than the others."""
+MOST_STEPS, MOST_OLD = 4, 4
+"""Up to so many times the median of steps a delta may be longer than the others; and versions for
+which a client's newest delta is a measure, or as many as there are clients."""
 
 MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
@@ -121,7 +122,7 @@ class NormGuard:
             most = max(1, int(rules.max_tokens_per_s * seconds))
             if most < counted:
                 counted, why = most, f"{rules.max_tokens_per_s:g} a second for {seconds:.1f} s"
-        if self._accepted >= rules.least:
+        if self._accepted >= rules.least and len(self._newest) > 1:
             most, reason = self.most_tokens(delta, [one.delta for one in self._newest.values()])
             if most < counted:
                 counted, why = most, reason
@@ -130,14 +131,17 @@ class NormGuard:
             why = claim_line(delta, counted, why)
         return counted, why
 
-    def most_tokens(self, delta: Delta, known: Sequence[Delta]) -> tuple[int, str]:
-        """How many tokens of a delta may count beside those of `known`, one a client, and why."""
+    def most_tokens(self, delta: Delta, known: Sequence[Delta], deltas: int = 1) -> tuple[int, str]:
+        """How many tokens of a delta may count beside those of `known`, one a client, and why.
+
+        deltas: of its client in the version.
+        """
         factor = self.rules.max_tokens_median
-        if not factor or not known:
+        if not factor:
             return delta.tokens, ""
         usual = median(one.tokens for one in known)
         a_step = factor * median(one.tokens / one.steps if one.steps else 0.0 for one in known)
-        most = max(1, int(min(factor * usual, delta.tokens)))
+        most = max(1, int(min(factor * usual / deltas, delta.tokens)))
         most_of_steps = max(1, int(min(a_step * delta.steps, delta.tokens)))
         if most_of_steps < most:
             return most_of_steps, f"at most {a_step:g} a step, {delta.steps} steps"
@@ -164,7 +168,7 @@ class NormGuard:
             is_alone = len({one.key.client for one in deltas}) == 1
             limit, usual = self._limit(one_each(moved if is_alone else deltas))
             for one in deltas:
-                size = self._size(one.norm, one.delta.steps / usual)
+                size = self._size(one.norm, one.delta.steps / usual, is_measure=False)
                 if size > limit or one.norm > clip_norm:
                     found[one.key] = min(limit / size, clip_norm / one.norm)
         return found
@@ -176,23 +180,28 @@ class NormGuard:
         measure.
         """
         names = {one.key.client for one in clients}
-        before = [one for name, one in reversed(self._newest.items()) if name not in names]
+        # Sizes change during training, so clients that have left are no measure.
+        since = max((one.key.base for one in clients), default=0) - max(MOST_OLD, len(self._newest))
         work = [(one.norm, one.delta.steps) for one in clients]
-        work += [(one.norm, one.delta.steps) for one in before if one.norm > 0.0][
-            : max(0, self.rules.least - len(work))
-        ]
+        for name, one in reversed(self._newest.items()):
+            is_new = name not in names and one.key.base >= since and one.norm > 0.0
+            if is_new and len(work) < self.rules.least:
+                work.append((one.norm, one.delta.steps))
         if not self.rules.clip_median or len(work) < 2:
             return math.inf, 1.0
         usual = max(1.0, median(steps for _, steps in work))
-        sizes = [self._size(norm, steps / usual) for norm, steps in work]
+        sizes = [self._size(norm, steps / usual, is_measure=True) for norm, steps in work]
         shortest = len(sizes) == 2
         return self.rules.clip_median * (min(sizes) if shortest else median(sizes)), usual
 
-    def _size(self, norm: float, steps: float) -> float:
-        """The norm as if the delta were of the median of steps. steps: in medians."""
-        if not self.growth:
-            return norm / max(steps, 1e-12)
-        return norm / (min(steps, MOST_STEPS) ** self.growth if steps > 1.0 else math.sqrt(steps))
+    def _size(self, norm: float, steps: float, *, is_measure: bool) -> float:
+        """The norm as if the delta were of the median of steps. steps: in medians.
+
+        One of fewer steps is judged by their root, and is a measure by `growth`: the milder ones.
+        """
+        is_root = steps < 1.0 and self.growth > 0.0 and not is_measure
+        power = 0.5 if is_root else self.growth or 1.0
+        return norm / float(min(max(steps, 1e-12), MOST_STEPS) ** power)
 
     def accepted(self, stored: StoredDelta, now: float) -> None:
         """Add an accepted delta to the medians."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from attrs import frozen
 
 from fsl_async.roles.sync.delta import BALANCE
+from fsl_async.roles.sync.norm_guard import MOST_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -158,7 +159,9 @@ class FedNovaWeighting:
         """The token-weighted mean of the steps, divided by the sum of tokens."""
         counted = [one.delta for one in merged if one.delta.steps > 0]
         tokens = float(sum(one.tokens for one in counted))
-        tokens_times_steps = float(sum(one.tokens * one.steps for one in counted))
+        # A claim of many steps must not make all others count for more.
+        most = math.inf if usual_steps is None else MOST_STEPS * usual_steps
+        tokens_times_steps = float(sum(one.tokens * min(one.steps, most) for one in counted))
         return tokens_times_steps * _reciprocal(tokens) * _reciprocal(tokens)
 
 
