@@ -1,6 +1,6 @@
 """Costs of large models and many sites: prints the tables of docs/COSTS.md.
 
-    python benchmarks/scale_costs.py            tables from the formulas of `fsl_async.plan.scaling`
+    python benchmarks/scale_costs.py            tables from the formulas of `scaling.py`
     python benchmarks/scale_costs.py --check    two of their rows by the simulator, without faults
 
 The check plays the production code with sizes and rates that are scaled down alike, so that a
@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from attrs import evolve
-
-from fsl_async.plan.scaling import (
+from scaling import (
     FP32,
     Costs,
     Measured,
@@ -27,6 +26,7 @@ from fsl_async.plan.scaling import (
     stalled,
     sync_s,
 )
+
 from fsl_async.roles.machine import Send
 from fsl_async.roles.sync.events import Rebased
 from fsl_async.roles.sync.messages import Call

@@ -31,8 +31,6 @@ class Measured:
     disk: float = 12e9 / 55
     memory: float = 4.3
     lean_memory: float = 1.2
-    lean_traffic: float = 3.0
-    """Models that a sync reads and writes where the newest version is not in memory."""
 
 
 @frozen

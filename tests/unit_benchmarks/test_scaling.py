@@ -1,9 +1,14 @@
 """Costs of many sites: the formulas of docs/COSTS.md."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 
-from fsl_async.plan.scaling import (
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from scaling import (
     Measured,
     Sites,
     asynchronous,
