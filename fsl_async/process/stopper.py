@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from fsl_async.process.notices import Notice
 
+_handles: set[Any] = set()
+"""Handlers of the blocks that are open, which a forked process must not keep."""
 _resting: set[signal.Signals] = set()
 """Signals that are left to handlers of `_leave`."""
 AT_ONCE_S = 0.7
@@ -174,12 +176,13 @@ def stop_on_signals(
 
     handled = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
     before = {which: signal.signal(which, handle) for which in handled}
-    os.register_at_fork(after_in_child=lambda: _in_worker(handle))
+    _handles.add(handle)
     if killer is not None:
         killer.listen()
     try:
         yield
     finally:
+        _handles.discard(handle)
         if os.getpid() == process:  # no worker, forked within the block
             if killer is not None:
                 killer.close()
@@ -211,15 +214,18 @@ def _ignore_resting() -> None:
         signal.signal(which, signal.SIG_IGN)
 
 
-def _in_worker(handle: Callable[..., None]) -> None:
+def _in_worker() -> None:
     """Reset the signals of a forked process, such as a data loader's worker: SIGTERM ends it.
 
     Ctrl-C does nothing there: it also reaches the parent, which may need the worker for its end.
     """
-    if signal.getsignal(signal.SIGTERM) is handle:
+    if signal.getsignal(signal.SIGTERM) in _handles:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.set_wakeup_fd(-1)  # the other end is the parent's
+
+
+os.register_at_fork(after_in_child=_in_worker)
 
 
 def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:

@@ -229,6 +229,7 @@ class Spool:
         """Move the delta's file into quarantine, where files of `held` stay. May be absent."""
         name = file_name(key)
         if name in self._files.names(self._directory):
+            self.make_directories()  # another program may have removed it
             self._files.rename(self._directory / name, self._quarantine / name)
             self._files.sync_directory(self._quarantine)
             self._files.sync_directory(self._directory)

@@ -26,7 +26,7 @@ def test_a_restored_copy_is_reported_on_both_sides(warm_site):
     shutil.rmtree(site.run_dir)
     copy.rename(site.run_dir)
     again = site.server(every_s=0.4)
-    line = client.wait_for("the run has gone back from version")
+    line = client.wait_for("the run has gone back behind version")
     assert " gone, with about " in line
     again.wait_for("a holds a version that this run lacks: version")
     site.wait_version(newest + 1)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from fsl_async.errors import ExitCode
+from fsl_async.errors import ExitCode, disk_words
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.observe.reporter import Reporter
 from fsl_async.process.stopper import Stopper
@@ -36,6 +36,8 @@ def ending(
         except StoreError as error:
             shell.node.feed(StoreFailed(str(error)))
             return
+        except OSError as error:
+            losing = f"it is unknown which deltas would be lost: {disk_words(error)}"
         if not (hard or stop.comes_back):
             if stop.exit_code == ExitCode.INTERRUPTED:
                 text = "ends the run for all clients; SIGTERM would let it go on later"

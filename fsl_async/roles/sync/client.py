@@ -337,8 +337,15 @@ class ClientMachine:
     # --- versions, down ---
 
     def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
-        if not self.attached or self.base.version >= 0 or self.shutdown.asked:
+        if not self.attached or self.shutdown.asked:
             return []
+        if self.base.version >= 0:
+            self.shutdown.refusing = True
+            text = (
+                "the run has gone back to before version 0, and this client holds version"
+                f" {self.base.version}: start it again, and the run begins anew"
+            )
+            return self.shutdown.ask(text, EXIT_REFUSED, now)
         self.version_sync.publishing = True
         return [do.OfferInitial()]
 

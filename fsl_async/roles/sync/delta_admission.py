@@ -4,9 +4,9 @@ A known key gets the same answer again. A delta that would never be merged is re
 transfer. After an incomplete transfer the client is asked to offer again ("later"), because it may
 assume that the delta arrived.
 
-After a delta was quarantined for its values, its client is refused for `DIVERGED_S`, with the same
-reason, unless it sends from a newer version. Not for longer: it has gone back to the run's weights,
-and the only client of a run gets no newer ones.
+After a delta was quarantined for its values, its client is refused for a second, and for twice as
+long after each more, up to `DIVERGED_S`, unless it sends from a newer version. Not for good: it has
+gone back to the run's weights, and the only client of a run gets no newer ones.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class DeltaAdmission:
     too_late: Callable[[Delta], Objection]
     guard: NormGuard
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
-    _diverged: dict[str, tuple[int, float, str]] = field(factory=dict)
-    """Client -> base of its last delta quarantined for its values, when, and why."""
+    _diverged: dict[str, tuple[int, float, float, str]] = field(factory=dict)
+    """Client -> base of its last delta quarantined for its values, until when it is refused, for
+    how long, and why; until one that is not."""
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns also whether this is the client's answer to its round."""
@@ -81,8 +82,11 @@ class DeltaAdmission:
         session = self.members[key.client].incarnation
         if key.incarnation != session:
             return "incarnation", f"its session is of incarnation {session}"
-        base, at, problem = self._diverged.get(key.client, (-1, now, ""))
-        return ("quarantined", problem) if key.base <= base and now < at + DIVERGED_S else None
+        base, until, _, problem = self._diverged.get(key.client, (-1, now, 0.0, ""))
+        if key.base > base or now >= until:
+            return None
+        again = f"the next is taken in {until - now:.0f} s"
+        return "quarantined", f"the one before was quarantined: {problem}; {again}"
 
     def book(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Queue a durable delta for the next merge, or exclude it."""
@@ -125,6 +129,7 @@ class DeltaAdmission:
         elif outcome is not None:
             answer = msg.Declined(key, outcome, f"this delta is {outcome}")
         elif event.problem is None:
+            self._diverged.pop(key.client, None)
             effects += self.book(event.stored, now)
             for one in effects:
                 if isinstance(one, do.Quarantine) and not one.held:
@@ -132,7 +137,9 @@ class DeltaAdmission:
         else:
             self.deltas.settle(key, "quarantined")
             answer = msg.Declined(key, "quarantined", event.problem)
-            self._diverged[key.client] = key.base, now, event.problem
+            _, _, before_s, _ = self._diverged.get(key.client, (-1, 0.0, 0.5, ""))
+            pause_s = min(DIVERGED_S, 2.0 * before_s)
+            self._diverged[key.client] = key.base, now + pause_s, pause_s, event.problem
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
             effects.append(Note(text, "warning", {"alarm": "delta", "client": key.client}))
         if key.client in self.members:

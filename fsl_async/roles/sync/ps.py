@@ -370,6 +370,7 @@ class ParameterServerMachine:
         if self.version < 0:
             return self.publishing.choose()
         return [
+            *self.serving.lineage(peer),
             self.serving.announcement(peer, now),
             *self.rounds.rejoined(peer, member.incarnation),
         ]

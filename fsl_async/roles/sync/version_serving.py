@@ -67,6 +67,7 @@ class Serving:
     """Peer -> the version pushed to it, and the one that it held then."""
     _differing: dict[int, dict[str, int]] = field(factory=dict)
     """Version -> peer -> how often it computed a differing digest."""
+    _astray: dict[str, int] = field(factory=dict)  # peer -> version that it holds with other digest
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
 
     @property
@@ -83,6 +84,12 @@ class Serving:
         """Announce the newest version, and where the run is, to one client."""
         position = self.progress.position(now)
         return Send(peer, msg.Announce(self.version, self.digest, position))
+
+    def lineage(self, peer: str) -> list[Effect]:
+        """Announce this run's version of a number that a client holds with another digest."""
+        held = self._astray.pop(peer, -1)
+        digest = self.deltas.digests.get(held)
+        return [Send(peer, msg.Announce(held, digest))] if digest else []
 
     def announce_to(self, peer: str, now: float) -> list[Effect]:
         """Announce the newest version to one client, and push it if the client waits for it."""
@@ -148,6 +155,8 @@ class Serving:
         """Report a client that holds a version that is not in the run: a line for each of both."""
         peer, held, newest = event.peer, event.version, self.version
         is_known = held <= newest and self.deltas.digests.get(held, event.digest) == event.digest
+        if not is_known and held in self.deltas.digests:
+            self._astray[peer] = held
         if held < 0 or is_known or {peer, held} & self._undone:
             return []
         self._undone |= {peer, held}

@@ -40,7 +40,7 @@ class VersionSync:
         if last.version < event.version or last in (Held(), self.latest):
             return ""
         words = gone_words(event.version, last.version, before - event.tokens)
-        return f"the run has gone back from version {last.version} to {event.version}: {words}"
+        return f"the run has gone back behind version {last.version}: {words}"
 
     def forget_session(self) -> None:
         """Forget open requests: they are valid in one session only."""

@@ -15,7 +15,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import SERVER
+from fsl_async.roles.sync.client import EXIT_REFUSED, SERVER
 
 
 def test_first_client_publishes_and_adopts_its_own_weights(client, look):
@@ -26,7 +26,18 @@ def test_first_client_publishes_and_adopts_its_own_weights(client, look):
     assert client.announce(0) == [do.AdoptInitial()]
     assert client.replaced(0) == [do.Rebase(0)]
     assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
-    assert client.feed(ev.PublishAsked()) == [], "there is a version already"
+
+
+def test_a_run_that_has_gone_back_to_before_version_0_ends_its_clients(client):
+    """A copy of the run directory from then: a client that holds a version publishes nothing, so
+    the run would wait for ever. Started again, it does.
+    """
+    client.ready(2)
+    client.feed(ev.PublishAsked())
+    shutdown = client.machine.shutdown
+    text = "gone back to before version 0, and this client holds version 2: start it again"
+    assert text in (shutdown.reason or "")
+    assert shutdown.exit_code == EXIT_REFUSED
 
 
 def test_a_model_that_is_attached_after_the_welcome(client):
@@ -390,7 +401,7 @@ def test_a_run_that_goes_back_is_reported(client, look):
     client.welcome()
     note, fetch = back(client, 3, tokens=30)
     assert note.text == (
-        "the run has gone back from version 8 to 3: versions 4 to 8 are gone, with about 50"
+        "the run has gone back behind version 8: versions 4 to 8 are gone, with about 50"
         " tokens; this client goes back too"
     )
     assert note.level == "warning"
@@ -402,7 +413,7 @@ def test_another_version_of_the_same_number_is_a_rollback(client):
     """The parameter server has made it since it went back."""
     client.ready(8)
     note, _ = back(client, 8, "other")
-    assert "from version 8 to 8: version 8 is gone; this" in note.text
+    assert "behind version 8: version 8 is gone; this" in note.text
 
 
 def test_a_site_may_refuse_to_go_back(client):

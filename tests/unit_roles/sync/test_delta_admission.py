@@ -6,7 +6,6 @@ from fsl_async.roles.machine import Note, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.delta_admission import DIVERGED_S
 
 PROBLEM = "its norm of 1e+30 is above 1e+20: its client has diverged"
 
@@ -19,15 +18,19 @@ def is_received(look, effects):
     return bool(look.only(effects, do.ReceiveDelta))
 
 
-def test_a_client_that_has_diverged_sends_once_a_version(server, look):
+def test_a_client_that_has_diverged_sends_seldom(server, look):
     """353 offers of such a client wrote 184 MB in 20 s."""
     server.begin("a", "b")
-    assert is_received(look, server.offer(key(1)))
-    server.store(key(1), problem=PROBLEM)
-    for sequence in range(2, 354):
-        effects = server.offer(key(sequence))
-        assert look.sent(effects) == [msg.Declined(key(sequence), "quarantined", PROBLEM)]
+    taken = []
+    for sequence in range(1, 354):
+        if is_received(look, effects := server.offer(key(sequence))):
+            taken.append(sequence)
+            server.store(key(sequence), problem=PROBLEM)
+        else:
+            (answer,) = look.sent(effects)
+            assert (answer.code, PROBLEM in answer.text) == ("quarantined", True)
         server.feed(Note(""), 20 / 353)
+    assert len(taken) == 5, "after 1, 2, 4 and 8 seconds more"
     assert not is_received(look, server.offer(key(354)))
     assert is_received(look, server.offer(key(1, client="b"))), "others are not concerned"
     server.committed(1)
@@ -38,11 +41,17 @@ def test_a_client_that_has_diverged_sends_once_a_version(server, look):
 def test_the_only_client_of_a_run_may_recover_from_a_quarantined_delta(server, look):
     """It went back to the version from which it diverged, and no other client makes a newer one."""
     server.begin("a")
-    server.offer(key(1))
-    server.store(key(1), problem=PROBLEM)
-    assert not is_received(look, server.offer(key(2)))
-    server.feed(Note(""), DIVERGED_S)
-    assert is_received(look, server.offer(key(3)))
+    for sequence, pause_s in ((1, 1.0), (3, 2.0)):
+        assert is_received(look, server.offer(key(sequence)))
+        server.store(key(sequence), problem=PROBLEM)
+        assert not is_received(look, server.offer(key(sequence + 1)))
+        server.feed(Note(""), pause_s)
+    assert is_received(look, server.offer(key(5)))
+    server.store(key(5))
+    assert is_received(look, server.offer(key(6)))
+    server.store(key(6), problem=PROBLEM)
+    server.feed(Note(""), 1.0)
+    assert is_received(look, server.offer(key(7))), "it had recovered"
 
 
 @pytest.mark.parametrize("incarnation", [0, 2])
