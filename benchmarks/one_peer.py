@@ -20,6 +20,8 @@ deltas as the attack has. The others answer when all of those are settled. Chanc
     10^12 tokens        its delta negated, with that claim, in a run that ends by run.tokens
     10 x tokens         its delta negated, with a claim of ten times its tokens
     10^12 steps         its delta times a million, with that claim, weighed by tokens
+    x -6, lies about    its delta negated and as long as four times the steps allow, claimed with
+    work                ten times the tokens a step
     one label each      no attack, but each site has one of the five labels, weighed by tokens
     balance lie         there, the attacker claims a balance of 1 and negates its delta
 
@@ -121,6 +123,7 @@ ATTACKS = {
     ),
     "10 x tokens": Attack(lambda _: -1.0, tokens=10 * STEPS * BATCH),
     "10^12 steps": Attack(lambda _: 1e6, steps=10**12, sets=_BY_TOKENS),
+    "x -6, lies about work": Attack(lambda _: -6.0, tokens=40 * STEPS * BATCH, steps=4 * STEPS),
     "one label each": Attack(one_label=True, sets=_BY_TOKENS),
     "balance lie": Attack(lambda _: -1.0, one_label=True, claims=1.0, sets=_BY_TOKENS),
 }

@@ -50,7 +50,7 @@ def command(
     store = Store(run_dir, only_facts=True, from_version=from_version, leave_out=leave_out)
     try:
         recovered = store.recover()
-        notices = [*recovered.lost, *store.notices]
+        notices, done = [*recovered.lost, *store.notices], [*store.aside]
         wanted = {delta} if delta else set(clients)
         if not wanted:
             for one in recovered.pending:
@@ -74,7 +74,7 @@ def command(
         raise RunDirError(str(error)) from None
     finally:
         store.close()
-    done = [key.text for key in chosen]
+    done += [key.text for key in chosen]
     lines = (
         *notices,
         *(f"{key} is in {run_dir / 'quarantine'} and will not be merged" for key in done),

@@ -284,13 +284,13 @@ class SeedsTotal(Total):
 
     def __init__(self) -> None:
         self.rounds: dict[int, NDArray[np.float64]] = {}
-        self.weight = 0.0
-        """The sum of the weights."""
+        self.weight = self.counted = 0.0
+        """The sum of the weights, without clips and with them."""
 
     def clear(self, index: int) -> None:
         """See `Total.clear`."""
         self.rounds.clear()
-        self.weight = 0.0
+        self.weight = self.counted = 0.0
 
     def add(self, index: int, content: SeedsFrame, weight: float) -> bool:
         """See `Total.add`."""
@@ -299,6 +299,7 @@ class SeedsTotal(Total):
         with np.errstate(over="ignore", invalid="ignore"):
             total += np.multiply(content.scalars[0], weight, dtype=np.float64)
         self.weight += weight
+        self.counted += weight
         return True
 
     def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
@@ -393,7 +394,7 @@ class Mixed(Dense):
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """See `DeltaKind.sums`."""
-        seeds, dense, dense_weight = SeedsTotal(), [], 0.0
+        seeds, dense, dense_weight, counted = SeedsTotal(), [], 0.0, 0.0
         for frames, weight, clip in sources:
             first = next(frames)
             if is_seeds(first):
@@ -401,19 +402,22 @@ class Mixed(Dense):
             else:
                 dense.append((chain((first,), frames), weight, clip))
                 dense_weight += weight / clip
+                counted += weight
         chunks = super().sums(manifest, dense)
-        return self.joined(manifest, chunks, dense_weight, seeds)
+        return self.joined(manifest, chunks, dense_weight, counted, seeds)
 
     def joined(
         self,
         manifest: Manifest,
         chunks: Iterator[NDArray[np.float32]],
         dense_weight: float,
+        counted: float,
         seeds: SeedsTotal,
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the sum of both forms, chunk by chunk, as the class describes it.
 
-        chunks: the weighted sum of the dense deltas, and dense_weight of their weights.
+        chunks: the weighted sum of the dense deltas, dense_weight of their weights, and counted of
+        these with clips.
         """
         if not seeds.rounds:
             yield from chunks
@@ -422,7 +426,7 @@ class Mixed(Dense):
         room = np.empty(manifest.longest_chunk, np.float32)
         for index, chunk in enumerate(chunks):
             if manifest.is_buffer(index):  # seeds say nothing of them
-                yield chunk * (weight / dense_weight) if dense_weight else chunk[:0]
+                yield chunk * ((counted + seeds.counted) / counted) if counted else chunk[:0]
                 continue
             total = room[: len(chunk)]
             with np.errstate(over="ignore", invalid="ignore"):
@@ -442,14 +446,14 @@ class MixedTotal(ChunkTotal):
         super().__init__(kind, manifest)
         self._mixed = kind
         self._seeds = SeedsTotal()
-        self._dense_weight = 0.0
+        self._dense_weight = self._counted = 0.0
 
     def clear(self, index: int) -> None:
         """See `Total.clear`."""
         super().clear(index)
         if not index:
             self._seeds.clear(index)
-            self._dense_weight = 0.0
+            self._dense_weight = self._counted = 0.0
 
     def add(self, index: int, content: Any, weight: float) -> bool:
         """See `Total.add`."""
@@ -458,6 +462,7 @@ class MixedTotal(ChunkTotal):
         done = super().add(index, content, weight)
         if done and not index:
             self._dense_weight += weight
+            self._counted += weight
         return done
 
     def add_frame(self, index: int, frame: BytesLike, weight: float, clip: float = 1.0) -> None:
@@ -468,11 +473,13 @@ class MixedTotal(ChunkTotal):
         super().add_frame(index, frame, weight)
         if not index:
             self._dense_weight += weight / clip
+            self._counted += weight
 
     def chunks(self) -> Iterator[NDArray[Any]]:
         """See `Mixed`."""
         chunks = super().chunks()
-        return self._mixed.joined(self._manifest, chunks, self._dense_weight, self._seeds)
+        weights = self._dense_weight, self._counted
+        return self._mixed.joined(self._manifest, chunks, *weights, self._seeds)
 
 
 def check_seeds(

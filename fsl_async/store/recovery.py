@@ -76,6 +76,8 @@ class RunDirectory:
     leave_out: Mapping[str, str] = field(factory=dict)  # see Book.rollback_to
     lost: list[str] = field(factory=list)
     """One line about each acknowledged delta whose file is missing or damaged."""
+    aside: list[str] = field(factory=list)
+    """Keys of deltas that a rollback has quarantined."""
     latest: list[MergedDelta] = field(factory=list)
     """What the next version may use again, as it is in the spool at the start."""
 
@@ -447,6 +449,7 @@ def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
     target = record.version
     members = run.book.rollback_to(record, run.spool.holds, run.leave_out)
     run.book.apply(run.ledger.append("rollback", {"from": newest, **members}))
+    run.aside += [member["key"] for member in members["aside"]]
     again, gone, aside = (_deltas(len(members[name])) for name in ("pending", "gone", "aside"))
     run.notices.append(
         f"rolled back from version {newest} to {target}: {again} pending again, {gone} gone"

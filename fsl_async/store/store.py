@@ -315,6 +315,11 @@ class Store:
         return self._open.kept.records
 
     @property
+    def aside(self) -> tuple[str, ...]:
+        """Keys of deltas that the rollback of this start has quarantined."""
+        return tuple(self._open.run.aside)
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """What `recover` found and repaired, one line each."""
         return tuple(self._open.run.notices)

@@ -69,6 +69,7 @@ def test_all_deltas_of_a_client_are_taken_out(run_dir):
     store.close()
     lines = (run_dir / "ledger.jsonl").read_text().count("\n")
     found = ask(run_dir, "--client", "odd", "--from-version", 0)
+    assert found["quarantined"] == [KEYS[1].text]
     assert found["notices"] == [
         (
             "rolled back from version 1 to 0: 0 deltas are pending again, 0 deltas are gone,"

@@ -314,7 +314,7 @@ def test_quarantine_before_the_merge_removes_a_site(tuning):
 
 
 def test_deltas_of_one_client_are_one_site(tuning):
-    """Their work adds up, and so do their weights."""
+    """Of their mean, and with their weights together: many deltas must not be one long one."""
     one, other = tuning(name="one"), tuning(name="other")
     for made in (one, other):
         made.start()
@@ -324,7 +324,7 @@ def test_deltas_of_one_client_are_one_site(tuning):
         one.send(key, values)
     one.merge(keys)
     other.send(keys[0], one.delta(1, "b"))
-    other.send(keys[1], halves[0] + halves[1])
+    other.send(keys[1], np.float32(0.5) * (halves[0] + halves[1]))
     members = [merged_of(keys[0], 30.0, tokens=30), merged_of(keys[1], 40.0, tokens=20)]
     for member in members:
         other.store.accumulate(member.key, member.weight)

@@ -5,6 +5,7 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.advance import averaged
 from fsl_async.store.aggregation import RULES
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
@@ -13,7 +14,7 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.reading import read_version
 from fsl_async.store.seed_step import Directions
-from fsl_codecs import CodecSpec, encode
+from fsl_codecs import CodecSpec, encode, encode_seeds
 
 MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])
 COARSE = CodecSpec("uniform")
@@ -126,3 +127,16 @@ def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
         run.send(key, values.astype(np.float32), tokens=1)
         run.store.accumulate(key, 1.0)
     assert not run.store._open.merging.sum.squared_distances().any()
+
+
+@pytest.mark.parametrize(("dense", "seeds"), [(1e-3, 1.0), (1.0, 1e-3), (1.0, 1.0)])
+def test_clips_of_a_mixed_round_leave_the_mean_of_buffers(dense, seeds):
+    """Scalars have none, so their weights are no part of it, whatever their clips are."""
+    kind = Mixed(Directions(0, 2, 2, 1e-3))
+    total, lossless = kind.total(MODEL), CodecSpec("fp32")
+    frame = encode_seeds(0, np.ones((1, 2, 2), np.float32))
+    total.add_frame(0, frame, 5.0 * seeds, seeds)
+    for index, values in enumerate((noise(1), np.full(10, 0.5, np.float32))):
+        total.add_frame(index, encode(values, lossless), 5.0 * dense, dense)
+    found = [*averaged(MODEL, total.chunks(), 0.1, 5.0 * seeds + 5.0 * dense)]
+    assert found[1] == pytest.approx(0.5, rel=1e-6)

@@ -162,22 +162,22 @@ class NormGuard:
         clip_norm = self.rules.clip_norm or math.inf
         moved = [one for one in merged if one.norm > 0.0]
         found: dict[DeltaKey, float] = {}
-        for is_zeroth in (False, True) if self.rules.by_order else (None,):
-            deltas = [one for one in moved if is_zeroth in (None, one.delta.facts.get(ORDER) == 0)]
-            # An order that one client alone has is compared with all others.
-            is_alone = len({one.key.client for one in deltas}) == 1
-            limit, usual = self._limit(one_each(moved if is_alone else deltas))
+        for zeroth in (False, True) if self.rules.by_order else (None,):
+            deltas = [one for one in moved if zeroth in (None, _is_zeroth(one.delta))]
+            limit, usual = self._limit(one_each(deltas), zeroth)
+            if zeroth and math.isinf(limit):  # only one client has scalars: a way out for a liar
+                limit, usual = self._limit(one_each(moved), None)
             for one in deltas:
                 size = self._size(one.norm, one.delta.steps / usual, is_measure=False)
                 if size > limit or one.norm > clip_norm:
                     found[one.key] = min(limit / size, clip_norm / one.norm)
         return found
 
-    def _limit(self, clients: Sequence[MergedDelta]) -> tuple[float, float]:
+    def _limit(self, clients: Sequence[MergedDelta], zeroth: bool | None) -> tuple[float, float]:
         """The largest size that counts whole beside these clients, and their median of steps.
 
-        The newest deltas of others complete a version of few clients. Of two, the shorter is the
-        measure.
+        The newest deltas of others complete a version of few clients: of zeroth order, or of first
+        order, or None: of any. Of two, the shorter is the measure.
         """
         names = {one.key.client for one in clients}
         # Sizes change during training, so clients that have left are no measure.
@@ -185,7 +185,7 @@ class NormGuard:
         work = [(one.norm, one.delta.steps) for one in clients]
         for name, one in reversed(self._newest.items()):
             is_new = name not in names and one.key.base >= since and one.norm > 0.0
-            if is_new and len(work) < self.rules.least:
+            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.rules.least:
                 work.append((one.norm, one.delta.steps))
         if not self.rules.clip_median or len(work) < 2:
             return math.inf, 1.0
@@ -243,3 +243,7 @@ class NormGuard:
 def claim_line(delta: Delta, counted: int, why: str) -> str:
     """A line about claimed tokens that do not all count."""
     return f"{counted} of the {delta.tokens} tokens that {delta.key.client} claims count: {why}"
+
+
+def _is_zeroth(delta: Delta) -> bool:
+    return delta.facts.get(ORDER) == 0

@@ -109,6 +109,39 @@ def test_lowered_to_the_limit_none_is_above_the_multiple_of_the_mean(values, sha
         assert lowered == pytest.approx(values)
 
 
+def test_steps_make_no_others_count_for_more():
+    """The size of FedNova's step is that of the mean of steps, which one claim would move."""
+    honest = [merged_of(name, steps=2) for name in "abcd"]
+    liar = merged_of("liar", steps=10**12)
+    for claim in (2, 10**12):
+        found, work, _ = Counting(weighting_named("fednova"), NormGuard()).count(
+            [*honest, evolve(liar, delta=evolve(liar.delta, steps=claim))]
+        )
+        scale = weighting_named("fednova").scale(work, 2.0)
+        assert scale * found[0].weight <= 1.61 / 5
+
+
+def test_lies_of_several_deltas_are_those_of_their_mean():
+    """Weights and what they are divided by are of the same work."""
+    flood = [merged_of("liar", n, tokens=1 + 999 * n, steps=1 + 999 * (n == 0)) for n in range(2)]
+    for weighting in ("batch", "tokens"):
+        shares, _, _ = counted([*map(merged_of, "abcd"), *flood], weighting)
+        assert sum(shares.values()) == pytest.approx(1.0)
+    mixed = [merged_of("liar", n, balance=float(n)) for n in range(2)]
+    sites = [merged_of(name, balance=0.0) for name in "abcd"]
+    shares, _, _ = counted([*sites, *mixed], max_share=0.33)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["liar"] == pytest.approx(0.4)
+
+
+def test_tokens_count_once_for_a_client_and_version():
+    """However many deltas claim them."""
+    flood = [merged_of("liar", number, tokens=80) for number in range(40)]
+    _, found, lines = counted([*map(merged_of, "abc"), *flood], max_tokens_median=10.0)
+    assert sum(one.delta.tokens for one in found) == 3 * 8 + 40 * 2
+    assert len(lines) == 1
+
+
 def test_what_is_clipped_is_said_in_one_line():
     """With norms, for at most some of them."""
     merged = [*(merged_of(f"c{number}") for number in range(11)), merged_of("far", norm=1e18)]

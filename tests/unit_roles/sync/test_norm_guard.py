@@ -35,11 +35,11 @@ def screen(norms=(), tokens=(), **rules):
     return made
 
 
-def clips(made, *norms, steps=(), orders=()):
+def clips(made, *norms, steps=(), orders=(), base=0):
     """The norms with which a version counts deltas of so many norms, each of its own client."""
     merged = [
         MergedDelta(
-            evolve(delta_of(key(f"c{number}"), steps=count), facts=facts),
+            evolve(delta_of(key(f"c{number}", base=base), steps=count), facts=facts),
             0,
             1.0,
             norm,
@@ -93,6 +93,8 @@ def test_a_version_of_few_clients_is_completed_with_the_newest_of_others():
     for number in range(9):
         made.accepted(stored_of(key("before1", number), 1e-9), 0.0)
     assert clips(made, 50.0, 1.0) == pytest.approx([2.0, 1.0]), "many deltas of a client are one"
+    assert clips(made, 50.0, base=4) == [2.0]
+    assert clips(made, 50.0, base=5) == [50.0], "those that have left are no measure"
     assert clips(made, 9.0, 9.0, 9.0) == [9.0] * 3, "a version of enough is its own measure"
 
 
@@ -104,6 +106,7 @@ def test_norms_are_compared_as_of_as_many_steps():
     assert clips(made, 1.0, 1.0, 0.2, steps=(100, 100, 1)) == pytest.approx([1.0, 1.0, 0.15])
     made.growth = 1.0
     assert clips(made, 1.0, 1.0, 5.9, steps=(100, 100, 400)) == [1.0, 1.0, 5.9]
+    assert clips(made, 1.0, 100.0, steps=(1, 100)) == [1.0, 100.0], "a short delta as the measure"
     assert clips(made, 1.0, 1.0, 1e9, steps=(100, 100, 10**12))[2] == pytest.approx(6.0)
     assert clips(made, 1.0, 1.0, 0.2, steps=(100, 100, 1)) == pytest.approx([1.0, 1.0, 0.15])
     made.growth = 0.0
@@ -111,10 +114,14 @@ def test_norms_are_compared_as_of_as_many_steps():
 
 
 def test_orders_of_steps_are_compared_apart():
-    """Zeroth order moves weights less; an order that one client alone has is no way out."""
+    """Zeroth order moves weights less; to be the only one with scalars is no way out."""
     made = screen(clip_median=1.5, by_order=True)
     assert clips(made, 9.0, 9.0, 1.0, 1.0, orders=(1, 1, 0, 0)) == [9.0, 9.0, 1.0, 1.0]
-    assert clips(made, 9.0, 1.0, 1.0, orders=(1, 0, 0))[0] == pytest.approx(1.5)
+    assert clips(made, 9.0, 1.0, 1.0, orders=(0, 1, 1))[0] == pytest.approx(1.5)
+    assert clips(made, 9.0, 1.0, 1.0, orders=(1, 0, 0))[0] == 9.0, "the only one that steps by it"
+    zeroth = stored_of(key("z"), 1e-9)
+    made.accepted(evolve(zeroth, delta=evolve(zeroth.delta, facts={"order": 0})), 0.0)
+    assert clips(made, 9.0, 9.0, orders=(1, 1)) == [9.0, 9.0], "nor is it completed by others"
     made = screen(clip_median=1.5)
     found = clips(made, 9.0, 9.0, 1.0, 1.0, 1.0, orders=(7, 7, 1, 1, 1))
     assert found[:2] == pytest.approx([1.5] * 2), "a claim is no order"
