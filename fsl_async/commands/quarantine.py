@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import RunDir
+from fsl_async.commands.options import RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -15,7 +15,9 @@ from fsl_async.errors import RunDirError, UsageError
 @click.argument("run_dir", type=RunDir())
 @click.argument("delta", required=False)
 @click.option("--client", "clients", multiple=True, help="All its deltas that wait; repeatable.")
-@click.option("--from-version", type=int, help="With --client: go back to this version first.")
+@click.option(
+    "--from-version", type=Whole(min=0), help="With --client: go back to this version first."
+)
 @click.option("--reason", default="by hand", show_default=True, help="Written to the ledger.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

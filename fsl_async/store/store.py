@@ -483,9 +483,9 @@ class Store:
 
     def _check_files(self) -> None:
         """Create spool/ again, and report what another program removed. StoreError: the run."""
-        before, self._unsaved = self._unsaved, self.unsaved()
-        lines = [self._unsaved] if self._unsaved not in {"", before} else []
-        with disk("cannot create spool/ again"):
+        with disk("cannot look for what was removed"):
+            before, self._unsaved = self._unsaved, self.unsaved()
+            lines = [self._unsaved] if self._unsaved not in {"", before} else []
             if self._open.run.spool.restore():
                 lines.insert(0, "spool/ was removed while the run went on, and is created again")
         if lines:
@@ -494,7 +494,7 @@ class Store:
     def unsaved(self) -> str:
         """Describe acknowledged deltas whose files another program removed; empty: there are none.
 
-        For any thread. StoreError: the ledger, or the whole run directory, is gone.
+        For any thread. StoreError: the ledger, or the whole run directory, is gone. Raises OSError.
         """
         run = self._open.run
         run.ledger.check()
