@@ -132,9 +132,8 @@ def weights(lines, version):
 
 def test_without_rules_a_lie_has_its_full_effect(bench, tmp_path):
     """The reference for the tests below: the lie has its full effect, in values and in tokens."""
-    lines, moved, _ = run_with_a_lie(
-        bench, tmp_path, guard__clip_median=0.0, guard__max_tokens_median=0.0
-    )
+    rules = {"guard__clip_median": 0.0, "guard__max_tokens_median": 0.0, "guard__max_share": 0.0}
+    lines, moved, _ = run_with_a_lie(bench, tmp_path, **rules)
     assert moved[1] > 900 * moved[0]
     assert weights(lines, 2)["client-01"] == TIMES * weights(lines, 2)["client-00"]
     assert of(lines, "quarantined") == []
