@@ -1,4 +1,4 @@
-"""What clipping at the median of a version costs honest clients: paired losses, clip on and off.
+"""Measures the cost of clipping for honest clients, as paired losses with the clip on and off.
 
     python benchmarks/clip_cost.py lab [--only "steps/*"] [--rounds 24] [--seeds 0,1,2]
     python benchmarks/clip_cost.py tuning --cache FOLDER [--only GLOB] [--seeds 0,1,2]
@@ -79,7 +79,7 @@ class ClippingStore(Store):
     exponent: float | None = None
     """Norms are divided by this power of the steps; None: no clip."""
     seen: ClassVar[list[tuple[list[float], list[int]]]]
-    """Of each version: norms and steps of its deltas."""
+    """The norms and steps of each version's deltas."""
 
     def spool_finish(self, key: DeltaKey) -> Any:
         """Remember the norm."""
@@ -115,7 +115,7 @@ def lab(spec: Spec, exponent: float | None) -> tuple[float, list[Any]]:
 
 
 def exponents(seen: Sequence[Any]) -> list[float]:
-    """Of norm ~ steps^e, from the first client against the median of the others, by tenths."""
+    """Fit e of norm ~ steps^e, the first client against the median of the others, by tenths."""
     found = [
         math.log(norms[0] / statistics.median(norms[1:])) / math.log(steps[0] / steps[1])
         for norms, steps in seen

@@ -1,4 +1,4 @@
-"""What one attacker of five clients does to a run, by aggregation rule and guard.
+"""Measures how far one attacker of five clients gets, by aggregation rule and guard.
 
     python benchmarks/one_peer.py                   all rows (under 3 minutes on two cores)
     python benchmarks/one_peer.py --only "flood*/*" rows whose attack/rule is like this
@@ -92,7 +92,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @frozen
 class Attack:
-    """What the attacker sends. times: the factor of its own delta at a version.
+    """A way to attack. times: the factor of the attacker's own delta at a version.
 
     deltas: in a round. tokens, steps: claimed; 0: the truth. claims: the balance it claims, where
     sites have one label each. sets: settings of the run; a robust rule goes without its weighting.

@@ -159,7 +159,7 @@ class ParameterServerFigures:
     _norms: dict[str, float] = field(factory=dict)  # by client, of the version being made
     _clipped: dict[str, int] = field(factory=dict)  # by client, deltas of that version
     _opposite: list[str] = field(factory=list)
-    """Of the newest versions, the client whose delta was opposite to the rest; or empty."""
+    """For each of the newest versions, the client opposite to the rest, or empty."""
     _again: set[str] = field(factory=set)  # keys that the last start found pending
     _loss_of: dict[str, float] = field(factory=dict)
     _advised: bool = False

@@ -1,4 +1,4 @@
-"""What sites report of their tuning: rank, order, labels; and how far each moves.
+"""Collects rank, order and labels that sites report, and how far each site moves.
 
 Ranks and orders come with every delta, shares of labels where a site allows metrics,
 norms of products from the parameter server's merge. Pure.

@@ -1,4 +1,4 @@
-"""Formats counts and sizes for people, and limits lines that peers cause. Pure."""
+"""This module formats counts and sizes, and limits lines that peers cause. Pure."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_split_server_memory_measures_a_real_server():
 @pytest.mark.slow
 def test_one_peer_attacks_a_real_server(script, monkeypatch):
     """The attacker and the honest clients follow the protocol to the end of a run; a rule that
-    leaves the attacker out is told from one that does not.
+    leaves the attacker out differs from one that does not.
     """
     one_peer = script("one_peer")
     monkeypatch.setattr(one_peer, "ROUNDS", 2)

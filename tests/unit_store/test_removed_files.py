@@ -149,3 +149,24 @@ def test_without_its_directory_or_ledger_a_run_ends(started, how):
         assert [one.startswith(str(what)) for one in run.ends] == [True]
     assert run.lines == []
     assert run.store.version == 0
+
+
+def test_a_removed_quarantine_is_created_again(started):
+    """Else no file would ever leave the spool again, and each version would report it."""
+    run = started()
+    run.send(A, vector(run, 1.0))
+    shutil.rmtree(run.root / "quarantine")
+    run.store.quarantine(A, "by hand")
+    assert [path.name for path in (run.root / "quarantine").iterdir()] == [file_name(A)]
+    assert not [*(run.root / "spool").iterdir()]
+
+
+def test_the_newest_deltas_are_the_last_ones_also_after_a_restart(started):
+    """Medians have the newest delta of each client, which is the last that a start hands over."""
+    run = started()
+    for version, value in ((1, 1.0), (2, 3.0)):
+        key = DeltaKey("a", 1, version - 1, version)
+        run.send(key, vector(run, value))
+        run.store.accumulate(key, 10.0)
+        run.store.commit(version, [merged_of(key, 10.0, tokens=10)], 1 / 10)
+    assert [one.key.base for one in run.open().usual] == [0, 1]

@@ -118,7 +118,7 @@ def test_a_crash_after_a_rollback_keeps_the_new_lineage(run):
 
 
 def test_versions_that_a_rollback_made_void_are_known_by_digest(run):
-    """Clients may hold them; with another digest they are of a copy that nobody recorded."""
+    """Clients may hold them; with another digest they are of a copy that is not on record."""
     run.start()
     digests = {version: run.round(version, "a").digest for version in (1, 2, 3)}
     recovered = run.open(from_version=1)

@@ -74,7 +74,7 @@ def test_a_client_has_at_most_a_share_of_the_version():
 
 @pytest.mark.parametrize("weighting", ["batch", "tokens", "fednova"])
 def test_an_honest_version_has_the_weights_that_it_had(weighting):
-    """To the bit: where nobody has too much, nothing is multiplied."""
+    """To the bit: where no client has too much, nothing is multiplied."""
     merged = [
         merged_of(name, tokens=count) for name, count in zip("abcd", (8, 9, 10, 11), strict=True)
     ]
