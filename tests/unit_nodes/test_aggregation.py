@@ -96,3 +96,14 @@ def test_valid_rules_are_accepted():
     assert isinstance(weighting_of(config()), BatchWeighting)
     assert isinstance(weighting_of(config("split.method=fedavg")), TokensWeighting)
     assert isinstance(weighting_of(config("sync.weighting=tokens")), TokensWeighting)
+
+
+def test_guards_fit_the_kind_of_deltas():
+    """Full weights are not clipped; adapters of zeroth order are compared apart, products whole."""
+    assert rules_of(config()).guard.clip_median == 1.5
+    assert rules_of(config("split.method=fedavg")).guard.clip_median == 0.0
+    tuned = with_implied(config("tune.method=lora", "tune.rule=bank"))
+    assert rules_of(tuned).guard.by_order
+    assert rules_of(tuned).clips_values
+    assert not rules_of(config()).guard.by_order
+    assert not rules_of(config()).clips_values

@@ -219,6 +219,17 @@ def test_tokens_by_the_median():
     assert tokens_of(made, key("a", 2), 401, 0.0)[0] == 400
 
 
+def test_a_client_alone_is_not_compared_with_itself():
+    """After one short round its next one of usual length would not count in the books."""
+    made = screen(max_tokens_median=2.0)
+    for _ in range(3):
+        made.advance()
+        made.accepted(stored_of(key("a"), tokens=10), 0.0)
+    assert tokens_of(made, key("a", 9), 10_000, 0.0) == (10_000, None)
+    made.accepted(stored_of(key("b"), tokens=10), 0.0)
+    assert tokens_of(made, key("a", 9), 10_000, 0.0)[0] == 20
+
+
 def test_tokens_a_step_by_the_median():
     """A client that claims the usual tokens in one step would have nearly the whole average."""
     made = screen([1.0] * 3, [100, 200, 300], max_tokens_median=2.0)  # of two steps each
