@@ -33,7 +33,9 @@ def test_a_script_trains_until_its_run_ends(  # noqa: PLR0917 - fixtures
     name, words, least, most, site, monkeypatch, capsys
 ):
     """People copy them; a loop that goes on, or a schedule of its own count, would show here."""
-    server = site.server(every_s=1.5, run__rounds=3)
+    # A version is 40 steps, not a time, so that a slow machine learns as much.
+    by_steps = {"sync__trigger": "buffer", "sync__local_steps": 40, "sync__buffer": 1}
+    server = site.server(every_s=30, run__rounds=3, **by_steps)
     monkeypatch.setattr(sys, "argv", [name, site.address])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
