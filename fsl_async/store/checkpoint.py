@@ -188,7 +188,7 @@ class Checkpoints:
         """Remove, durably, a version whose commit did not finish. Absent versions are ignored."""
         temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
         self._files.remove_tree(temporary)
-        if self.path(version).is_dir():
+        if self._files.is_directory(self.path(version)):
             self._files.rename(self.path(version), temporary)
             self._files.sync_directory(self.directory)
             self._files.remove_tree(temporary)

@@ -113,6 +113,18 @@ class Files:
         """Whether the open file is the one at `path`."""
         return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
+    def size_at(self, path: Path) -> int:
+        """The length in bytes of the file at `path`."""
+        return path.stat().st_size
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file or folder is at `path`."""
+        return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        """Whether a folder is at `path`."""
+        return path.is_dir()
+
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Fill the byte view `buffer` from `offset`; return the bytes read.
 
@@ -164,12 +176,12 @@ class Files:
         """Remove the folder `path`, which holds files only. An absent folder is ignored."""
         for name in self.names(path):
             self.remove(path / name)
-        if path.is_dir():
+        if self.is_directory(path):
             self.remove_directory(path)
 
     def remove_any(self, path: Path) -> None:
         """Remove a file, or a folder that holds files only. What is absent is ignored."""
-        if path.is_file():
-            self.remove(path)
-        else:
+        if self.is_directory(path):
             self.remove_tree(path)
+        elif self.exists(path):
+            self.remove(path)

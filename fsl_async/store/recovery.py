@@ -274,7 +274,7 @@ def make_durable_folder(files: Files, folder: Path) -> None:
 
     An existing folder is synced too: its creator may have been a shell, or died before the sync.
     """
-    missing = [one for one in folder.parents if not one.exists()]
+    missing = [one for one in folder.parents if not files.exists(one)]
     for one in (*reversed(missing), folder):
         files.make_directory(one)
     for one in (folder, *missing):

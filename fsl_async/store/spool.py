@@ -103,7 +103,7 @@ class Spool:
         key = delta.key
         part = self._parts.get(key)
         path = self._directory / file_name(key)
-        if part is not None and part.delta == delta and key in self.present():
+        if part is not None and part.delta == delta and self._files.exists(path):
             return False
         self._parts.pop(key, None)  # creating the writer empties the file
         self._parts[key] = Part(FrameWriter(self._files, path), delta)
@@ -244,7 +244,7 @@ class Spool:
         total = 0
         for count, key in enumerate(keys):
             path = self._quarantine / file_name(key)
-            total += path.stat().st_size
+            total += self._files.size_at(path)
             of_client[key.client] += 1
             is_above = count >= MOST_FILES or total > MOST_BYTES
             if count and (is_above or of_client[key.client] > MOST_OF_CLIENT):
@@ -261,6 +261,11 @@ class Spool:
     def present(self) -> set[DeltaKey]:
         """Return the keys of all files in the spool."""
         return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}
+
+    def absent(self, keys: Collection[DeltaKey]) -> list[DeltaKey]:
+        """Return those of `keys` that have no file in the spool."""
+        names = set(self._files.names(self._directory))
+        return [key for key in keys if file_name(key) not in names]
 
     def retire(self, keep: Collection[DeltaKey]) -> list[Path]:
         """Take every file out of the spool that is neither in `keep` nor being received.

@@ -498,8 +498,8 @@ class Store:
         """
         run = self._open.run
         run.ledger.check()
-        before, present = list(run.book.pending), run.spool.present()
-        gone = [key for key in before if key not in present and key in run.book.pending]
+        absent = run.spool.absent(list(run.book.pending))
+        gone = [key for key in absent if key in run.book.pending]
         if not gone:
             return ""
         rest = "the sum in memory has them, so the next version does, unless this process ends"

@@ -1,0 +1,450 @@
+"""Files in memory, on a disk that loses power: the disk of simulations and of crash tests.
+
+`MemoryDisk` holds what outlives a process, `MemoryFiles` is the view of one process. A write is
+durable after `sync` of its file, a name, a rename or a removal after `sync_directory` of its folder
+(fsync(2)). `MemoryDisk.lose_power` takes away what was not. `Faults` makes a chosen call fail, or
+end the process before, during or after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from attrs import define, field
+
+from fsl_async.store.files import BytesLike, Files
+
+T = TypeVar("T")
+Power = Literal["names", "all"] | int
+"""What a power cut takes: unsynced content ("names" stay), unsynced names too ("all"), or by a seed
+whatever a real disk may lose."""
+WAITS_S = (0.0, 0.0002, 0.002)
+"""Waits of other threads before a call, where `Faults.order` is given."""
+
+
+@define(eq=False)
+class _File:
+    content: bytearray = field(factory=bytearray)
+    undo: list[tuple[int, bytes, int]] = field(factory=list)
+    """Unsynced changes: offset, the bytes that were there, the size before."""
+    owner: tuple[MemoryFiles, int] | None = None
+    """The descriptor of the process that holds its lock."""
+
+    def change(self, offset: int, data: BytesLike, size: int) -> None:
+        """Write `data` at `offset`, then cut the file to `size` bytes."""
+        content = self.content
+        begin = min(offset, size)
+        end = offset + len(data) if size >= len(content) else len(content)
+        self.undo.append((begin, bytes(content[begin:end]), len(content)))
+        if offset > len(content):
+            content.extend(bytes(offset - len(content)))
+        content[offset : offset + len(data)] = data
+        del content[size:]
+
+    def synced(self) -> bytes:
+        """Return the content as of the last sync."""
+        content = bytearray(self.content)
+        for offset, old, size in reversed(self.undo):
+            content[offset : offset + len(old)] = old
+            del content[size:]
+        return bytes(content)
+
+
+@define(eq=False)
+class _Folder:
+    names: dict[str, _File | _Folder] = field(factory=dict)
+    durable: dict[str, _File | _Folder] = field(factory=dict)
+    """The names as of the last sync."""
+
+
+class MemoryDisk:
+    """A disk with one file system, empty at first. It outlives the processes that use it."""
+
+    def __init__(self) -> None:
+        self.root = _Folder()
+
+    def find(self, path: Path) -> _File | _Folder:
+        """Return the file or folder at an absolute path. Raises FileNotFoundError."""
+        found: _File | _Folder = self.root
+        for part in os.fspath(path).split("/"):
+            if part:
+                if not isinstance(found, _Folder) or part not in found.names:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                found = found.names[part]
+        return found
+
+    def folder(self, path: Path) -> _Folder:
+        """Return the folder at a path. Raises FileNotFoundError, NotADirectoryError."""
+        found = self.find(path)
+        if not isinstance(found, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        return found
+
+    def file(self, path: Path) -> _File:
+        """Return the file at a path. Raises FileNotFoundError, IsADirectoryError."""
+        found = self.find(path)
+        if isinstance(found, _Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return found
+
+    def damage(self, path: Path, position: int) -> None:
+        """Flip the bits of one byte of a file, as a bad block would."""
+        self.file(path).content[position] ^= 0xFF
+
+    def lose_power(self, power: Power) -> None:
+        """Take away what a power cut takes. No process may use the disk meanwhile."""
+        chance = random.Random(power) if isinstance(power, int) else None  # noqa: S311
+        names = {}
+        for one in list(_folders(self.root)):
+            if chance is not None:
+                names[one] = dict(chance.choice([one.durable, one.names]))
+            else:
+                names[one] = dict(one.durable if power == "all" else one.names)
+        if chance is not None:
+            self._keep_renamed(names)
+        for one, kept in names.items():
+            one.names, one.durable = kept, dict(kept)
+        for file in list(_files(self.root)):
+            _lose(file, chance)
+
+    def _keep_renamed(self, names: dict[_Folder, dict[str, _File | _Folder]]) -> None:
+        """Keep the old name of a renamed file whose new one is lost: a rename is atomic."""
+        kept = {id(one) for inside in names.values() for one in inside.values()}
+        there = {id(one) for folder in names for one in folder.names.values()}
+        for folder, inside in names.items():
+            for name, one in folder.durable.items():
+                if id(one) in there - kept:
+                    inside[name] = one
+
+    def write_to(self, target: Path, path: Path) -> None:
+        """Copy the folder `path` into the existing folder `target` of the real disk."""
+        for name, one in self.folder(path).names.items():
+            if isinstance(one, _File):
+                (target / name).write_bytes(one.content)
+                (target / name).chmod(0o600)
+            else:
+                (target / name).mkdir(0o700, exist_ok=True)
+                self.write_to(target / name, path / name)
+
+    def read_from(self, source: Path, path: Path) -> None:
+        """Copy a folder of the real disk to `path`, whose parents are made; all of it durable."""
+        folder = self.root
+        for part in path.parts[1:]:
+            made = folder.names.setdefault(part, _Folder())
+            folder.durable = dict(folder.names)
+            assert isinstance(made, _Folder)
+            folder = made
+        for entry in source.iterdir():
+            if entry.is_dir():
+                self.read_from(entry, path / entry.name)
+            else:
+                folder.names[entry.name] = _File(bytearray(entry.read_bytes()))
+        folder.durable = dict(folder.names)
+
+
+def _folders(folder: _Folder) -> Iterator[_Folder]:
+    """Yield a folder and all folders in it, by its present names or its durable ones."""
+    seen = {id(folder)}
+    waiting = [folder]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for inside in (*one.names.values(), *one.durable.values()):
+            if isinstance(inside, _Folder) and id(inside) not in seen:
+                seen.add(id(inside))
+                waiting.append(inside)
+
+
+def _files(folder: _Folder) -> Iterator[_File]:
+    for one in folder.names.values():
+        if isinstance(one, _File):
+            yield one
+        else:
+            yield from _files(one)
+
+
+def _lose(file: _File, chance: random.Random | None) -> None:
+    """Take unsynced content; by chance none of it, or its end: blocks reach a disk in any order."""
+    if file.undo:
+        now, synced = bytes(file.content), file.synced()
+        kept = synced
+        if chance is not None:
+            pairs = enumerate(zip(now, synced, strict=False))
+            same = next((at for at, (a, b) in pairs if a != b), min(len(now), len(synced)))
+            cut = (same + len(now)) // 2
+            kept = chance.choice([now, synced, now[:cut], now[:cut] + bytes(len(now) - cut)])
+        file.content = bytearray(kept)
+    file.undo = []
+    file.owner = None
+
+
+class Killed(SystemExit):
+    """The process dies in a call to its disk."""
+
+
+class Faults:
+    """Makes calls to the disk fail, or end the process there.
+
+    at: number of the call, from 1; 0: none. mode: "before" (the process dies, the call was not
+    made), "after" (it was), "torn" (half of a write was), "error" (`failures` calls in a row fail
+    with errno `number`, writes half done; with `die_after` the process dies that many calls later).
+    reads: calls that only read count too, and can fail. order: a seed by which other threads than
+    the one that made this object wait before each call, so that one overtakes another.
+
+    Several threads may call. Calls count in the order in which they arrive. After the call that
+    ends the process no call of any thread has an effect, except that with "torn" the writes that
+    have begun and wait for their turn are half done: a kill can interrupt several threads.
+    """
+
+    def __init__(
+        self,
+        at: int = 0,
+        mode: Literal["before", "after", "torn", "error"] = "after",
+        *,
+        failures: int = 1,
+        die_after: int | None = None,
+        number: int = errno.ENOSPC,
+        reads: bool = False,
+        order: int | None = None,
+    ) -> None:
+        self.at, self.mode, self.failures, self.die_after = at, mode, failures, die_after
+        self.number, self.reads = number, reads
+        self.calls: list[str] = []
+        self.by_others: list[bool] = []
+        """For each call, whether a thread other than the maker's made it."""
+        self.cut_short = 0
+        """Writes of other threads that a kill left half done."""
+        self.fired = False
+        self.dead = False
+        self._order = None if order is None else random.Random(order)  # noqa: S311
+        self._maker = threading.current_thread()
+        self._turn = threading.Lock()
+
+    def call(self, name: str, act: Callable[[], T], torn: Callable[[], object] | None) -> T:
+        """Make a call, or let it fail. torn: does half of it."""
+        is_other = threading.current_thread() is not self._maker
+        has_begun = not self.dead
+        if is_other and self._order is not None and has_begun:
+            time.sleep(self._order.choice(WAITS_S))
+        with self._turn:
+            if self.die_after and self.fired and len(self.calls) >= self.at + self.die_after:
+                self.dead = True
+            if self.dead:
+                if has_begun and torn is not None and self.mode == "torn":
+                    self.cut_short += 1
+                    torn()
+                raise Killed("killed")
+            self.calls.append(name)
+            self.by_others.append(is_other)
+            if not self.at or not self.at <= len(self.calls) < self.at + self.failures:
+                return act()
+            return self._fail(act, torn)
+
+    def _fail(self, act: Callable[[], T], torn: Callable[[], object] | None) -> T:
+        self.fired = True
+        if torn is not None and self.mode in {"torn", "error"}:
+            torn()
+        if self.mode == "error":
+            raise OSError(self.number, os.strerror(self.number))
+        if self.mode == "after":
+            act()
+        self.dead = True
+        raise Killed("killed")
+
+
+class MemoryFiles(Files):
+    """The disk as one process sees it. Methods as in `Files`, and `Killed` where `faults` say so.
+
+    call_s, byte_s: virtual seconds of a sync and of a byte written, added up in `seconds`.
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        faults: Faults | None = None,
+        *,
+        call_s: float = 0.0,
+        byte_s: float = 0.0,
+    ) -> None:
+        self.disk, self.faults = disk, faults or Faults()
+        self.seconds = 0.0
+        self._call_s, self._byte_s = call_s, byte_s
+        self._opened: dict[int, _File] = {}
+        self._next = 3
+
+    def die(self) -> None:
+        """End the process: its files are closed, and no later call has an effect."""
+        self.faults.dead = True
+        for descriptor in list(self._opened):
+            self.close(descriptor)
+
+    def _made(self, file: _File) -> int:
+        self._next += 1
+        self._opened[self._next] = file
+        return self._next
+
+    def make_directory(self, path: Path) -> None:
+        """See `Files.make_directory`."""
+
+        def act() -> None:
+            self.disk.folder(path.parent).names.setdefault(path.name, _Folder())
+            self.disk.folder(path)
+
+        self.faults.call("make_directory", act, None)
+
+    def create(self, path: Path) -> int:
+        """See `Files.create`."""
+
+        def act() -> int:
+            file = self.disk.folder(path.parent).names.setdefault(path.name, _File())
+            if not isinstance(file, _File):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if file.content:
+                file.change(0, b"", 0)
+            return self._made(file)
+
+        return self.faults.call("create", act, None)
+
+    def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
+        """See `Files.write`."""
+        file, whole = self._opened[descriptor], memoryview(data).cast("B")
+
+        def put(part: memoryview) -> None:
+            file.change(offset, part, max(len(file.content), offset + len(part)))
+
+        half = whole[: len(whole) // 2]
+        self.faults.call("write", lambda: put(whole), lambda: put(half))
+        self.seconds += len(whole) * self._byte_s
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """See `Files.truncate`."""
+        file = self._opened[descriptor]
+        grown = bytes(max(0, size - len(file.content)))
+        act = lambda: file.change(len(file.content), grown, size)  # noqa: E731
+        self.faults.call("truncate", act, None)
+
+    def sync(self, descriptor: int) -> None:
+        """See `Files.sync`."""
+        self.faults.call("sync", self._opened[descriptor].undo.clear, None)
+        self.seconds += self._call_s
+
+    def sync_past_cache(self, descriptor: int, begin: int, end: int) -> None:
+        """Sync: there is no page cache."""
+        self.sync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """See `Files.sync_directory`."""
+
+        def act() -> None:
+            folder = self.disk.folder(path)
+            folder.durable = dict(folder.names)
+
+        self.faults.call("sync_directory", act, None)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files.rename`."""
+
+        def act() -> None:
+            moved, inside = self.disk.find(source), self.disk.folder(target.parent)
+            before = inside.names.get(target.name, moved)
+            number = 0
+            if source in target.parents:
+                number = errno.EINVAL
+            elif isinstance(before, _Folder) != isinstance(moved, _Folder):
+                number = errno.EISDIR if isinstance(before, _Folder) else errno.ENOTDIR
+            elif before is not moved and isinstance(before, _Folder) and before.names:
+                number = errno.ENOTEMPTY
+            if number:
+                raise OSError(number, os.strerror(number), str(target))
+            del self.disk.folder(source.parent).names[source.name]
+            inside.names[target.name] = moved
+
+        self.faults.call("rename", act, None)
+
+    def remove(self, path: Path) -> None:
+        """See `Files.remove`."""
+
+        def act() -> None:
+            self.disk.file(path)
+            del self.disk.folder(path.parent).names[path.name]
+
+        self.faults.call("remove", act, None)
+
+    def remove_directory(self, path: Path) -> None:
+        """See `Files.remove_directory`."""
+
+        def act() -> None:
+            if self.disk.folder(path).names:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+            del self.disk.folder(path.parent).names[path.name]
+
+        self.faults.call("remove_directory", act, None)
+
+    def open_existing(self, path: Path, *, writable: bool = False) -> int:
+        """See `Files.open_existing`."""
+        return self._read("open_existing", lambda: self._made(self.disk.file(path)))
+
+    def close(self, descriptor: int) -> None:
+        """See `Files.close`."""
+        file = self._opened.pop(descriptor, None)
+        if file is not None and file.owner == (self, descriptor):
+            file.owner = None
+
+    def lock(self, descriptor: int) -> bool:
+        """See `Files.lock`."""
+        file = self._opened[descriptor]
+        if file.owner is None:
+            file.owner = self, descriptor
+        return file.owner == (self, descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """See `Files.size`."""
+        return len(self._opened[descriptor].content)
+
+    def size_at(self, path: Path) -> int:
+        """See `Files.size_at`."""
+        return len(self.disk.file(path).content)
+
+    def is_at(self, descriptor: int, path: Path) -> bool:
+        """See `Files.is_at`."""
+        return self.exists(path) and self.disk.find(path) is self._opened[descriptor]
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """See `Files.read_into`."""
+
+        def act() -> int:
+            found = self._opened[descriptor].content[offset : offset + len(buffer)]
+            buffer[: len(found)] = found
+            return len(found)
+
+        return self._read("read_into", act)
+
+    def names(self, path: Path) -> list[str]:
+        """See `Files.names`."""
+
+        def act() -> list[str]:
+            return sorted(self.disk.folder(path).names) if self.exists(path) else []
+
+        return self._read("names", act)
+
+    def exists(self, path: Path) -> bool:
+        """See `Files.exists`."""
+        try:
+            self.disk.find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_directory(self, path: Path) -> bool:
+        """See `Files.is_directory`."""
+        return self.exists(path) and isinstance(self.disk.find(path), _Folder)
+
+    def _read(self, name: str, act: Callable[[], T]) -> T:
+        return self.faults.call(name, act, None) if self.faults.reads else act()
