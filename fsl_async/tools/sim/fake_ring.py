@@ -1,4 +1,4 @@
-"""A reduction between groups, replaced: it answers each member ok or error, by chance.
+"""A reduction between groups, replaced: it adds up the members' files, and answers by chance.
 
 As with gloo, one reduction can succeed at one member and fail at another one. A member that is
 killed early makes it fail at all others; one that is killed near the end, at some. Two members that
@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import field, mutable
 
+from fsl_async.learn.client.ports import Vector
 from fsl_async.nodes.ps.ring_process import RingJob
-from fsl_async.tools.sim.counting import digest_of
+from fsl_async.store.memory_files import Killed, MemoryFiles
 from fsl_async.tools.sim.faults import FaultProfile
-from fsl_async.tools.sim.group_counting import Weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fsl_async.tools.sim.world import ProcessClock
 
 START_S = (3.0, 10.0)
@@ -66,15 +69,17 @@ class FakeRing:
         self.counts = RingCounts()
         self._reductions: dict[int, _Reduction] = {}
 
-    def helper(self, name: str, clock: ProcessClock) -> Callable[..., FakeHelper]:
-        """A function that makes the helper of a process."""
+    def helper(
+        self, name: str, clock: ProcessClock, files: MemoryFiles, killed: Callable[[], None]
+    ) -> Callable[..., FakeHelper]:
+        """A function that makes the helper of a process. killed: its disk ends the process."""
 
         def make(
             on_address: Callable[[int, str, bytes], None],
             on_done: Callable[[int], None],
             on_failed: Callable[[int, str], None],
         ) -> FakeHelper:
-            helper = FakeHelper(self, name, clock)
+            helper = FakeHelper(self, name, clock, files, killed)
             helper.on_address, helper.on_done, helper.on_failed = on_address, on_done, on_failed
             return helper
 
@@ -102,40 +107,39 @@ class FakeRing:
                 assert job is not None
                 self._answer(helper, attempt, now + job.timeout_s, None)
             return
-        result = self._result(jobs)
+        result = self._result(helpers)
         fails = not self.is_calm and self.chance.random() < self.profile.ring_fails
         differs = not self.is_calm and self.chance.random() < self.profile.ring_differs
         self.counts.differing += differs
         for helper in helpers:
             is_ok = not (fails and self.chance.random() < 0.5)
-            weights = result if is_ok else None
+            total = result if is_ok else None
             if is_ok and differs and helper is helpers[-1]:
-                weights = Weights(result.total + 1, digest_of(result.digest, attempt, 1))
+                total = result + np.float32(1.0)
             at = reduction.ends_at + self.chance.uniform(0.0, 2.0)
-            self._answer(helper, attempt, at, weights)
+            self._answer(helper, attempt, at, total)
 
-    def _result(self, jobs: list[RingJob | None]) -> Weights:
-        """The sum: the global weights, and what each group gained above them."""
-        files: list[tuple[Any, Any]] = [(job.base, job.cut) for job in jobs if job is not None]
-        bases = {base for base, _ in files}
-        assert len(bases) == 1, "all begin with the same global weights"
-        (base,) = bases
-        total = base.total + sum(cut.total - base.total for _, cut in files)
-        return Weights(total, digest_of(base.digest, len(files), total))
+    def _result(self, helpers: list[FakeHelper]) -> Vector:
+        """The sum, as `nodes.ring_helper.reduction` computes it, in the order of ranks."""
+        parts = {helper.job.rank: helper.gained() for helper in helpers if helper.job is not None}
+        total = np.zeros_like(parts[0])
+        for rank in sorted(parts):
+            total = total + parts[rank]
+        return total
 
     def _answer(
-        self, helper: FakeHelper, attempt: int, when: float, weights: Weights | None
+        self, helper: FakeHelper, attempt: int, when: float, total: Vector | None
     ) -> None:
-        helper.clock.call_at(when, self._answered, helper, attempt, weights)
+        helper.clock.call_at(when, self._answered, helper, attempt, total)
 
-    def _answered(self, helper: FakeHelper, attempt: int, weights: Weights | None) -> None:
+    def _answered(self, helper: FakeHelper, attempt: int, total: Vector | None) -> None:
         reduction = self._reductions.get(attempt)
         if not helper.is_in(attempt):
             return
         if reduction is not None:
-            reduction.outcomes.add(weights is not None)
+            reduction.outcomes.add(total is not None)
             self._count(attempt, reduction)
-        helper.end(weights)
+        helper.end(total)
 
     def _count(self, attempt: int, reduction: _Reduction) -> None:
         reduction.answers += 1
@@ -170,8 +174,16 @@ class FakeHelper:
     on_done: Callable[[int], None]
     on_failed: Callable[[int, str], None]
 
-    def __init__(self, ring: FakeRing, name: str, clock: ProcessClock) -> None:
+    def __init__(
+        self,
+        ring: FakeRing,
+        name: str,
+        clock: ProcessClock,
+        files: MemoryFiles,
+        killed: Callable[[], None],
+    ) -> None:
         self.name, self.clock = name, clock
+        self._files, self._killed = files, killed
         self.job: RingJob | None = None
         self._ring = ring
         self._ready_at: float | None = None
@@ -220,16 +232,35 @@ class FakeHelper:
             self._is_open = False
             self._ring.connected(self, job)
 
-    def end(self, weights: Weights | None) -> None:
-        """Report the result; None: an error."""
+    def gained(self) -> Vector:
+        """Return this member's part of the sum: what its group gained, with its weight."""
+        job = self.job
+        assert job is not None, "it takes part"
+        gained = (self._read(job.base) - self._read(job.cut)) * np.float32(job.weights[job.rank])
+        return gained if job.residual is None else gained - self._read(job.residual)
+
+    def _read(self, path: Path) -> Vector:
+        job = self.job
+        assert job is not None, "it takes part"
+        content = self._files.read_whole(path, job.skip + 4 * job.values)
+        return np.frombuffer(content[job.skip :], "<f4")
+
+    def end(self, total: Vector | None) -> None:
+        """Write and report the sum; None: an error."""
         job, self.job = self.job, None
         assert job is not None
-        if weights is None:
+        if total is None:
             self.on_failed(job.attempt, "connection reset by peer")
             return
-        reduced: Any = job.out
-        reduced[job.attempt] = weights
-        self.on_done(job.attempt)
+        try:
+            head = self._files.read_whole(job.base, job.skip + 4 * job.values)[: job.skip]
+            self._files.write_whole(job.out, head + total.astype("<f4").tobytes())
+        except Killed:
+            self._killed()
+        except OSError as error:
+            self.on_failed(job.attempt, str(error))
+        else:
+            self.on_done(job.attempt)
 
     def kill(self) -> None:
         """End the reduction."""

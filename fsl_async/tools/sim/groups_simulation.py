@@ -8,23 +8,23 @@ killed, stopped for a while, and parted from each other.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen, mutable
+from attrs import field, frozen, mutable
 
 import fsl_transport as tp
+from fsl_async.config.ring_rules import ring_rules
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.member import MemberPhase
-from fsl_async.roles.ring.rules import RingRules
 from fsl_async.tools.sim.fake_ring import FakeRing
 from fsl_async.tools.sim.faults import PROFILES
-from fsl_async.tools.sim.group_counting import GroupCountingStore, GroupDisk, RingHooks
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.ring_invariants import RingInvariants
 from fsl_async.tools.sim.simulation import (
@@ -39,23 +39,20 @@ if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Journal
     from fsl_async.roles.sync.client import ClientMachine
     from fsl_async.roles.sync.ps import ParameterServerMachine
-    from fsl_async.tools.sim.counting import CountingLearner, CountingStore
+    from fsl_async.store.store import Store
+    from fsl_async.tools.sim.training import VirtualTraining
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
 TIMEOUT_S = 20.0
-REPORT_S = 0.001
-"""From the end of a job on the disk to its report: a kill between them is possible."""
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
 
 
 @mutable
 class GroupInvariants(Invariants):
-    """Those of one group. Its weights come from the ring too, so `RingInvariants` checks them."""
+    """Those of one group, and for how long its merges were held."""
 
-    disk: GroupDisk = field(factory=GroupDisk)
     name: str = ""
-    check_weights: Callable[[str], None] = field(default=lambda _: None)
     held_s: float = 0.0
     """For how long merges were held, in all; by this process, `_held_at` since when."""
     longest_held_s: float = 0.0
@@ -83,30 +80,21 @@ class GroupInvariants(Invariants):
             self.held_s += seconds
             self.longest_held_s = max(self.longest_held_s, seconds)
 
-    def server_died(self, now: float) -> None:
-        """See `Invariants.server_died`."""
+    def died(self, now: float) -> None:
+        """Record that the process died: merges go on in the next one."""
         self._goes_on(now)
-        super().server_died(now)
-
-    def _check_new_versions(self, now: float) -> None:
-        models = self.disk.models
-        self.check_weights(self.name)
-        for position in range(self._versions_seen, len(models)):
-            if models[position].version != position:
-                self.violated(f"version {models[position].version} follows {position - 1}", now)
-        self._versions_seen = len(models)
 
     def after_client(
         self,
         machine: ClientMachine,
-        learner: CountingLearner,
+        training: VirtualTraining,
         event: Event,
         effects: list[Any],
         now: float,
     ) -> None:
         """See `Invariants.after_client`. No client waits for the ring."""
-        super().after_client(machine, learner, event, effects, now)
-        if self._held_at is not None and learner.is_held and not self.is_ending:
+        super().after_client(machine, training, event, effects, now)
+        if self._held_at is not None and training.is_held and not self.is_ending:
             self.violated(f"{machine.name} waits in a step while merges are held", now)
 
 
@@ -133,23 +121,23 @@ class Among:
 class GroupSimulation(Simulation):
     """One group in a world of several."""
 
-    disk: GroupDisk
     invariants: GroupInvariants
 
     def __init__(self, settings: SimulationSettings, name: str, among: Among) -> None:
-        super().__init__(settings, world=among.world, place=f"{name}-")
-        roster = among.roster
-        self.name, self.roster = name, roster
-        self.disk = GroupDisk()
-        self.invariants = GroupInvariants(disk=self.disk, name=name)
-        self.rules = RingRules(name, roster, every=EVERY_VERSIONS)
-        self._rules = evolve(
-            self._rules, publishes=self.rules.coordinates, last_global_s=self.rules.hold_s
+        roster = ",".join(f"{one}=fsl://127.0.0.1:{7100}" for one in among.roster)
+        config = settings.config(
+            f"run.name={name}",
+            f"ring.roster={roster}",
+            f"ring.every={EVERY_VERSIONS}",
+            f"ring.timeout_s={TIMEOUT_S}",
         )
+        super().__init__(settings, world=among.world, place=f"{name}-", config=config)
+        self.name = name
+        self.invariants = GroupInvariants(self.invariants.lineage, name=name)
+        self.rules = ring_rules(config)
         self.fake_ring, self.facts = among.ring, among.facts
         self.global_rounds: RingInvariants
         self.shell: RingShell | None = None
-        self._clock: ProcessClock | None = None
 
     def begin(self) -> None:
         """Launch all processes, and plan their faults."""
@@ -162,38 +150,9 @@ class GroupSimulation(Simulation):
 
     # --- the process of the parameter server ---
 
-    def _worker(self, clock: ProcessClock, name: str) -> Any:
-        worker = super()._worker(clock, name)
-        if name == self.server:
-            worker.report_s = REPORT_S
-        return worker
-
-    def _store(self, clock: ProcessClock) -> GroupCountingStore:
-        chance, profile = self._chance, self.profile
-
-        def fails() -> bool:
-            return not self._calm and chance.random() < profile.ring_disk_fails
-
-        def written(_: str) -> None:
-            if not self._calm and chance.random() < profile.ring_kills:
-                self.scheduler.call_at(self.scheduler.time(), self._kill_after_write, clock)
-
-        rounds = self.global_rounds
-        hooks = RingHooks(
-            fails, written, lambda weights: rounds.begun(weights, self.name), rounds.decided
-        )
-        keep, time = self.settings.keep_versions, self.scheduler.time
-        return GroupCountingStore(self.disk, hooks, keep, time, clock.call_at)
-
-    def _kill_after_write(self, clock: ProcessClock) -> None:
-        if clock.alive and not self._calm:
-            self.counts.fault("server killed after a write")
-            self._relaunch_server()
-
     def _prepare(
-        self, clock: ProcessClock, shell: ParameterServerShell, store: CountingStore, number: int
+        self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
-        assert isinstance(store, GroupCountingStore)
         rules = self.rules
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
@@ -210,7 +169,7 @@ class GroupSimulation(Simulation):
 
         options = RingOptions(
             rules=rules,
-            servers=dict.fromkeys(self.roster, ""),
+            servers=dict.fromkeys(rules.roster, ""),
             host=NO_ADDRESS,
             timeout_s=TIMEOUT_S,
             bytes_per_s=0.0,
@@ -230,22 +189,34 @@ class GroupSimulation(Simulation):
                 say=lambda _: None,
                 listener=listener,
                 dialer=None if rules.coordinates else dialer,
-                helper=self.fake_ring.helper(self.name, clock),
+                helper=self.fake_ring.helper(
+                    self.name, clock, self._files, self._server_is_dead
+                ),
             )
 
-        self.shell, self._clock = shell.join_ring(make), clock
+        self.shell = shell.join_ring(make)
         self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
 
     def _after_ring(self, event: Event, effects: list[Effect], now: float) -> None:
         self.counts.events += 1
+        rounds = self.global_rounds
+        if isinstance(event, ev.CutTaken):
+            rounds.offers(self.name, event.cut)
+        elif isinstance(event, ev.DecisionKept):
+            rounds.decided(event.attempt)
+        elif isinstance(event, ev.RingRecovered) and event.decided is not None:
+            rounds.decided(event.decided.attempt)
+        elif isinstance(event, ev.Adopted) and event.decision.round:
+            self.facts.adopted += 1
+            self.facts.late += event.gained
+        if isinstance(event, ev.RingRecovered | ev.Adopted) and self.rules.coordinates:
+            rounds.begun(self.name)
         for effect in effects:
             self.facts.attempts += isinstance(effect, do.KeepAttempt)
-            if isinstance(effect, do.Adopt):
-                cut, models = self.disk.book.cut, self.disk.models
-                merged_on = cut is not None and cut.version != models[-1].version
-                self.facts.late += bool(models) and (merged_on or not effect.counted)
-        if isinstance(event, ev.Adopted) and event.decision.round:
-            self.facts.adopted += 1
+            if isinstance(effect, do.StartRing):
+                rounds.reduces(effect.view)
+            elif isinstance(effect, do.KeepDecision):
+                rounds.decides(effect)
 
     @property
     def is_settled(self) -> bool:
@@ -266,12 +237,8 @@ class GroupSimulation(Simulation):
             assert self.shell is not None
             self.shell.process.kill()
             self.network.kill(self.name)
+            self.invariants.died(self.scheduler.time())
         return super()._kill(name)
-
-    def _relaunch_server(self) -> None:
-        if self._kill(self.server):
-            self.invariants.server_died(self.scheduler.time())
-            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _links(self) -> list[tp.MemLink]:
         names = (self.server, self.name)
@@ -315,13 +282,15 @@ class GroupsSimulation:
         self.facts = among.facts
         self.groups = [GroupSimulation(settings, name, among) for name in self.roster]
         self.violations: list[str] = []
-        self.global_rounds = RingInvariants(
-            self._violated, {group.name: group.disk for group in self.groups}
-        )
+        lineages = {group.name: group.invariants.lineage for group in self.groups}
+        codec = self.groups[0].config.codec.spec_down
+        self.global_rounds = RingInvariants(self._violated, lineages, codec)
         for group in self.groups:
             group.global_rounds = self.global_rounds
             group.invariants.violations = self.violations
-            group.invariants.check_weights = self.global_rounds.group_made_version
+            group.invariants.lineage.adopts = functools.partial(
+                self.global_rounds.adopts, group.name
+            )
         self._is_calm = False
 
     @property
@@ -346,8 +315,6 @@ class GroupsSimulation:
             self.world.run(self.settings.hours, self.violations, self._end, progress)
         except AssertionError as error:
             self._violated(f"{error}")
-        for group in self.groups:
-            group.invariants.server_died(self.world.scheduler.time())
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""

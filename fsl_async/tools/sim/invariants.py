@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.digest import digest_of
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import VersionRecord
+from fsl_async.store.ring_book import Adoption
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST, VirtualTraining
 from fsl_codecs import CodecSpec, decode, encode
@@ -61,6 +62,8 @@ class Lineage:
     most_uses_again: int = 0
     """In one version."""
     trainings: dict[tuple[str, int], VirtualTraining] = field(factory=dict)
+    adopts: Callable[[Adoption], Vector] | None = None
+    """Gives what a version of global weights must hold, in a group."""
     _momentum: Vector = field(init=False)
     _residual: Vector = field(init=False)
     _values: dict[DeltaKey, Vector] = field(factory=dict)
@@ -90,7 +93,9 @@ class Lineage:
         wrong = []
         if digest_of(held, weights=self.manifest.weights) != record.digest:
             wrong.append(f"version {record.version} holds other weights than its digest")
-        if record.version:
+        if record.ring is not None and self.adopts is not None:
+            wrong += self._check_adopted(record.ring, held)
+        elif record.version:
             wrong += self._check(record, held)
         self.weights.append(held)
         for one in record.merged:
@@ -102,6 +107,13 @@ class Lineage:
                 f" {self.tokens}"
             )
         return wrong
+
+    def _check_adopted(self, adoption: Adoption, held: Vector) -> list[str]:
+        assert self.adopts is not None, "it is a group"
+        self._residual = np.zeros_like(self._residual)
+        if np.array_equal(self.adopts(adoption), held):
+            return []
+        return [f"a version of global weights {adoption.round} is not those and the group's gain"]
 
     def _check(self, record: VersionRecord, held: Vector) -> list[str]:
         wrong, sums = [], {}

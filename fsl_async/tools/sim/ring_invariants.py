@@ -2,9 +2,8 @@
 
 - One digest per global round, for ever; rounds and attempts go up, and no attempt decides twice.
 - A token of a group is in at most one decided round: the cuts of a group follow one another.
-- The global weights are those of version 0 and the cuts of all decided rounds, and no more.
-- A cut that was counted is on its group's disk, as it was offered, until the group adopts.
-- A group's weights are the global weights that it adopted and its tokens that are in no round.
+- The global weights are those before and what the cuts of the round gained, to the bit.
+- A group that adopts global weights holds these and what it merged that is in no round, to the bit.
 
 After an orderly end: all groups have the newest global weights, and each token up to a group's last
 cut is in exactly one decided round.
@@ -14,10 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 from attrs import field, frozen, mutable
 
-from fsl_async.roles.ring.events import Decision
-from fsl_async.tools.sim.group_counting import GroupDisk, Weights
+from fsl_async.learn.client.ports import Vector
+from fsl_async.roles.ring import effects as do
+from fsl_async.roles.ring.events import Cut, Decision
+from fsl_async.roles.ring.messages import View
+from fsl_async.store.digest import digest_of
+from fsl_async.store.ring_book import Adoption
+from fsl_async.tools.sim.invariants import Lineage
+from fsl_codecs import CodecSpec, decode, encode
 
 
 @frozen
@@ -30,76 +36,118 @@ class Decided:
 
 @mutable
 class RingInvariants:
-    """The decided rounds so far. `disks` has those of all groups."""
+    """The decided rounds so far. lineages: of all groups, by name."""
 
     violated: Callable[[str], None]
-    disks: Mapping[str, GroupDisk]
+    lineages: Mapping[str, Lineage]
+    codec: CodecSpec
     decisions: list[Decided] = field(factory=list)
-    totals: list[Weights] = field(factory=list)
-    """Global weights by round."""
+    weights: list[Vector] = field(factory=list)
+    """The global weights of each round."""
     counted: dict[str, int] = field(factory=dict)
     """Group -> its tokens, from the first one, that are in decided rounds or in G_0."""
+    _views: dict[int, View] = field(factory=dict)
+    """By attempt."""
+    _deciding: dict[int, do.KeepDecision] = field(factory=dict)
+    """By attempt: decisions that the coordinator writes to its ledger."""
+    _cuts: dict[str, Cut] = field(factory=dict)
+    """Group -> its newest cut."""
+    _adopted: dict[str, int] = field(factory=dict)
+    """Group -> the round of the global weights that it holds."""
+    _lost: Vector | None = None
+    """What coding has lost of the global weights so far."""
 
-    def begun(self, weights: Weights, name: str) -> None:
-        """Take G_0."""
-        if self.totals:
-            self.violated("there is a second G_0")
-        self.totals.append(weights)
-        self.counted[name] = self.disks[name].tokens_merged
+    def reduces(self, view: View) -> None:
+        """Take the view of an attempt."""
+        self._views[view.attempt] = view
 
-    def decided(
-        self, made: Decision, contributors: dict[str, tuple[int, int]], weights: Weights
-    ) -> None:
-        """Take a decision of the coordinator, as soon as its line is in the ledger."""
-        if made.round != len(self.totals):
-            self.violated(f"global round {made.round} is decided after {len(self.totals) - 1}")
-        if any(one.made.attempt >= made.attempt for one in self.decisions):
-            self.violated(f"attempt {made.attempt} decides after a later one, or twice")
-        if len(contributors) < 2:
-            self.violated(f"global round {made.round} has {len(contributors)} contributors")
-        for name, (begin, end) in contributors.items():
+    def offers(self, name: str, cut: Cut) -> None:
+        """Take the cut of a group."""
+        self._cuts[name] = cut
+
+    def decides(self, effect: do.KeepDecision) -> None:
+        """Take a decision that the coordinator is about to write."""
+        self._deciding[effect.attempt] = effect
+
+    def begun(self, name: str) -> None:
+        """Take G_0, once it is there: version 0 of the coordinator's group."""
+        lineage = self.lineages[name]
+        if lineage.weights and not self.weights:
+            self.weights.append(lineage.weights[0])
+            self.counted[name], self._adopted[name] = 0, 0
+
+    def decided(self, attempt: int) -> None:
+        """Take a decision of the coordinator: its line is in the ledger."""
+        effect = self._deciding.pop(attempt, None)
+        if effect is None:
+            return
+        number = effect.round
+        if number != len(self.weights):
+            self.violated(f"global round {number} is decided after {len(self.weights) - 1}")
+        if any(one.made.attempt >= attempt for one in self.decisions):
+            self.violated(f"attempt {attempt} decides after a later one, or twice")
+        if len(effect.contributors) < 2:
+            self.violated(f"global round {number} has {len(effect.contributors)} contributors")
+        for name, (begin, end) in effect.contributors.items():
             if begin != self.counted.get(name, 0):
                 text = f"{name}: tokens from {begin} follow {self.counted.get(name, 0)}"
-                self.violated(f"{text} in global round {made.round}")
+                self.violated(f"{text} in global round {number}")
             self.counted[name] = end
-            cut = self.disks[name].book.cut
-            if cut is None or (cut.round, cut.begin, cut.end) != (made.round - 1, begin, end):
-                self.violated(f"{name} does not hold its cut of global round {made.round}")
-        gained = sum(end - begin for begin, end in contributors.values())
-        if weights.total != self.totals[-1].total + gained:
-            self.violated(f"global weights {made.round} are not the sum of the cuts")
-        self.totals.append(weights)
-        self.decisions.append(Decided(made, contributors))
+        made = Decision(number, attempt, effect.digest, "")
+        self._add(made, self._views[attempt])
+        self.decisions.append(Decided(made, effect.contributors))
 
-    def group_made_version(self, name: str) -> None:
-        """Check the weights of a group, after every version of it."""
-        disk = self.disks[name]
-        newest, held = disk.models[-1], disk.book.adopted
-        if held is None:
-            base, since = disk.models[0].total, 0
-        elif held.round >= len(self.totals) or self.totals[held.round].digest != held.digest:
-            self.violated(f"{name} adopted global weights {held.round}, which were not decided")
-            return
-        else:
-            base, since = self.totals[held.round].total, disk.book.reference
-        if newest.total != base + disk.tokens_merged - since:
-            self.violated(f"{name}: version {newest.version} has other tokens than its ledger")
+    def _add(self, made: Decision, view: View) -> None:
+        """Make the global weights of a round again, with and without what coding lost before."""
+        base, size = self.weights[-1], self._weights
+        total = np.zeros_like(base)
+        for rank, share in enumerate(view.members):
+            lineage, cut = self.lineages[share.name], self._cuts[share.name]
+            part = (base - lineage.weights[cut.version]) * np.float32(share.weight)
+            if rank == 0 and self._lost is not None:
+                part = part - self._lost
+            total = total + part
+        change = -total
+        sent = np.concatenate([decode(encode(change[:size], self.codec)), change[size:]])
+        self._lost = change - sent
+        weights = base + sent
+        self.weights.append(weights)
+        if digest_of(weights, weights=size) != made.digest:
+            self.violated(f"global weights {made.round} are not what the cuts gained")
+
+    @property
+    def _weights(self) -> int:
+        return next(iter(self.lineages.values())).manifest.weights
+
+    def adopts(self, name: str, adoption: Adoption) -> Vector:
+        """Return what a group must hold that makes a version of global weights."""
+        if adoption.round >= len(self.weights):
+            self.violated(f"{name} adopts global weights {adoption.round}, which are not decided")
+            return self.weights[-1]
+        lineage, new = self.lineages[name], self.weights[adoption.round]
+        reference = None
+        cut = self._cuts.get(name)
+        if name in self._adopted:
+            reference = self.weights[self._adopted[name]]
+            if adoption.counted:
+                assert cut is not None, "a cut that was counted was offered"
+                reference = lineage.weights[cut.version]
+        self._adopted[name] = adoption.round
+        if reference is None or np.array_equal(reference, lineage.weights[-1]):
+            return new
+        size = self._weights
+        gained = lineage.weights[-1][:size] - reference[:size]
+        return np.concatenate([new[:size] + gained, new[size:]])
 
     def ended(self) -> None:
         """Check after the end of all groups: the last global weights have what they merged."""
-        merged = sum(disk.tokens_merged for disk in self.disks.values())
-        if self.totals[-1].total != self.totals[0].total + merged:
-            missing = self.totals[0].total + merged - self.totals[-1].total
-            self.violated(f"{missing} tokens are in no global weights at the end")
+        for name, lineage in self.lineages.items():
+            if self.counted.get(name, 0) != lineage.tokens:
+                missing = lineage.tokens - self.counted.get(name, 0)
+                self.violated(f"{missing} tokens of {name} are in no global weights at the end")
 
     def settled(self) -> None:
         """Check after an orderly end of global rounds."""
-        for name, disk in self.disks.items():
-            book = disk.book
-            if book.adopted_round != len(self.totals) - 1:
-                self.violated(f"{name} ends with global weights {book.adopted_round}")
-            if book.reference != self.counted.get(name, 0):
-                text = f"{name}: {book.reference} tokens are in global weights by its ledger, and"
-                self.violated(f"{text} {self.counted.get(name, 0)} by the coordinator's")
-            if book.cut is not None:
-                self.violated(f"{name} ends with a cut that is not decided")
+        for name in self.lineages:
+            if self._adopted.get(name) != len(self.weights) - 1:
+                self.violated(f"{name} ends with global weights {self._adopted.get(name)}")
