@@ -5,7 +5,7 @@
 
 | referee | guards | made again by |
 |---|---|---|
-| `runs/KIND.tar.xz`, `runs.json` | A run directory that an earlier release left opens, and the next two versions have the digests that they would have had. `run/` ended in order, with a delta acknowledged, one half sent, one in quarantine, momentum and residual; `killed/` ended after the newest version's rename, without its ledger line, and without a whole checkpoint after version 0, so a start replays three versions from the spool. `runs/split_server.tar.xz`: the same of a split server's checkpoints and ledger. | `make.py runs` |
+| `directories/KIND.tar.xz`, `runs.json` | A run directory that an earlier release left opens, and the next two versions have the digests that they would have had. `run/` ended in order, with a delta acknowledged, one half sent, one in quarantine, momentum and residual; `killed/` ended after the newest version's rename, without its ledger line, and without a whole checkpoint after version 0, so a start replays three versions from the spool. `directories/split_server.tar.xz`: the same of a split server's checkpoints and ledger. | `make.py runs` |
 | `sim.json` | The same seed gives the same simulated run: a hash of every event and effect, and counts that do not depend on their names. | `make.py sim` |
 | `tests/vectors` | Frames of the codec, written and read byte for byte: `test_golden_frames_are_written_and_read_unchanged` with the native code or NumPy, whichever is in use, and `test_the_golden_vectors_again_without_native_code`. | `python tests/unit_codecs/test_codec_vectors.py` |
 | `tests/unit_crash/all_crash_points.py` | Nothing acknowledged is lost at any effect or disk call. | nothing is recorded |
@@ -38,13 +38,13 @@ from kinds import CHUNK, KINDS, LAST, LEFT
 
 from fsl_async.store import manifest
 
-RUNS, RUNS_JSON, SIM_JSON = HERE / "runs", HERE / "runs.json", HERE / "sim.json"
+RUNS, RUNS_JSON, SIM_JSON = HERE / "directories", HERE / "runs.json", HERE / "sim.json"
 SPLIT_LEFT, SPLIT_LAST = 5, 8
 """Uploads of the split server when its directory was left, and at the end."""
 
 
 def pack(folder, name):
-    """Write the folder as runs/NAME.tar.xz, without times and owners."""
+    """Write the folder as directories/NAME.tar.xz, without times and owners."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:xz", preset=9) as archive:
         for path in sorted(folder.rglob("*")):
@@ -58,7 +58,7 @@ def pack(folder, name):
 
 
 def unpack(name, folder):
-    """Unpack runs/NAME.tar.xz into a folder."""
+    """Unpack directories/NAME.tar.xz into a folder."""
     with tarfile.open(RUNS / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
 
