@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from attrs import evolve
 from click.testing import CliRunner
-from kinds import ALWAYS, CLIENTS, LAST, LEFT, PENDING, TOKENS, delta_values, numbers
+from kinds import ALWAYS, CLIENTS, LAST, LEFT, PENDING, STEPS, TOKENS, delta_values, numbers
 
 import fsl_transport as tp
 from fsl_async.commands import sim
@@ -179,13 +179,13 @@ class Server:
         """Send a client's delta for `version`; most: frames that arrive of it."""
         base = version - 1 - lag
         key = DeltaKey(client, 1, base, version)
-        tokens, digest = TOKENS[client], self.digests.get(base, "")
+        tokens, steps, digest = TOKENS[client], STEPS[client], self.digests.get(base, "")
         if self.kind.is_scalars:
             scalars = numbers(6, 100 * version + ord(client[0])).reshape(1, 2, 3) * 16
             if client == "odd":
                 scalars[0, 1, 1] = np.nan
             frame = encode_seeds(base, scalars)
-            self.says(client, msg.Measured(version, digest, tokens, 2, frame))
+            self.says(client, msg.Measured(version, digest, tokens, steps, frame))
             return
         values = delta_values(self.kind, client, version, self.manifest.values)
         frames = []
@@ -195,14 +195,14 @@ class Server:
             frames.append(encode(values[start:stop], spec))
         ranks = self.kind.ranks
         facts = {RANK: float(ranks[client])} if client in ranks else {}
-        delta = Delta(key, digest, tokens, 2, version - 1, {}, facts)
+        delta = Delta(key, digest, tokens, steps, version - 1, {}, facts)
         self.stream(client, delta_stream(key.text), msg.DeltaMeta(delta), frames, most)
 
     def until(self, holds):
         """Advance the clock until `holds()`."""
         while not holds():
-            due = self.scheduler.run_next()
-            assert due and self.scheduler.time() < DAY_S, "it never holds"
+            assert self.scheduler.run_next(), "nothing is due"
+            assert self.scheduler.time() < DAY_S, "it never holds"
 
     def open_round(self):
         """Wait until clients are called, where they are; not one whose delta is pending."""
@@ -371,4 +371,5 @@ def simulate(arguments):
     report = json.loads(result.stdout)
     names = ("rounds", "tokens", "deltas_merged", "deltas_lost", "deltas_doubled", "relaunches",
              "invariant_violations", "faults_by_kind", "split", "tune", "groups")  # fmt: skip
-    return report["trace_sha256"], {name: report[name] for name in names if report[name] is not None}
+    counts = {name: report[name] for name in names if report[name] is not None}
+    return report["trace_sha256"], counts

@@ -12,6 +12,7 @@ CHUNK = 48
 """Values in a chunk, so that these small models have several."""
 CLIENTS = ("a", "b", "c", "odd")
 TOKENS = {"a": 100, "b": 300, "c": 200, "odd": 50}
+STEPS = {"a": 20, "b": 30, "c": 10, "odd": 20}
 LAST = 5
 """The newest version; directories were left at version `LEFT`, the killed ones as well."""
 LEFT = 3
@@ -58,15 +59,11 @@ class Kind:
     def senders(self, version: int) -> list[tuple[str, int]]:
         """Return the clients that send a delta for a version, with the age of their base."""
         found = [("a", 0), ("b", 0)] if version % 2 else [("b", 0), ("c", 0)]
-        if version == 2:  # not finite, so it ends in quarantine
+        if version == (1 if self.adopts else 2):  # not finite, so it ends in quarantine
             found.append(("odd", 0))
         if version == LEFT and self.lag:
             found.append(("c", self.lag))
         return found
-
-    def weight_values(self) -> int:
-        """Return how many of the values are weights."""
-        return sum(int(np.prod(shape)) for _, shape in self.weights)
 
 
 TUNE = ("tune.method=lora", "tune.rank=4", "sync.trigger=rounds", "outer.optimizer=average")
@@ -90,7 +87,10 @@ KINDS = {
              "outer.optimizer=average"),
             is_scalars=True,
         ),
-        Kind("split", ("split.method=splitfed-v1", "model.family=resnet18", "outer.optimizer=average")),
+        Kind(
+            "split",
+            ("split.method=splitfed-v1", "model.family=resnet18", "outer.optimizer=average"),
+        ),
     )
 }  # fmt: skip
 
@@ -101,11 +101,12 @@ def numbers(count: int, seed: int) -> np.ndarray:
     mixed = (mixed + np.uint64(seed * 0x85EBCA77)) % np.uint64(1 << 32)
     mixed ^= mixed >> np.uint64(15)
     mixed = mixed * np.uint64(0xC2B2AE3D) % np.uint64(1 << 32)
-    return ((mixed >> np.uint64(13)) % np.uint64(257)).astype(np.float32) / 2048 - np.float32(1 / 16)
+    whole = (mixed >> np.uint64(13)) % np.uint64(257)
+    return (whole.astype(np.float32) - np.float32(128)) / np.float32(2048)
 
 
 def delta_values(kind: Kind, client: str, version: int, values: int) -> np.ndarray:
-    """Return a client's delta for a version, (values,) fp32: for buffers, the buffers themselves."""
+    """Return a client's delta for a version, (values,) fp32; of buffers, their values."""
     made = numbers(values, 100 * version + ord(client[0]))
     if client == "odd":
         made[5] = np.nan

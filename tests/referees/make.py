@@ -1,42 +1,64 @@
 # ruff: noqa: T201 - its lines are what it is for
 """Referees: what must stay equal while the code behind it is rebuilt. This makes them again.
 
-    python tests/referees/make.py runs|sim
+    python tests/referees/make.py runs     directories/, runs.json
+    python tests/referees/make.py sim      sim.json
 
-| referee | guards | made again by |
-|---|---|---|
-| `directories/KIND.tar.xz`, `runs.json` | A run directory that an earlier release left opens, and the next two versions have the digests that they would have had. `run/` ended in order, with a delta acknowledged, one half sent, one in quarantine, momentum and residual; `killed/` ended after the newest version's rename, without its ledger line, and without a whole checkpoint after version 0, so a start replays three versions from the spool. `directories/split_server.tar.xz`: the same of a split server's checkpoints and ledger. | `make.py runs` |
-| `sim.json` | The same seed gives the same simulated run: a hash of every event and effect, and counts that do not depend on their names. | `make.py sim` |
-| `tests/vectors` | Frames of the codec, written and read byte for byte: `test_golden_frames_are_written_and_read_unchanged` with the native code or NumPy, whichever is in use, and `test_the_golden_vectors_again_without_native_code`. | `python tests/unit_codecs/test_codec_vectors.py` |
-| `tests/unit_crash/all_crash_points.py` | Nothing acknowledged is lost at any effect or disk call. | nothing is recorded |
-| `benchmarks/results/referees.jsonl` | Time, bytes and memory of a sync, and the quality summary. | its rows name their commands |
+A referee that has to change is a decision, with a line in the ADR that makes it. `driver.py` is
+the only file here that follows the interfaces of machine, shell and store.
 
-A client of several ranks sends the frames of one client, so its directory is that of `clock`.
-Directories are made in a fixed order of disk calls and with fixed clocks. A referee that has to
-change is a decision, with a line in the ADR that makes it.
+directories/KIND.tar.xz, runs.json: a run directory that an older process left is opened, and the
+next two versions, and the vectors of the last one, have the recorded digests. Each has two:
 
-Digests are equal on all processors (docs/adr/0137): versions are sums in a fixed order, value by
-value, and deltas are integers over 2048. Rules that merge products use LAPACK in float64, whose
-last bits differ; the result is rounded to fp32, and no singular value of these deltas is near zero
-or another one, so that a rounding would have to fall within 1e-15 of the middle of two numbers.
+    run/       ended in order, with momentum and residual, a delta acknowledged, one half sent, one
+               in quarantine; in groups with the cut of a global round
+    killed/    killed after version 3's rename and before its ledger line. No checkpoint after
+               version 0 is whole (in groups: 2), so a start replays the later ones from the spool;
+               where versions go from disk to disk (rounds, split), only the line is missing
+
+A client of several ranks sends the frames of one client: its directory is that of `clock`.
+`split` is the parameter server's of split learning, `split_server` the other one's: checkpoints and
+ledger, in killed/ with a staged checkpoint, a line torn and two uploads trained since.
+
+Digests are equal on all processors (docs/adr/0137): versions are fp32 additions and products value
+by value in a fixed order, norms decide nothing (`kinds.ALWAYS`), and deltas are integers over 2048.
+bank factors by LAPACK in float64, whose last bits differ; the result is rounded to fp32, and the
+singular values of these deltas are apart. They held with OpenBLAS's kernels for Prescott, Nehalem,
+Sandybridge, Haswell, Zen, SkylakeX and Cooperlake, which give different bits of an SVD, with NumPy
+without AVX, and with the codec in NumPy.
+
+sim.json: the same command gives the same simulated run. The counts hold whatever events are called;
+the hash of all events and effects changes with their names and their members. Where it has to, the
+counts are compared by hand, and both are recorded again.
+
+Referees elsewhere:
+
+    tests/vectors       frames of the codec, written and read byte for byte with each implementation
+                        here, native and NumPy: unit_codecs/test_codec_vectors.py,
+                        test_golden_frames_are_written_and_read_unchanged, and unit_codecs/
+                        test_native_process.py, test_golden_vectors_on_the_path_that_the_variable_
+                        chooses. Again: python tests/unit_codecs/test_codec_vectors.py
+    crash points        python tests/unit_crash/all_crash_points.py: every effect and every disk
+                        call, 17,873 runs, about 30 minutes of one core (docs/FAULTS.md)
+    benchmarks/results/referees.jsonl
+                        python benchmarks/quality.py --summary, and, on a quiet machine,
+                        python benchmarks/sync.py --clients 6 --format uniform \
+                            --parameters 100000000 --rounds 5
 """
 
 import argparse
 import io
 import json
-import shutil
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 
 import driver
 from kinds import CHUNK, KINDS, LAST, LEFT
 
 from fsl_async.store import manifest
+
+HERE = Path(__file__).resolve().parent
 
 RUNS, RUNS_JSON, SIM_JSON = HERE / "directories", HERE / "runs.json", HERE / "sim.json"
 SPLIT_LEFT, SPLIT_LAST = 5, 8
