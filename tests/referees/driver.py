@@ -86,8 +86,7 @@ class Server:
         self.config = config = with_implied(load(None, [*ALWAYS, *kind.settings]))
         self.manifest = Manifest.from_shapes(kind.weights, kind.buffers)
         self.scheduler = tp.VirtualScheduler()
-        self.digests, self.called, self.answers = {}, {}, {}
-        self.accepts = lambda stream, sink, first: None
+        self.digests, self.called = {}, {}
         self.store = Store(
             run_dir, _store_settings(config), files=files or Quiet(),
             wall_clock=lambda: NOON + self.scheduler.time(), clock=self.scheduler.time,
@@ -140,10 +139,6 @@ class Server:
                 self.says(peer, msg.Holding(version, digest))
             case msg.Call(number) | msg.Turn(number):
                 self.called[peer] = number
-            case msg.Accepted(key):
-                self.answers[key] = "accepted"
-            case msg.Declined(key, code):
-                self.answers[key] = code
             case msg.Reject(_, text):
                 raise AssertionError(text)
 

@@ -142,8 +142,9 @@ def make_sim():
 
 
 def write(path, value):
-    """Write JSON, short lists on one line."""
-    path.write_text(json.dumps(value, indent=1) + "\n")
+    """Write JSON, one line for each kind or command."""
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in value.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
