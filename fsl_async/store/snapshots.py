@@ -153,8 +153,8 @@ class Snapshots:
             self._job.give_up = True
             if self._job.planned is not None:
                 self._job.planned = None
-            else:
-                self._job.released.wait()
+                self._job.released.set()
+            self._job.released.wait()
 
     def finish(self, checkpoint: Checkpoint, vectors: Mapping[str, Vector]) -> None:
         """Make a version whole, and return when it is, or when the disk does not let it be."""

@@ -24,6 +24,8 @@ class FaultProfile:
     partition_s: tuple[float, float] = (30.0, 600.0)
     server_kill_every_s: float = 0.0
     server_return_s: tuple[float, float] = (5.0, 60.0)
+    disk_full_every_s: float = 0.0
+    """Of a parameter server's disk: some calls in a row fail."""
     disk_kills: float = 0.0
     """Kills of the parameter server in the middle of a call to its disk."""
     power_cuts: float = 0.0
@@ -37,10 +39,6 @@ class FaultProfile:
     """Reductions that end well at some members and with an error at the others."""
     ring_differs: float = 0.0
     """Reductions that give another result at one member."""
-    ring_disk_fails: float = 0.0
-    """Jobs for a global round that the disk does not allow."""
-    ring_kills: float = 0.0
-    """Writes for a global round that a parameter server is killed after, before it reports."""
     delay_s: float = 0.03
     jitter_s: float = 0.0
     drop: float = 0.0
@@ -76,8 +74,7 @@ PROFILES = {
         ring_cut_every_s=1 * HOUR_S,
         ring_fails=0.3,
         ring_differs=0.02,
-        ring_disk_fails=0.002,
-        ring_kills=0.002,
+        disk_full_every_s=2 * HOUR_S,
         disk_kills=0.5,
         power_cuts=0.5,
         jitter_s=0.1,

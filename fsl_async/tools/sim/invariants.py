@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,9 @@ class Lineage:
         sent = decode(encode(desired, self.codec))
         self._residual = desired - sent
         last = self.weights[-1]
-        share = sum(one.weight for one in record.merged) * record.scale
+        used = [*record.merged, *record.reused]
+        number = Counter(one.key.client for one in used) if record.rule == "latest" else {}
+        share = sum(one.weight / number.get(one.key.client, 1) for one in used) * record.scale
         buffers = total[self.manifest.weights :] / (share or 1.0)
         return np.concatenate([last[: self.manifest.weights] + sent, buffers])
 

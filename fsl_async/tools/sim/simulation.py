@@ -31,7 +31,7 @@ from fsl_async.nodes.ps.node import rules_of, run_facts, store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
-from fsl_async.roles.machine import DrainAsked, Effect, Event
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
@@ -54,7 +54,9 @@ SNAPSHOT_S = 45.0
 NOON = 1_800_000_000.0
 """Wall clock at the start of a simulation, seconds since 1970."""
 MOST_CALLS = 40
-"""Of a parameter server to its disk, until it dies in the middle of one."""
+"""Of a parameter server to its disk, until it dies in the middle of one, or some fail."""
+MOST_FAILURES = 6
+"""Calls in a row that a full disk refuses."""
 
 
 @frozen
@@ -138,6 +140,7 @@ class Simulation:
         self.processes: dict[str, Process] = {}
         self._chance = random.Random(f"{settings.seed}/{place}faults")  # noqa: S311 - not for secrets
         self._incarnations = 0
+        self._failed_starts = 0  # in a row
         self._calm = False  # no new faults: the run is to end
         self._ending = False
         self._ended: dict[str, VirtualTraining] = {}
@@ -165,6 +168,7 @@ class Simulation:
             self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
+        self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _end(self) -> None:
         """End the run: no new faults; when all nodes are back, the parameter server is asked to
@@ -285,7 +289,7 @@ class Simulation:
                 journal=self.journal,
                 listener=listener,
                 say=self.participation.note,
-                finished=lambda _: None,
+                finished=self._server_finished,
             ),
         )
         shell.node.machine = CheckedMachine(machine, check)
@@ -295,8 +299,12 @@ class Simulation:
             recovered = store.recover()
             store.start_run("sim")
         except LearnError as error:
-            self.invariants.violated(f"the server cannot start: {error}", clock.time())
+            self._failed_starts += 1
+            if self._failed_starts > MOST_FAILURES + 1:  # a full disk does not stay full
+                self.invariants.violated(f"the server cannot start: {error}", clock.time())
+            self._server_is_dead()
             return
+        self._failed_starts = 0
         self.invariants.recovered(store, recovered, clock.time())
         shell.start(recovered)
 
@@ -314,6 +322,11 @@ class Simulation:
             clock=self.scheduler.time,
             later=later,
         )
+
+    def _server_finished(self, finish: Finish) -> None:
+        """Launch a parameter server again that ended with an error, as its launcher does."""
+        if finish.exit_code:
+            self._at(0.0, self._server_is_dead)
 
     def _in_server(self, act: Callable[[], None]) -> None:
         """Do what a thread of the parameter server does; it may die in the middle."""
@@ -436,12 +449,23 @@ class Simulation:
         """Kill the parameter server, as often as not in the middle of a call to its disk."""
         if not self._calm and self.server in self.processes:
             if self._chance.random() < self.profile.disk_kills:
-                faults = self._files.faults
-                faults.at = len(faults.calls) + self._chance.randint(1, MOST_CALLS)
-                faults.mode = self._chance.choice(["before", "torn", "after"])
+                self._in_a_call(self._chance.choice(["before", "torn", "after"]))
             else:
                 self._server_is_dead()
         self._plan(self.profile.server_kill_every_s, self._kill_server)
+
+    def _in_a_call(self, mode: Literal["before", "torn", "after", "error"]) -> None:
+        """Have the parameter server die, or its disk fail, in one of its next calls."""
+        faults = self._files.faults
+        faults.at = len(faults.calls) + self._chance.randint(1, MOST_CALLS)
+        faults.mode = mode
+
+    def _fill_disk(self) -> None:
+        if not self._calm and self.server in self.processes:
+            self.counts.fault("disk full")
+            self._files.faults.failures = self._chance.randint(1, MOST_FAILURES)
+            self._in_a_call("error")
+        self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _server_is_dead(self) -> None:
         """Take the parameter server's process away, and launch it again."""
