@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -142,46 +141,49 @@ class Lineage:
     def _made(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
         """Return what the version must be, and keep what the next one needs."""
         rate, coefficient = np.float32(record.learning_rate), np.float32(record.momentum)
-        total = self._total(record, values) * np.float32(record.scale)
-        average = total[: self.manifest.weights]
+        total, buffers = self._total(record, values)
+        average = total * np.float32(record.scale)
         self._momentum = coefficient * self._momentum + average
         step = average + coefficient * self._momentum
         desired = -rate * step + self._residual
         sent = decode(encode(desired, self.codec))
         self._residual = desired - sent
-        last = self.weights[-1]
-        used = [*record.merged, *record.reused]
-        number = Counter(one.key.client for one in used) if record.rule == "latest" else {}
-        share = sum(one.weight / number.get(one.key.client, 1) for one in used) * record.scale
-        buffers = total[self.manifest.weights :] / (share or 1.0)
-        return np.concatenate([last[: self.manifest.weights] + sent, buffers])
+        return np.concatenate([self.weights[-1][: self.manifest.weights] + sent, buffers])
 
-    def _total(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
-        total = np.zeros(self.manifest.values, np.float32)
-        if record.rule != "latest":
-            for one in record.merged:
-                total = total + np.float32(one.weight) * values[one.key]
-            return total
+    def _total(
+        self, record: VersionRecord, values: Mapping[DeltaKey, Vector]
+    ) -> tuple[Vector, Vector]:
+        """Return the sum of weighted deltas, and the mean of the buffers that were sent."""
+        size = self.manifest.weights
+        if record.rule == "latest":
+            return self._total_of_latest(record, values)
+        total = np.zeros(size, np.float32)
+        for one in record.merged:
+            total = total + np.float32(one.weight) * values[one.key][:size]
+        weights = [one.weight for one in record.merged]
+        sent = [values[one.key][size:] for one in record.merged]
+        return total, np.average(sent, axis=0, weights=weights)
+
+    def _total_of_latest(
+        self, record: VersionRecord, values: Mapping[DeltaKey, Vector]
+    ) -> tuple[Vector, Vector]:
+        """Sum up over clients the mean of their new deltas, or their newest one before."""
         self.uses_again += len(record.reused)
         self.most_uses_again = max(self.most_uses_again, len(record.reused))
-        return self._total_of_latest(record, values)
-
-    def _total_of_latest(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
-        """Return the sum over clients of the mean of their new deltas, or of their newest one."""
-        known = {**self._values, **values}
+        size, known = self.manifest.weights, {**self._values, **values}
         by_client: dict[str, list[MergedDelta]] = {}
         for one in sorted((*record.merged, *record.reused), key=lambda one: one.key):
             by_client.setdefault(one.key.client, []).append(one)
-        total = np.zeros(self.manifest.values, np.float32)
-        for name in sorted(by_client):
-            mine = by_client[name]
+        total, buffers = np.zeros(size, np.float32), []
+        for _, mine in sorted(by_client.items()):
             row = np.zeros_like(total)
             for one in mine:
-                row = row + np.float32(one.weight / len(mine)) * known[one.key]
+                row = row + np.float32(one.weight / len(mine)) * known[one.key][:size]
             total = total + row
+            buffers.append(np.mean([known[one.key][size:] for one in mine], axis=0))
         newest = {key.client: key for key in sorted(known, key=lambda key: key.order)}
         self._values = {key: known[key] for key in newest.values()}
-        return total
+        return total, np.mean(buffers, axis=0)
 
 
 @mutable
