@@ -1,11 +1,11 @@
 """What a link of the network laboratory carries: RTT, one and eight TCP streams, BBR. Needs root.
 
-    python benchmarks/netlab.py [--profiles dsl,...] [--seconds 12]
+    python benchmarks/links.py [--profiles dsl,...] [--seconds 12]
         one JSON row for each profile
-    python benchmarks/netlab.py --docs
+    python benchmarks/links.py --docs
         writes the rows that were kept into docs/BENCHMARKS.md
 
-Streams are asyncio connections of the standard library (fsl_async/tools/netlab/probe.py), with
+Streams are asyncio connections of the standard library (netlab/probe.py), with
 iperf3 beside them where it is installed. Mbit/s are 10^6 bits of payload, counted where they
 arrive, from the first byte to the last, TCP's slow start included.
 """
@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-
-from fsl_async.tools.netlab.laboratory import Laboratory
-from fsl_async.tools.netlab.profiles import profile, profiles
+from netlab.laboratory import Laboratory
+from netlab.profiles import profile, profiles
 
 ROWS = Path(__file__).parent / "results" / "netlab.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsl_async.tools.netlab import host
-from fsl_async.tools.netlab.netem import arguments
-from fsl_async.tools.netlab.plan import Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab import host
+from netlab.netem import arguments
+from netlab.plan import Link, Plan
+from netlab.profiles import LinkSettings
 
 
 class Veth:

@@ -15,10 +15,10 @@ import click
 from attrs import asdict
 
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
-from fsl_async.tools.netlab import profiles, records
-from fsl_async.tools.netlab.host import LabError, namespaces, require
-from fsl_async.tools.netlab.laboratory import Laboratory, remove, sweep
-from fsl_async.tools.netlab.plan import CONGESTION
+from netlab import profiles, records
+from netlab.host import LabError, namespaces, require
+from netlab.laboratory import Laboratory, remove, sweep
+from netlab.plan import CONGESTION
 
 NAME = "lab"
 _JSON = "--json"

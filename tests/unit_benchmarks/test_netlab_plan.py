@@ -7,11 +7,11 @@ import shutil
 import subprocess
 
 import pytest
+from netlab import image, netem, plan
+from netlab.host import MissingError
+from netlab.profiles import LinkSettings, changed, profile, profiles, words
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.netlab import image, netem, plan
-from fsl_async.tools.netlab.host import MissingError
-from fsl_async.tools.netlab.profiles import LinkSettings, changed, profile, profiles, words
 
 
 def test_profiles_are_those_of_the_documentation():
@@ -190,7 +190,7 @@ def test_a_missing_kernel_is_reported(tmp_path):
 
 def test_missing_root_rights_are_reported(monkeypatch, capsys):
     """One line and exit code 2, before anything is touched."""
-    from fsl_async.tools.netlab.__main__ import main
+    from netlab.__main__ import main
 
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert main(["up"]) == 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from fsl_async.tools.netlab import host, machine
-from fsl_async.tools.netlab.machine import Machine
-from fsl_async.tools.netlab.plan import Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
-from fsl_async.tools.netlab.veth import Unshaped, Veth
+from netlab import host, machine
+from netlab.machine import Machine
+from netlab.plan import Link, Plan
+from netlab.profiles import LinkSettings
+from netlab.veth import Unshaped, Veth
 
 
 class Backend(Protocol):

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from fsl_async.tools.netlab import host, image, records
-from fsl_async.tools.netlab.host import LabError, MissingError
-from fsl_async.tools.netlab.netem import arguments
-from fsl_async.tools.netlab.plan import Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab import host, image, records
+from netlab.host import LabError, MissingError
+from netlab.netem import arguments
+from netlab.plan import Link, Plan
+from netlab.profiles import LinkSettings
 
 CONSOLE = "console.sock"
 BOOT_S = 60.0
