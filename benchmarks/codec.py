@@ -13,6 +13,7 @@ rows report that.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,20 +144,17 @@ def main(
     The training comes first. Beside each speed stand the limits of this machine's memory, measured
     in turns in the same run: one core, then several threads.
     """
-    settings = (
-        SMOKE
-        if smoke
-        else CodecBenchSettings(
-            megabytes=32.0 if quick else megabytes,
-            repeats=3 if quick else repeats,
-            patience_s=patience_s,
-            formats=formats or FORMATS,
-            files=files,
-            path=path,
-        )
+    settings = CodecBenchSettings(
+        megabytes=32.0 if quick else megabytes,
+        repeats=3 if quick else repeats,
+        patience_s=patience_s,
+        formats=formats or FORMATS,
+        files=files,
+        path=path,
     )
     calls = (1 if smoke else STAGE_CALLS) if full else 0
-    rows = measured(lambda progress: rows_of(settings, progress, stage_calls=calls), save, "w", as_json=as_json)
+    run = partial(rows_of, SMOKE if smoke else settings, stage_calls=calls)
+    rows = measured(run, save, "w", as_json=as_json)
     if not as_json:
         click.echo(codec_tables(rows, markdown=markdown))
 

@@ -22,7 +22,6 @@ import os
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from typing import Any
 import click
 import zmq
 from attrs import evolve, field, frozen
+from iperf3 import iperf3
 from netlab.laboratory import Laboratory
 from netlab.running import running
 from row_tables import Column, Row, aligned, measured, output_options
@@ -145,29 +145,16 @@ def between_processes(
         return dict(json.loads(receiver.line(task.limit_s)))
 
 
-def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict[str, Any]:
+def _iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict[str, Any]:
     """One TCP stream of iperf3 with its writes of the chunk's size, at most 1 MiB."""
-    path = shutil.which("iperf3")
-    assert path is not None
-    seconds = max(1, round(settings.measure_s))
-    serve = places.command(True, [path, "-s", "-1", "--forceflush", "-B", places.address])
-    with running(serve) as server:
-        while "listening" not in server.line(START_S):
-            continue
-        words = [
-            path, "-c", places.address, "-J", "-t", str(seconds),
-            "-O", str(max(1, round(settings.warm_s))), "-l", str(min(case.chunk_bytes, 1 << 20)),
-        ]  # fmt: skip
-        done = subprocess.run(
-            places.command(False, words),
-            capture_output=True,
-            text=True,
-            timeout=3 * seconds + START_S,
-            check=False,
-        )
-    received = json.loads(done.stdout or "{}").get("end", {}).get("sum_received")
-    if not received:
-        raise SystemExit(f"iperf3 measured nothing: {(done.stderr or done.stdout)[:200]}")
+    received = iperf3(
+        places.address,
+        partial(places.command, True),
+        partial(places.command, False),
+        max(1, round(settings.measure_s)),
+        *("-O", str(max(1, round(settings.warm_s))), "-l", str(min(case.chunk_bytes, 1 << 20))),
+    )
+    assert received is not None
     return {"bytes": received["bytes"], "seconds": received["seconds"]}
 
 
@@ -183,7 +170,7 @@ WAYS = {
     "tcp": Way(_END),
     "pyzmq": Way(_PEER, has_curve=True),
     "grpc": Way(_PEER),
-    "iperf3": Way(iperf3),
+    "iperf3": Way(_iperf3),
 }
 
 
@@ -462,7 +449,7 @@ def main(
         warm_s=warm,
         measure_s=seconds,
     )
-    rows = measured(lambda progress: rows_of(settings, progress), save, as_json=as_json)
+    rows = measured(partial(rows_of, settings), save, as_json=as_json)
     if not as_json:
         click.echo(transport_tables(rows, markdown=markdown))
 

@@ -103,9 +103,8 @@ def set_(*, name: str, what: str, words: tuple[str, ...]) -> int:
 
 @root.command()
 @_name
-@click.option("--queues", is_flag=True, help="Also the counters of every queue, as tc prints them.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print one JSON object.")
-def status(*, name: str, queues: bool, as_json: bool) -> int:
+def status(*, name: str, as_json: bool) -> int:
     """Print the backend, the sites, the links with their settings and their present round trip."""
     lab = Laboratory.find(name)
     links: list[dict[str, Any]] = []
@@ -135,8 +134,6 @@ def status(*, name: str, queues: bool, as_json: bool) -> int:
         took = one["round_trip_ms"]
         trip = "cut" if state.cut else "no answer" if took is None else f"{took:.1f} ms"
         click.echo(f"  {one['link']:24} {trip:>10}  {what}{profiles.words(state.settings)}")
-    if queues:
-        click.echo(lab.queues("all").rstrip())
     return 0
 
 

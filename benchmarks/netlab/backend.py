@@ -26,9 +26,6 @@ class Backend(Protocol):
     def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
         """Set both directions of a link."""
 
-    def queues(self, link: Link) -> str:
-        """Counters of both directions, as `tc` prints them."""
-
     def remove(self) -> None:
         """Remove what does not go with the sites' namespaces; harmless when it is gone."""
 

@@ -273,10 +273,6 @@ class Laboratory:
             got = json.loads(sink.line(seconds + 2 * _TAIL_S))
         return Stream(int(got["bytes"]), float(got["seconds"]), int(sent["retransmits"]))
 
-    def queues(self, link: str) -> str:
-        """Counters of the queues of links, as `tc -s` prints them."""
-        return "".join(self._backend.queues(one) for one in self._plan.chosen(link))
-
     def _current(self) -> Record:
         """Read the state on disk: another process may have changed a link.
 

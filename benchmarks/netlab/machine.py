@@ -109,14 +109,6 @@ class Machine:
         """
         host.end_processes(host.processes_with(console_word(self._folder)))
 
-    def queues(self, link: Link) -> str:
-        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
-        left, right = _cards(link)
-        with Console(self._console) as console:
-            return "".join(
-                console.command(f"/sbin/tc -s qdisc show dev {one} root") for one in (left, right)
-            )
-
     def _start(self, built: image.Image, links: Sequence[Link], files: Sequence[int]) -> int:
         argv = [
             _QEMU, "-name", f"netlab-{self._plan.name}", "-accel", "tcg,thread=single",

@@ -50,13 +50,6 @@ class Veth:
     def remove(self) -> None:
         """Do nothing: a pair is removed with the namespaces of its ends."""
 
-    def queues(self, link: Link) -> str:
-        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
-        return "".join(
-            host.run(["tc", "-netns", end.site.namespace, "-s", "qdisc", "show", "dev", end.device])
-            for end in link.ends
-        )
-
 
 class Unshaped(Veth):
     """Links that can be cut and have no other setting: no delay, no loss, no rate."""

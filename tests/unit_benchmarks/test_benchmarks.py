@@ -384,7 +384,7 @@ def test_limits_are_numbers(script, tmp_path):
 @pytest.mark.sweep
 def test_codec_measures_beside_others():
     """A row of each kind; peers only where they are installed; codes are torch's casts."""
-    rows = rows_of("codec.py", "--smoke", "--json")
+    rows = rows_of("codec.py", "--full", "--smoke", "--json")
     kinds = {row["row"] for row in rows}
     # NumPy's codec has one thread.
     assert kinds | {"threads"} == {
