@@ -102,7 +102,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
 @click.option(
     "--net", metavar="PROFILE",
     help="Run servers and clients in sites of a network laboratory with such links: lan, campus,"
-    " transatlantic, dsl, wireless, satellite. Needs root; docs/netlab.md.",
+    " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
 )  # fmt: skip
 @click.option(
     "--links",

@@ -59,13 +59,14 @@ def test_a_tiny_run_has_its_rows(capsys, tmp_path):
     """Processes start, move chunks and report; rows are printed and kept."""
     kept = tmp_path / "rows.jsonl"
     words = ["--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05"]
-    words += ["--others", "tcp", "--json", "--save", str(kept)]
+    words += ["--others", "tcp,pyzmq", "--json", "--save", str(kept)]
     assert cli.main(["bench", "transport", *words]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["row"] for row in rows] == ["machine", "way", "way"]
-    assert [row.get("way") for row in rows[1:]] == ["fsl", "tcp"]
+    assert [row["row"] for row in rows] == ["machine", "way", "way", "way"]
+    assert [row.get("way") for row in rows[1:]] == ["fsl", "tcp", "pyzmq"]
     assert rows[1]["gb_s"] > 0
     assert rows[1]["over_tcp"] > 0
+    assert rows[1]["over_pyzmq"] > 0
     assert rows[1]["control_worst_s"] >= 0
     assert rows == [json.loads(line) for line in kept.read_text().splitlines()]
 
