@@ -18,7 +18,6 @@ from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from netlab import profiles, records
 from netlab.host import LabError, namespaces, require
 from netlab.laboratory import Laboratory, remove, sweep
-from netlab.plan import CONGESTION
 
 NAME = "lab"
 _JSON = "--json"
@@ -47,15 +46,13 @@ def root() -> None:
     "--link", "pairs", multiple=True, metavar="A:B", help="These links instead; repeatable."
 )
 @click.option("--profile", default="lan", show_default=True, help="What all links do.")
-@click.option("--congestion", default=CONGESTION, show_default=True, help="TCP congestion control.")
-def up(*, name: str, sites: str, pairs: tuple[str, ...], profile: str, congestion: str) -> int:
+def up(*, name: str, sites: str, pairs: tuple[str, ...], profile: str) -> int:
     """Make a laboratory; what a crashed one left is removed first."""
     wanted = [_pair(text) for text in pairs] or None
     lab = Laboratory(
         [site.strip() for site in sites.split(",")],
         profile=profile,
         pairs=wanted,
-        congestion=congestion,
         name=name,
         lasting=True,
     )

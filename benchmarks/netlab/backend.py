@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 from netlab import host, machine
 from netlab.machine import Machine
-from netlab.plan import Link, Plan
-from netlab.profiles import LinkSettings
 from netlab.veth import Unshaped, Veth
 
-
-class Backend(Protocol):
-    """The links of one laboratory. Raises LabError."""
-
-    name: str
-    """What `netlab status` calls it."""
-
-    def __init__(self, lab: Plan) -> None: ...
-
-    def build(self, settings: Mapping[str, LinkSettings]) -> int:
-        """Make the links; returns the id of the process that they live in, 0 for none."""
-
-    def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
-        """Set both directions of a link."""
-
-    def remove(self) -> None:
-        """Remove what does not go with the sites' namespaces; harmless when it is gone."""
+Backend = Veth | Machine
 
 
 def choose(name: str = "") -> type[Backend]:
