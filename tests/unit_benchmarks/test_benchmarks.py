@@ -58,7 +58,7 @@ def test_a_script_runs_with_tiny_sizes(words):
         cwd=BENCHMARKS,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
