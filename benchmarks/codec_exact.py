@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from attrs import frozen
+from codec_rows import pieces
 
-from fsl_async.tools.bench.codec_rows import pieces
 from fsl_codecs import info, uniform
 
 if TYPE_CHECKING:
+    from codec_rows import Chunks
     from numpy.typing import NDArray
 
-    from fsl_async.tools.bench.codec_rows import Chunks
     from fsl_codecs import CodecSpec
 
 _MAGNITUDE = 0x7FFFFFFF

@@ -17,10 +17,10 @@ from fsl_codecs import CodecSpec, bound, new_vector
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from codec_rows import TensorBench
+    from codec_timing import Action, Rounds
     from numpy.typing import NDArray
 
-    from fsl_async.tools.bench.codec_rows import TensorBench
-    from fsl_async.tools.bench.timing import Action, Rounds
     from fsl_codecs.dispatch import Implementation
 
     Vector = NDArray[np.float32]

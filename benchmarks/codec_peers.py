@@ -25,9 +25,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from codec_rows import TensorBench
     from numpy.typing import NDArray
-
-    from fsl_async.tools.bench.codec_rows import TensorBench
 
     Vector = NDArray[np.float32]
 

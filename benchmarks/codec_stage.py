@@ -10,11 +10,11 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from codec_bench import CHUNK_VALUES, NUMPY
 from codec_exact import expected
+from codec_limits import native_module
 from codec_peers import installed
 
-from fsl_async.tools.bench.codec import CHUNK_VALUES, NUMPY
-from fsl_async.tools.bench.limits import native_module
 from fsl_codecs import CodecSpec
 from fsl_codecs.formats import format_named
 from fsl_codecs.planes import (
@@ -33,10 +33,9 @@ from fsl_codecs.reader import Reader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from codec_rows import TensorBench
+    from codec_timing import Action, Rounds
     from numpy.typing import NDArray
-
-    from fsl_async.tools.bench.codec_rows import TensorBench
-    from fsl_async.tools.bench.timing import Action, Rounds
 
     Codes = NDArray[np.uint8]
 
@@ -153,10 +152,10 @@ class ZstdStage:
 class StageComparison:
     """All stages and zstd on one chunk of codes (n,), each called `calls` times in an action."""
 
-    def __init__(self, codes: Codes, number_format: str, calls: int, *, peers: bool) -> None:
+    def __init__(self, codes: Codes, number_format: str, calls: int) -> None:
         self.codes, self.number_format, self.calls = codes, number_format, calls
         self.stages = stages(codes, number_format)
-        zstandard = installed("zstandard") if peers else None
+        zstandard = installed("zstandard")
         self.zstd = ZstdStage(zstandard, codes) if zstandard else None
 
     def actions(self) -> Mapping[str, Action]:
@@ -213,13 +212,13 @@ def _repeated(action: Action, calls: int) -> Action:
     return run
 
 
-def stage_rows(bench: TensorBench, calls: int, *, peers: bool) -> Iterator[dict[str, Any]]:
+def stage_rows(bench: TensorBench, calls: int) -> Iterator[dict[str, Any]]:
     """The entropy stage on the chunk in the middle of the vector."""
     start = bench.values.size // CHUNK_VALUES // 2 * CHUNK_VALUES
     chunk = bench.values[start : start + CHUNK_VALUES]
     for number_format in FORMATS:
         codes = expected(chunk, CodecSpec(format=number_format)).codes.astype(np.uint8)
-        comparison = StageComparison(codes, number_format, calls, peers=peers)
+        comparison = StageComparison(codes, number_format, calls)
         rounds = bench.measure(comparison.actions())
         for row in comparison.rows(bench.tensor, rounds, bench.codec.name):
             yield row | {

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
-
-from fsl_async.tools.bench.codec import HEADLINE_TENSOR
+from codec_bench import HEADLINE_TENSOR
 
 Row = Mapping[str, Any]
 

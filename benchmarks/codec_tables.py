@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsl_async.tools.bench.tables import CODEC, Section
+from row_tables import Column, Row, aligned
 
-_EXACT = (
-    ("entropy", "entropy_bits"),
-    ("over %", "over_entropy_percent"),
-    ("exact", "bit_exact"),
-)
-_KIND, _TITLE, _COLUMNS = CODEC[0]
-
-SECTIONS: Sequence[Section] = (
-    (_KIND, _TITLE, (*_COLUMNS, *_EXACT)),
+SECTIONS: Sequence[tuple[str, str, Sequence[Column]]] = (
+    (
+        "tensor",
+        "Tensors: GB/s of fp32, large buffers, one core",
+        (
+            ("tensor", "tensor"),
+            ("format", "format"),
+            ("enc GB/s", "encode_gb_s"),
+            ("/memcpy", "encode_over_memcpy"),
+            ("dec GB/s", "decode_gb_s"),
+            ("/memcpy", "decode_over_memcpy"),
+            ("acc GB/s", "accumulate_gb_s"),
+            ("/add", "accumulate_over_add"),
+            ("bits", "bits_per_value"),
+            ("fp32 / size", "ratio_to_fp32"),
+            ("rel. L2", "relative_l2"),
+            ("spread", "spread"),
+            ("waited", "waited_share"),
+            ("quiet", "undisturbed_share"),
+            ("entropy", "entropy_bits"),
+            ("over %", "over_entropy_percent"),
+            ("exact", "bit_exact"),
+        ),
+    ),
     (
         "fused",
         "Done in the same pass: GB/s of fp32, whatever is read or written, one core",
@@ -63,7 +78,25 @@ SECTIONS: Sequence[Section] = (
             ("", "note"),
         ),
     ),
-    *CODEC[1:],
+    (
+        "threads",
+        "Several threads against one: GB/s of fp32",
+        (
+            ("tensor", "tensor"),
+            ("format", "format"),
+            *(
+                column
+                for name, field in (("enc", "encode"), ("dec", "decode"), ("memcpy", "memcpy"))
+                for column in (
+                    (f"{name}, one", f"{field}_one_gb_s"),
+                    ("two", f"{field}_two_gb_s"),
+                    ("two / one", f"{field}_two_over_one"),
+                    ("all", f"{field}_all_gb_s"),
+                )
+            ),
+            ("all: threads", "all_threads"),
+        ),
+    ),
     (
         "summary",
         "Against the targets",
@@ -79,3 +112,16 @@ SECTIONS: Sequence[Section] = (
         ),
     ),
 )
+"""The rows' kind, a title, and the columns."""
+
+
+def codec_tables(rows: Sequence[Row], *, markdown: bool = False) -> str:
+    """All sections that have rows, without columns that have no value."""
+    parts = []
+    for kind, title, columns in SECTIONS:
+        chosen = [row for row in rows if row["row"] == kind]
+        if chosen:
+            shown = [one for one in columns if any(row.get(one[1]) is not None for row in chosen)]
+            lines = aligned(shown, chosen, markdown=markdown)
+            parts.append("\n".join([f"### {title}\n" if markdown else title, *lines]))
+    return "\n\n".join(parts)

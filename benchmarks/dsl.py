@@ -34,10 +34,10 @@ from typing import Any
 
 import click
 from attrs import define, field
+from netlab.laboratory import Laboratory
 
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-from fsl_async.tools.netlab.laboratory import Laboratory
 
 CLIENTS = ("a", "b")
 POLL_S = 5.0

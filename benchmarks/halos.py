@@ -5,7 +5,7 @@
 The sites, and how they are linked, are those of HALoS (Kim et al., ICML 2025; utnslab/halos,
 examples/env.yaml): bandwidths of 0.117 to 0.935 Gbit/s between four regions, and speeds of their
 workers, of which each site has the first two here. They are network namespaces with links of these
-rates (`fsl_async.tools.netlab`), divided by 612, as our model of 0.115 M parameters is smaller than
+rates (`netlab`), divided by 612, as our model of 0.115 M parameters is smaller than
 theirs of 70.4 M: fp32 weights take as long on each link as theirs would. A step of a worker of
 speed 1 takes 0.1 s, most of which it sleeps, so that two cores are enough for eight.
 
@@ -36,13 +36,13 @@ from typing import Any
 
 import click
 import torch
+from netlab.laboratory import Laboratory
 
 from fsl_async.config.load import load, to_wire
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.tools.netlab.laboratory import Laboratory
 
 RESULTS = Path(__file__).parent / "results" / "halos.jsonl"
 SITES = ("a", "b", "c", "d")

@@ -33,6 +33,7 @@ from typing import Any, SupportsFloat
 import attrs
 import click
 import torch
+from netlab.laboratory import Laboratory
 
 from fsl_async.config.load import load, to_dict
 from fsl_async.learn.client import pretrain
@@ -42,7 +43,6 @@ from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.observe.evaluations import kept
 from fsl_async.tools.evaluation import load_last
-from fsl_async.tools.netlab.laboratory import Laboratory
 
 NODE = [str(Path(sys.executable).with_name("fsl-node"))]
 CLIENTS = [f"client-{number}" for number in range(1, 5)]

@@ -16,8 +16,8 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from transport_task import Meter, Task, end_with_input, say, task_of
 
-from fsl_async.tools.bench.transport_task import Meter, Task, end_with_input, say, task_of
 from fsl_transport.loop import run as run_loop
 
 MESSAGES_WAITING = 16

@@ -7,7 +7,7 @@
                                                         +-- relay --|firewall| ps
     site-b |firewall|---- 1 Mbit/s, 150 ms each way ----+
 
-Four network namespaces on this machine (fsl_async.tools.netlab). A site's firewall lets only
+Four network namespaces on this machine (benchmarks/netlab). A site's firewall lets only
 connections out, and only to the relay's port; the parameter server's lets only the relay in. All
 nodes have keys, and the relay, which has none, forwards what it cannot read. Two runs tune a small
 base model, whose weights are random, on records that the sites keep:
@@ -42,8 +42,10 @@ from fsl_async.errors import ExitCode, FslError
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.tools.netlab.host import MissingError, require
-from fsl_async.tools.netlab.laboratory import Laboratory, which
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from netlab.host import MissingError, require
+from netlab.laboratory import Laboratory, which
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

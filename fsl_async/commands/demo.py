@@ -22,6 +22,7 @@ from fsl_async.errors import (
     UsageError,
 )
 from fsl_async.roles.split.methods import names_of
+from fsl_async.tools.clone import need_benchmarks
 from fsl_async.tools.demo.run_dir import make_run_dir
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
 @click.option(
     "--net", metavar="PROFILE",
     help="Run servers and clients in sites of a network laboratory with such links: lan, campus,"
-    " transatlantic, dsl, wireless, satellite. Needs root; docs/netlab.md.",
+    " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
 )  # fmt: skip
 @click.option(
     "--links",
@@ -262,7 +263,9 @@ def command(
 
 
 def _check_what(what: str, net: str | None, *, links: bool) -> None:
-    """Raise UsageError for options that this demo does not take."""
+    """Raise UsageError for options that this demo, or this install, does not take."""
+    if net is not None:
+        need_benchmarks("--net")
     if links and (net is not None or what != "pretrain"):
         raise UsageError(
             "--links is for a demo on this machine without --net, where links can be cut anyway,"
@@ -278,7 +281,7 @@ def _late_s(net: str | None) -> float:
 
     if net is None:
         return 0.0
-    from fsl_async.tools.netlab import profiles
+    from netlab import profiles
 
     return max(0.0, round(2e-3 * profiles.profile(net).delay_ms - SHORT_TRIP_S, 3))
 
@@ -291,8 +294,8 @@ def _network(
 
     if net is None:
         return lambda _: nullcontext(HERE)
-    from fsl_async.tools.netlab import profiles
-    from fsl_async.tools.netlab.laboratory import Laboratory, which
+    from netlab import profiles
+    from netlab.laboratory import Laboratory, which
 
     settings = profiles.profile(net)
     which()

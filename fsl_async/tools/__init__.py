@@ -1,3 +1,1 @@
-"""Programs beside the runtime: simulator, benchmarks, faults, comparison, demo, network
-laboratory.
-"""
+"""Programs beside the runtime: simulator, faults, comparison, demo, trackers, exports."""

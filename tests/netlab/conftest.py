@@ -1,11 +1,10 @@
 """One network laboratory for all tests of this folder, where this machine can have one."""
 
 import pytest
-
-from fsl_async.tools.netlab.host import LabError, MissingError, namespaces, processes_with
-from fsl_async.tools.netlab.laboratory import Laboratory, which
-from fsl_async.tools.netlab.machine import console_word
-from fsl_async.tools.netlab.records import folder, names
+from netlab.host import LabError, MissingError, namespaces, processes_with
+from netlab.laboratory import Laboratory, which
+from netlab.machine import console_word
+from netlab.records import folder, names
 
 WAY = pytest.StashKey[str]()
 
@@ -54,7 +53,7 @@ def left():
 @pytest.fixture
 def sweeper(backend):
     """Removes a test's own laboratories if it fails."""
-    from fsl_async.tools.netlab.laboratory import remove
+    from netlab.laboratory import remove
 
     made = []
     yield made.append

@@ -1,15 +1,23 @@
 """`fsl-node demo --net` starts its nodes in the sites, at the sites' addresses."""
 
-import json
 import os
+import signal
 import subprocess
-from pathlib import Path
+import sys
+import time
 
-from fsl_async.tools.demo.settings import SERVER, DemoSettings, Places, places_in
+import pytest
+
+from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.ledger_audit import JOURNAL
+from fsl_async.tools.demo.settings import SERVER, DemoSettings, Places
+
+LIMIT_S = 60 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
-def demo_of(places, run_dir=Path("run")):
-    return DemoSettings(
+def test_the_command_lines_of_sites(tmp_path):
+    """The site's prefix must precede a node's command, and addresses must be reachable."""
+    demo = DemoSettings(
         data="",
         seconds=40.0,
         clients=2,
@@ -17,37 +25,52 @@ def demo_of(places, run_dir=Path("run")):
         every_s=4.0,
         seed=3,
         preset="0.5m",
-        run_dir=run_dir,
-        places=places,
+        run_dir=tmp_path,
+        places=Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")}),
     )
-
-
-def test_the_command_lines_of_sites():
-    """The site's prefix must precede a node's command, and addresses must be reachable."""
-    demo = demo_of(Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")}))
     server, client = demo.server().argv, demo.client("client-1", "tcp://10.77.0.1:5").argv
     assert server[:2] == ("ip", "s")
     assert "tcp://10.77.0.1:0" in server
     assert client[:2] == ("ip", "c")
     assert "--insecure" in server
     assert "--insecure" in client
-    here = demo_of(Places()).client("client-1", "tcp://10.77.0.1:5").argv
-    assert (*here, "--insecure") == client[2:]
 
 
-def test_a_server_in_its_site(built, tmp_path):
-    """The parameter server must bind the site's address, which this machine does not have."""
-    child = demo_of(places_in(built), tmp_path).server()
+def version_of(run_dir):
+    """Return the newest version in the parameter server's journal; -1 before the first."""
+    path = run_dir / JOURNAL
+    lines = JournalReader(path).read() if path.exists() else ()
+    return max([-1, *(line["version"] for line in lines if line["type"] == "version_committed")])
+
+
+@pytest.mark.slow
+def test_a_demo_over_a_slow_line(backend, sweeper, left, tmp_path):
+    """Clients reach a server at an address that this machine does not have, and a version is made
+    of what they train; two Ctrl-C leave no site.
+    """
+    run_dir = tmp_path / "run"
+    words = ["--net", "dsl", "--clients", "2", "--every", "2", "--run-dir", run_dir]
     with subprocess.Popen(
-        child.argv, env={**os.environ, **child.env}, stdout=subprocess.PIPE, text=True
-    ) as process:
+        [sys.executable, "-P", "-m", "fsl_async.cli", "demo", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        name = f"p{demo.pid}-1"
+        sweeper(name)
         try:
-            record = next(
-                found
-                for line in process.stdout
-                if (found := json.loads(line)).get("event") == "listening"
-            )
+            deadline = time.monotonic() + LIMIT_S
+            while version_of(run_dir) < 1:
+                assert demo.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert left(name)
+            for _ in range(2):
+                demo.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+            said, _ = demo.communicate(timeout=LIMIT_S)
         finally:
-            process.terminate()
-            process.communicate(timeout=30)
-    assert record["address"].startswith(f"tcp://{built.address(SERVER)}:")
+            demo.kill()
+    assert demo.returncode == 130, said
+    assert "the parameter server listens at tcp://10.77.0.1:" in said
+    assert left(name) == []

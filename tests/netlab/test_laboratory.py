@@ -11,13 +11,13 @@ import sys
 import time
 
 import pytest
+from netlab.__main__ import main
+from netlab.host import LabError, started
+from netlab.laboratory import Laboratory
 
 from fsl_async.errors import UsageError
 from fsl_async.tools.chaos.links import link_of
 from fsl_async.tools.chaos.targets import Node, Run
-from fsl_async.tools.netlab.__main__ import main
-from fsl_async.tools.netlab.host import LabError, started
-from fsl_async.tools.netlab.laboratory import Laboratory
 
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
@@ -224,7 +224,8 @@ def test_the_remains_of_a_crash_are_removed(sweeper, left, capsys):
     name = f"crash{os.getpid()}"
     sweeper(name)
     make = (
-        "import subprocess, sys; from fsl_async.tools.netlab.laboratory import Laboratory\n"
+        "import subprocess, sys; from fsl_async.tools.clone import has_benchmarks\n"
+        "assert has_benchmarks(); from netlab.laboratory import Laboratory\n"
         f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
         "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, "
         "flush=True)\n"

@@ -3,9 +3,8 @@
 import re
 
 import pytest
-
-from fsl_async.tools.netlab import host, machine, plan, records, veth
-from fsl_async.tools.netlab.profiles import profile
+from netlab import host, machine, plan, records, veth
+from netlab.profiles import profile
 
 
 def recorded(monkeypatch, action):

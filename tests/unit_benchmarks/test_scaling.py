@@ -1,13 +1,7 @@
 """Costs of many sites: the formulas of docs/COSTS.md."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from attrs import evolve
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from scaling import (
     Measured,
     Sites,

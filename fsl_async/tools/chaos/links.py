@@ -8,12 +8,15 @@ file RUN/links/NAME, which that proxy follows.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
 from fsl_async.tools.chaos.targets import Node, Run
-from fsl_async.tools.netlab.laboratory import Laboratory, site_of
+from fsl_async.tools.clone import has_benchmarks
+
+if TYPE_CHECKING:
+    from netlab.laboratory import Laboratory
 
 FOLDER = "links"
 SLOW_BYTES_PER_S = 20_000.0
@@ -83,6 +86,10 @@ def link_of(run: Run, node: Node) -> LinkOf | None:
     path = run.run_dir / FOLDER / node.name
     if path.exists():
         return FileLink(path)
+    if not has_benchmarks():
+        return None
+    from netlab.laboratory import site_of
+
     found = site_of(node.pid)
     if found is None:
         return None

@@ -18,9 +18,7 @@ from attrs import frozen
 from fsl_async.config.address import parse
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.tools.netlab.laboratory import Laboratory, which
-from fsl_async.tools.netlab.profiles import changed, profiles
-from fsl_async.tools.netlab.profiles import words as words_of
+from fsl_async.tools.clone import need_benchmarks
 from fsl_async.tools.proxy import Proxy
 
 ANY = "tcp://127.0.0.1:0"
@@ -77,6 +75,8 @@ class Sites(Loopback):
     """A laboratory with the servers in its middle. Raises LabError where there can be none."""
 
     def __init__(self, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> None:
+        from netlab.laboratory import Laboratory
+
         self._lab = Laboratory([SERVERS, *clients], profile=profile)
         self._lab.up()
         if changes:
@@ -112,24 +112,33 @@ def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
     """
     if text is None:
         return Net("loopback, nothing between the nodes", Loopback)
-    profile, *changes = text.split(":")
-    if profile in profiles():
-        settings = profiles()[profile]
-        for change in changes:
-            settings = changed(settings, change)
-        words = f"network laboratory ({which()}), {profile} links: {words_of(settings)}"
-        return Net(words, lambda: Sites(profile, clients, changes))
     try:
         link = parse_link(text)
     except UsageError:
-        known = ", ".join(profiles())
-        raise UsageError(
-            f"--net {text[:80]!r}: a profile of the network laboratory ({known}), or RATE,DELAY"
-            " (one way) like 200mbit,45ms for a line that a proxy in this process makes"
-        ) from None
+        return _laboratory(text, clients)
     rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
     words = (
         f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way,"
         " no loss"
     )
     return Net(words, lambda: Lagging(link))
+
+
+def _laboratory(text: str, clients: Sequence[str]) -> Net:
+    """Read PROFILE[:KEY=VALUE...]."""
+    need_benchmarks(f"--net {text[:80]}, which is not RATE,DELAY like 200mbit,45ms,")
+    from netlab import profiles
+    from netlab.laboratory import which
+
+    profile, *changes = text.split(":")
+    settings = profiles.profiles().get(profile)
+    if settings is None:
+        raise UsageError(
+            f"--net {text[:80]!r}: a profile of the network laboratory"
+            f" ({', '.join(profiles.profiles())}), or RATE,DELAY (one way) like 200mbit,45ms for a"
+            " line that a proxy in this process makes"
+        )
+    for change in changes:
+        settings = profiles.changed(settings, change)
+    words = f"network laboratory ({which()}), {profile} links: {profiles.words(settings)}"
+    return Net(words, lambda: Sites(profile, clients, changes))

@@ -14,7 +14,7 @@ from fsl_async.cluster.supervisor import Child
 from fsl_async.process.stopper import INTERRUPTED_BY
 
 if TYPE_CHECKING:
-    from fsl_async.tools.netlab.laboratory import Laboratory
+    from netlab.laboratory import Laboratory
 
 SERVER = "server"
 

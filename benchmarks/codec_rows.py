@@ -20,10 +20,10 @@ from fsl_codecs.codec import MAXIMUM_THREADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from codec_limits import MemoryLimits
+    from codec_timing import Action, Rounds
     from numpy.typing import NDArray
 
-    from fsl_async.tools.bench.limits import MemoryLimits
-    from fsl_async.tools.bench.timing import Action, Rounds
     from fsl_codecs.dispatch import Implementation
 
     Vector = NDArray[np.float32]

@@ -1,9 +1,8 @@
 """Records of laboratories on disk: only a laboratory's name selects a folder to remove."""
 
 import pytest
-
-from fsl_async.tools.netlab import __main__ as netlab
-from fsl_async.tools.netlab import host, laboratory, records
+from netlab import __main__ as netlab
+from netlab import host, laboratory, records
 
 
 @pytest.fixture

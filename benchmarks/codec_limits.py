@@ -17,14 +17,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from codec_timing import CoreProbe
 
-from fsl_async.tools.bench.timing import CoreProbe
 from fsl_codecs import new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fsl_async.tools.bench.timing import Action, Rounds
+    from codec_timing import Action, Rounds
 
 NAMES = ("memcpy", "read", "stream_store", "add")
 

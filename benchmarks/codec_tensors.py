@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from fsl_async.errors import UsageError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.schedule import Schedule
@@ -31,6 +32,7 @@ from fsl_codecs import new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -135,6 +137,31 @@ def trained_tensors(
         fillings["gradients"].add(_flat_gradients(model))
     corpus.close()
     return {name: filling.vector for name, filling in fillings.items()}
+
+
+def read_values(path: Path, at_most: int) -> Vector:
+    """Return the finite values (n,), n <= at_most, of the first floating-point tensors of a file.
+
+    Raises UsageError for a file that is not in the safetensors format.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise UsageError("--tensors needs safetensors: pip install 'fsl-async[bench]'") from None
+    found = Filling(at_most)
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensor = file.get_tensor(name)
+                if tensor.is_floating_point() and not found.is_full:
+                    found.add(tensor)
+    except SafetensorError as error:
+        raise UsageError(f"--tensors {path}: not a safetensors file ({error})") from None
+    values = found.vector[: found.filled]
+    values = values[np.isfinite(values)]
+    if not values.size:
+        raise UsageError(f"--tensors {path}: no floating-point values in it")
+    return values
 
 
 def spread_out(values: Vector, wanted: int, seed: int = 0) -> Vector:

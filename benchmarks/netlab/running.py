@@ -37,9 +37,7 @@ class Running:
 @contextlib.contextmanager
 def running(argv: Sequence[str]) -> Iterator[Running]:
     """Start a program and end it with the block; its standard input ends then, too."""
-    with subprocess.Popen(  # noqa: S603 - the words are ours
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield Running(process)
         finally:

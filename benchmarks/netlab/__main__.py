@@ -15,10 +15,9 @@ import click
 from attrs import asdict
 
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
-from fsl_async.tools.netlab import profiles, records
-from fsl_async.tools.netlab.host import LabError, namespaces, require
-from fsl_async.tools.netlab.laboratory import Laboratory, remove, sweep
-from fsl_async.tools.netlab.plan import CONGESTION
+from netlab import profiles, records
+from netlab.host import LabError, namespaces, require
+from netlab.laboratory import Laboratory, remove, sweep
 
 NAME = "lab"
 _JSON = "--json"
@@ -47,15 +46,13 @@ def root() -> None:
     "--link", "pairs", multiple=True, metavar="A:B", help="These links instead; repeatable."
 )
 @click.option("--profile", default="lan", show_default=True, help="What all links do.")
-@click.option("--congestion", default=CONGESTION, show_default=True, help="TCP congestion control.")
-def up(*, name: str, sites: str, pairs: tuple[str, ...], profile: str, congestion: str) -> int:
+def up(*, name: str, sites: str, pairs: tuple[str, ...], profile: str) -> int:
     """Make a laboratory; what a crashed one left is removed first."""
     wanted = [_pair(text) for text in pairs] or None
     lab = Laboratory(
         [site.strip() for site in sites.split(",")],
         profile=profile,
         pairs=wanted,
-        congestion=congestion,
         name=name,
         lasting=True,
     )
@@ -103,9 +100,8 @@ def set_(*, name: str, what: str, words: tuple[str, ...]) -> int:
 
 @root.command()
 @_name
-@click.option("--queues", is_flag=True, help="Also the counters of every queue, as tc prints them.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print one JSON object.")
-def status(*, name: str, queues: bool, as_json: bool) -> int:
+def status(*, name: str, as_json: bool) -> int:
     """Print the backend, the sites, the links with their settings and their present round trip."""
     lab = Laboratory.find(name)
     links: list[dict[str, Any]] = []
@@ -135,8 +131,6 @@ def status(*, name: str, queues: bool, as_json: bool) -> int:
         took = one["round_trip_ms"]
         trip = "cut" if state.cut else "no answer" if took is None else f"{took:.1f} ms"
         click.echo(f"  {one['link']:24} {trip:>10}  {what}{profiles.words(state.settings)}")
-    if queues:
-        click.echo(lab.queues("all").rstrip())
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab.profiles import LinkSettings
 
 PACKET_BYTES = 1514
 """The largest packet on a link: 1500 and the Ethernet header, which netem counts for a rate."""

@@ -19,13 +19,13 @@ from typing import Self
 
 from attrs import evolve, frozen
 
-from fsl_async.tools.netlab import host, plan, profiles, records
-from fsl_async.tools.netlab.backend import Backend, choose
-from fsl_async.tools.netlab.host import LabError
-from fsl_async.tools.netlab.plan import CONGESTION
-from fsl_async.tools.netlab.records import LinkState, Process, Record
-from fsl_async.tools.netlab.veth import Unshaped
-from fsl_async.tools.running import running
+from netlab import host, plan, profiles, records
+from netlab.backend import Backend, choose
+from netlab.host import LabError
+from netlab.plan import CONGESTION
+from netlab.records import LinkState, Process, Record
+from netlab.running import running
+from netlab.veth import Unshaped
 
 PROBE_S = 60.0
 _NUMBERS = itertools.count(1)
@@ -272,10 +272,6 @@ class Laboratory:
             )  # fmt: skip
             got = json.loads(sink.line(seconds + 2 * _TAIL_S))
         return Stream(int(got["bytes"]), float(got["seconds"]), int(sent["retransmits"]))
-
-    def queues(self, link: str) -> str:
-        """Counters of the queues of links, as `tc -s` prints them."""
-        return "".join(self._backend.queues(one) for one in self._plan.chosen(link))
 
     def _current(self) -> Record:
         """Read the state on disk: another process may have changed a link.

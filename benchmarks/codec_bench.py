@@ -1,4 +1,4 @@
-"""`fsl-node bench codec`: the codec on tensors of a short training, beside the machine's limits."""
+"""Settings of benchmarks/codec.py, and the bench of each tensor that it measures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import field, frozen
+from codec_limits import MemoryLimits, core_probe
+from codec_rows import FORMATS, TensorBench
+from codec_tensors import TrainingSettings, read_values, spread_out, trained_tensors
+from codec_timing import in_turns
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.bench.codec_files import read_values
-from fsl_async.tools.bench.codec_rows import FORMATS, TensorBench
-from fsl_async.tools.bench.codec_tensors import TrainingSettings, spread_out, trained_tensors
-from fsl_async.tools.bench.limits import MemoryLimits, core_probe
-from fsl_async.tools.bench.timing import in_turns
 from fsl_codecs import CodecUsageError, new_vector
 from fsl_codecs.dispatch import Implementation, choice, implementation_named
 
@@ -51,20 +50,6 @@ class CodecBenchSettings:
     def values(self) -> int:
         """Length of the vectors: whole chunks."""
         return max(1, round(self.megabytes * 1e6 / 4 / CHUNK_VALUES)) * CHUNK_VALUES
-
-
-def run(settings: CodecBenchSettings, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Measure, one row after the other."""
-    with one_torch_thread():
-        yield machine_row(settings)
-        for bench in tensor_benches(settings, progress):
-            for number_format in settings.formats:
-                progress(f"{bench.tensor} as {number_format}")
-                yield bench.row(number_format)
-            if bench.codec.name != NUMPY:
-                for number_format in settings.formats:
-                    progress(f"{bench.tensor} as {number_format}, on several threads")
-                    yield bench.threads_row(number_format)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsl_async.tools.netlab import host
-from fsl_async.tools.netlab.netem import arguments
-from fsl_async.tools.netlab.plan import Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab import host
+from netlab.netem import arguments
+from netlab.plan import Link, Plan
+from netlab.profiles import LinkSettings
 
 
 class Veth:
@@ -49,13 +49,6 @@ class Veth:
 
     def remove(self) -> None:
         """Do nothing: a pair is removed with the namespaces of its ends."""
-
-    def queues(self, link: Link) -> str:
-        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
-        return "".join(
-            host.run(["tc", "-netns", end.site.namespace, "-s", "qdisc", "show", "dev", end.device])
-            for end in link.ends
-        )
 
 
 class Unshaped(Veth):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fsl_async.errors import FslError
-from fsl_async.tools.netlab.plan import Site
+from netlab.plan import Site
 
 LIMIT_S = 20.0
 SETUP = "bin/netlab-setup"
@@ -55,7 +55,7 @@ def run(
     `files` stay open in it.
     """
     try:
-        done = subprocess.run(  # noqa: S603 - the words are ours
+        done = subprocess.run(
             [program(argv[0]), *argv[1:]],
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
@@ -160,18 +160,12 @@ def allow_congestion(name: str) -> None:
 def write_settings(site: Site, settings: Mapping[str, str]) -> None:
     """Write files below /proc/sys/net in a namespace; those that the kernel lacks are left out."""
     script = "cd /proc/sys/net" + "".join(
-        f"; [ ! -e {name} ] || echo {value} >{name} || echo {name}={value} >&2"
+        f"; [ ! -e {name} ] || echo {value} >{name} || echo {name}={value}"
         for name, value in settings.items()
     )
-    said = subprocess.run(  # noqa: S603 - the words are ours
-        [*enter(site.namespace), "sh", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    if said.stderr.strip():
-        raise LabError(f"{site.name}: the kernel refuses {said.stderr.strip()[:200]}")
+    refused = run([*enter(site.namespace), "sh", "-c", script])
+    if refused:
+        raise LabError(f"{site.name}: the kernel refuses {refused.strip()[:200]}")
 
 
 def namespaces() -> list[str]:

@@ -19,9 +19,9 @@ from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-from fsl_async.tools.netlab import host, plan
-from fsl_async.tools.netlab.host import LabError
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab import host, plan
+from netlab.host import LabError
+from netlab.profiles import LinkSettings
 
 ROOT = Path("/run/fsl-netlab")
 _LOCK_S = 60.0

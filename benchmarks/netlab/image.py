@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from fsl_async.tools.netlab.host import SETUP, MissingError, program, run
+from netlab.host import SETUP, MissingError, program, run
 
 MODULES = (
     "virtio_pci", "virtio_net", "sch_ingress", "cls_matchall", "act_mirred", "sch_netem",

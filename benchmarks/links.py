@@ -1,11 +1,11 @@
 """What a link of the network laboratory carries: RTT, one and eight TCP streams, BBR. Needs root.
 
-    python benchmarks/netlab.py [--profiles dsl,...] [--seconds 12]
+    python benchmarks/links.py [--profiles dsl,...] [--seconds 12]
         one JSON row for each profile
-    python benchmarks/netlab.py --docs
+    python benchmarks/links.py --docs
         writes the rows that were kept into docs/BENCHMARKS.md
 
-Streams are asyncio connections of the standard library (fsl_async/tools/netlab/probe.py), with
+Streams are asyncio connections of the standard library (netlab/probe.py), with
 iperf3 beside them where it is installed. Mbit/s are 10^6 bits of payload, counted where they
 arrive, from the first byte to the last, TCP's slow start included.
 """
@@ -15,55 +15,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-
-from fsl_async.tools.netlab.laboratory import Laboratory
-from fsl_async.tools.netlab.profiles import profile, profiles
+from iperf3 import iperf3
+from netlab.laboratory import Laboratory
+from netlab.profiles import profile, profiles
 
 ROWS = Path(__file__).parent / "results" / "netlab.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
 BEGIN, END = "<!-- netlab rows -->", "<!-- end of netlab rows -->"
-
-
-def _iperf3(lab: Laboratory, seconds: float, streams: int) -> float | None:
-    """Mbit/s by iperf3, sender in the second site; None where it is not installed."""
-    path = shutil.which("iperf3")
-    if path is None:
-        return None
-    server_site, client_site = lab.sites[:2]
-    address = lab.address(server_site)
-    serve = lab.command(server_site, [path, "-s", "-1", "--forceflush", "-B", address])
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            continue
-        send = [
-            path,
-            "-c",
-            address,
-            "-J",
-            "-t",
-            str(max(1, int(seconds))),
-            "-P",
-            str(streams),
-        ]
-        done = subprocess.run(
-            lab.command(client_site, send),
-            capture_output=True,
-            text=True,
-            timeout=seconds + 60,
-            check=False,
-        )
-        server.kill()
-    found = json.loads(done.stdout or "{}")
-    received = found.get("end", {}).get("sum_received", {}).get("bits_per_second")
-    return None if received is None else round(received / 1e6, 2)
 
 
 def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
@@ -88,7 +52,9 @@ def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
         found = lab.stream(client, server, seconds=seconds, streams=streams, congestion=congestion)
         row[title] = round(found.mbit_s, 2)
         row[f"{title}_again"] = found.retransmits
-    row["iperf3_cubic_8"] = _iperf3(lab, seconds, 8)
+    ends = partial(lab.command, server), partial(lab.command, client)
+    received = iperf3(lab.address(server), *ends, max(1, int(seconds)), "-P", "8")
+    row["iperf3_cubic_8"] = received and round(received["bits_per_second"] / 1e6, 2)
     row["load_1m"] = round(os.getloadavg()[0], 1)
     row["at"] = time.strftime("%Y-%m-%d")
     return row

@@ -16,14 +16,10 @@ from attrs import evolve, fields, frozen
 from fsl_async.errors import UsageError
 
 _UNITS = {
-    "delay_ms": {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3},
-    "jitter_ms": {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3},
-    "queue_ms": {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3},
-    "rate_mbit": {"": 1.0, "mbit": 1.0, "kbit": 1e-3, "gbit": 1e3},
-    "loss_percent": {"": 1.0, "%": 1.0},
-    "duplicate_percent": {"": 1.0, "%": 1.0},
-    "reorder_percent": {"": 1.0, "%": 1.0},
-    "burst_packets": {"": 1.0},
+    "ms": {"": 1.0, "ms": 1.0, "s": 1e3, "us": 1e-3},
+    "mbit": {"": 1.0, "mbit": 1.0, "kbit": 1e-3, "gbit": 1e3},
+    "percent": {"": 1.0, "%": 1.0},
+    "packets": {"": 1.0},
 }
 _MOST = {
     "delay_ms": 60_000.0,
@@ -124,13 +120,14 @@ def changed(settings: LinkSettings, word: str) -> LinkSettings:
     key, equals, value = word.partition("=")
     if not equals:
         return profile(word)
-    name = NAMES.get(key, key if key in _UNITS else "")
+    name = NAMES.get(key, key if key in _MOST else "")
     if not name:
         raise UsageError(f"no setting {key[:80]!r}; settings: {', '.join(NAMES)}")
     found = _QUANTITY.match(value.strip().lower())
-    unit = _UNITS[name].get(found[2]) if found else None
+    known = _UNITS[name.rpartition("_")[2]]
+    unit = known.get(found[2]) if found else None
     if found is None or unit is None:
-        units = " or ".join(one for one in _UNITS[name] if one) or "no unit"
+        units = " or ".join(one for one in known if one) or "no unit"
         raise UsageError(f"{word[:80]}: {key} takes a number with {units}")
     return evolve(settings, **{name: float(found[1]) * unit})
 

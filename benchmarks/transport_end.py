@@ -1,4 +1,4 @@
-"""One end of one transfer: `python -P -m fsl_async.tools.bench.transport_end TASK`, a process.
+"""One end of one transfer: a process of benchmarks/transport.py.
 
     fsl    fsl_transport through its public API: a listener and a dialer, one endless stream
     tcp    a plain asyncio stream, which does nothing but move chunks: the limit
@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from transport_task import Meter, Task, end_with_input, say, task_of
+
 import fsl_transport as tp
 from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.tools.bench.transport_task import Meter, Task, end_with_input, say, task_of
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener

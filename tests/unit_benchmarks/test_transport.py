@@ -1,14 +1,13 @@
-"""`fsl-node bench transport`: its counts, its fields in a tiny run, its texts; no speeds."""
+"""benchmarks/transport.py: its counts, its rows in a tiny run, its errors; no speeds."""
 
 import json
 import os
 import socket
 
 import pytest
+from transport_task import Meter, Task
 
 from fsl_async import cli
-from fsl_async.tools.bench.tables import transport_tables
-from fsl_async.tools.bench.transport_task import Meter, Task
 
 
 def task(**changes):
@@ -53,24 +52,23 @@ def test_an_unknown_way_is_refused(capsys):
     """The error lists the known ways."""
     for word in ("carrier-pigeon", "fsl"):
         assert cli.main(["bench", "transport", "--others", word]) == 2
-        assert "use tcp or none" in capsys.readouterr().err
+        assert "use tcp, pyzmq, grpc, iperf3 or none" in capsys.readouterr().err
 
 
 def test_a_tiny_run_has_its_rows(capsys, tmp_path):
     """Processes start, move chunks and report; rows are printed and kept."""
     kept = tmp_path / "rows.jsonl"
     words = ["--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05"]
-    words += ["--others", "tcp", "--json", "--save", str(kept)]
+    words += ["--others", "tcp,pyzmq", "--json", "--save", str(kept)]
     assert cli.main(["bench", "transport", *words]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["row"] for row in rows] == ["machine", "way", "way"]
-    assert [row.get("way") for row in rows[1:]] == ["fsl", "tcp"]
+    assert [row["row"] for row in rows] == ["machine", "way", "way", "way"]
+    assert [row.get("way") for row in rows[1:]] == ["fsl", "tcp", "pyzmq"]
     assert rows[1]["gb_s"] > 0
     assert rows[1]["over_tcp"] > 0
+    assert rows[1]["over_pyzmq"] > 0
     assert rows[1]["control_worst_s"] >= 0
     assert rows == [json.loads(line) for line in kept.read_text().splitlines()]
-    assert "64" in transport_tables(rows)
-    assert transport_tables([{**rows[1], "net": "dsl"}], markdown=True).startswith("| net |")
 
 
 def test_a_transfer_to_another_machine(capsys, tmp_path, monkeypatch):

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from fsl_async.tools.netlab import host, image, records
-from fsl_async.tools.netlab.host import LabError, MissingError
-from fsl_async.tools.netlab.netem import arguments
-from fsl_async.tools.netlab.plan import Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
+from netlab import host, image, records
+from netlab.host import LabError, MissingError
+from netlab.netem import arguments
+from netlab.plan import Link, Plan
+from netlab.profiles import LinkSettings
 
 CONSOLE = "console.sock"
 BOOT_S = 60.0
@@ -108,14 +108,6 @@ class Machine:
         wrote that down.
         """
         host.end_processes(host.processes_with(console_word(self._folder)))
-
-    def queues(self, link: Link) -> str:
-        """Return the output of `tc -s qdisc` for both directions, for diagnosis."""
-        left, right = _cards(link)
-        with Console(self._console) as console:
-            return "".join(
-                console.command(f"/sbin/tc -s qdisc show dev {one} root") for one in (left, right)
-            )
 
     def _start(self, built: image.Image, links: Sequence[Link], files: Sequence[int]) -> int:
         argv = [

@@ -1,0 +1,85 @@
+"""benchmarks/codec.py: how it chooses rounds, and its rows in a tiny run; no speeds."""
+
+import numpy as np
+import pytest
+from codec_tensors import NAMES, read_values
+from codec_timing import CoreProbe, Rounds, in_turns
+
+from fsl_async import cli
+from fsl_async.errors import UsageError
+
+
+class StagedProbe(CoreProbe):
+    """A probe with given rates, the last one without end; 4 is the fastest."""
+
+    def __init__(self, rates):
+        self.rates, self.fastest = rates, 4.0
+
+    def rate(self):
+        """Return the next rate."""
+        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
+
+
+def test_disturbed_rounds_do_not_count():
+    """The probe around a round decides, not the round's time, which would select for lucky
+    rounds.
+    """
+    calls = iter(range(100))
+    # Each round asks before its one action and after it: the second round is slowed in its middle,
+    # the first before it began.
+    probe = StagedProbe([2.0, 4.0, 4.0, 2.1, 3.9, 4.0])
+    rounds = in_turns({"a": lambda: next(calls)}, 2, 0.0, probe=probe, patience_s=60.0)
+    assert (rounds.count, rounds.left_out, rounds.undisturbed_share) == (2, 2, 1.0)
+    assert next(calls) == 1 + 4
+    assert rounds.core_rate == 3.95
+
+
+def test_ratios_are_medians_of_the_rounds():
+    """Neither one disturbed round nor a drift of both sides moves the ratio."""
+    rounds = Rounds({"ours": (1.0, 2.0, 9.0), "theirs": (2.0, 4.0, 9.0)})
+    assert rounds.ratio("ours", "theirs") == 2.0
+    assert rounds.gb_s("ours", 4_000_000_000) == 2.0
+    assert rounds.spread("theirs") == 1.75
+    assert rounds.ratio("ours", "none") is None
+
+
+def test_tensors_of_a_file(tmp_path):
+    """All formats that fp32 holds are read; other types and NaN are left out."""
+    files = pytest.importorskip("safetensors.torch", reason="needs the extra bench or hf")
+    import torch
+
+    path = tmp_path / "x.safetensors"
+    tensors = {
+        "a": torch.tensor([1, np.nan, 2]),
+        "b": torch.tensor([3], dtype=torch.float16),
+        "c": torch.tensor([4], dtype=torch.bfloat16),
+        "d": torch.tensor([5, 6], dtype=torch.uint8),
+    }
+    files.save_file(tensors, path)
+    assert sorted(read_values(path, 100)) == [1, 2, 3, 4]
+    assert read_values(path, 3).size <= 3
+    path.write_bytes(b"none")
+    with pytest.raises(UsageError, match="not a safetensors file"):
+        read_values(path, 10)
+
+
+def test_a_tiny_run_has_a_row_for_each_tensor(capsys, tmp_path):
+    """The command of a clone trains, measures, prints tables, and keeps its rows."""
+    kept = tmp_path / "rows.jsonl"
+    assert cli.main(["bench", "codec", "--smoke", "--save", str(kept)]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+    assert kept.read_text().count('"row": "tensor"') == 5 * len(NAMES)
+
+
+def test_options_that_cannot_be_are_one_line(capsys, tmp_path):
+    """They are refused before any training."""
+    for args, words in (
+        (["--tensors", str(tmp_path / "no")], "does not exist"),
+        (["--path", "mmx"], "mmx"),
+        (["--megabytes", "0"], "range"),
+    ):
+        assert cli.main(["bench", "codec", *args]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert words in err
