@@ -25,7 +25,7 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.ps.aggregation import weighting_of
-from fsl_async.nodes.ps.node import _store_settings, rules_of
+from fsl_async.nodes.ps.node import rules_of, store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.nodes.wire import delta_stream
 from fsl_async.observe.journal import TraceHash
@@ -88,7 +88,7 @@ class Server:
         self.scheduler = tp.VirtualScheduler()
         self.digests, self.called = {}, {}
         self.store = Store(
-            run_dir, _store_settings(config), files=files or Quiet(),
+            run_dir, store_settings_of(config), files=files or Quiet(),
             wall_clock=lambda: NOON + self.scheduler.time(), clock=self.scheduler.time,
         )  # fmt: skip
         recovered = self.store.recover()

@@ -49,6 +49,8 @@ class Lineage:
 
     codec: CodecSpec
     manifest: Manifest = MANIFEST
+    reuse: int = 0
+    """Versions that the base of a delta that is used again may be old."""
     weights: list[Vector] = field(factory=list)
     """The flat vector of each version, float32 (manifest.values,)."""
     merged: dict[DeltaKey, int] = field(factory=dict)
@@ -130,6 +132,8 @@ class Lineage:
             if lost > TOLERANCE * training.unit:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
             sums[one.key] = values
+        if record.rule == "latest":
+            wrong += self._check_used_again(record)
         made = self._made(record, sums)
         weights, buffers = made[: self.manifest.weights], made[self.manifest.weights :]
         if not np.array_equal(weights, held[: self.manifest.weights]):
@@ -137,6 +141,17 @@ class Lineage:
         if not np.allclose(buffers, held[self.manifest.weights :], rtol=1e-5):
             wrong.append(f"version {record.version} holds other buffers than its deltas give")
         return wrong
+
+    def _check_used_again(self, record: VersionRecord) -> list[str]:
+        """Check that a version uses again the newest delta of each other client, and no else."""
+        sent = {one.key.client for one in record.merged}
+        due = {
+            key
+            for key in self._values
+            if key.client not in sent and record.version - 1 - key.base <= self.reuse
+        }
+        used = {one.key for one in record.reused}
+        return [] if used == due else [f"in version {record.version} {used} are used again"]
 
     def _made(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
         """Return what the version must be, and keep what the next one needs."""

@@ -132,7 +132,10 @@ class Simulation:
         self.manifest = MANIFEST
         self.disk = MemoryDisk()
         self.run_dir = Path("/") / (place or "run")
-        self.invariants = Invariants(Lineage(self.config.codec.spec_down))
+        lineage = Lineage(
+            self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
+        )
+        self.invariants = Invariants(lineage)
         self.counts = self.world.counts
         self.participation = self.world.participation
         self.server = f"{place}{SERVER_NAME}"

@@ -4,14 +4,15 @@ import functools
 import json
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.ring.coordinator import RingCoordinator
-from fsl_async.roles.ring.rules import RingRules
 from fsl_async.store.ring_book import RingBook
+from fsl_async.store.ring_store import RingStore
+from fsl_async.store.store import Store
 from fsl_async.tools.sim import faults, groups_simulation
-from fsl_async.tools.sim.group_counting import GroupCountingStore
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.simulation import SimulationSettings
 
@@ -66,7 +67,8 @@ def test_tokens_are_in_one_decided_round_whatever_fails(worse, seed):
     kinds = simulation.counts.kinds
     for kind in (
         "server killed",
-        "server killed after a write",
+        "power cut",
+        "disk full",
         "server stopped for a while",
         "partition between parameter servers",
     ):
@@ -118,15 +120,17 @@ def _count_again(monkeypatch):
 
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
-    rules = functools.partial(RingRules, hold_s=10.0)
-    monkeypatch.setattr(groups_simulation, "RingRules", rules)
-    advance = GroupCountingStore.advance
+    rules = groups_simulation.ring_rules
+    monkeypatch.setattr(
+        groups_simulation, "ring_rules", lambda config: evolve(rules(config), hold_s=10.0)
+    )
+    advance = Store.advance
 
     def forget(self, average):
-        self.disk.book.cut = None
+        self.ring._book.cut = None
         return advance(self, average)
 
-    monkeypatch.setattr(GroupCountingStore, "advance", forget)
+    monkeypatch.setattr(Store, "advance", forget)
 
 
 def _use_numbers_again(monkeypatch):
@@ -136,18 +140,18 @@ def _use_numbers_again(monkeypatch):
 
 def _adopt_as_counted(monkeypatch):
     """A group takes its cut for one that was in the round, or the other way round."""
-    adopt = GroupCountingStore.adopt_global
+    adopt = Store.adopt_global
 
     def wrong(self, *given, counted, keeps_momentum):
-        counted = not counted and self.disk.book.cut is not None
+        counted = not counted and self.ring._book.cut is not None
         return adopt(self, *given, counted=counted, keeps_momentum=keeps_momentum)
 
-    monkeypatch.setattr(GroupCountingStore, "adopt_global", wrong)
+    monkeypatch.setattr(Store, "adopt_global", wrong)
 
 
 def _forget_what_was_gained(monkeypatch):
     """What a group merged since its cut is forgotten."""
-    monkeypatch.setattr(GroupCountingStore, "_reference", lambda *_, **__: None)
+    monkeypatch.setattr(RingStore, "_reference", lambda *_: None)
 
 
 @pytest.mark.parametrize(
