@@ -25,15 +25,15 @@ import asyncio
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from attrs import Factory, define, field
 from numpy.typing import NDArray
 
 import fsl_transport as tp
+from fsl_async.learn.client.exchange import FetchKind
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ports import Kind
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
@@ -129,7 +129,7 @@ class LightLearner:
         """Return the chunks of the model."""
         return self._model.manifest.chunks
 
-    def begin_fetch(self, kind: Kind, version: int) -> None:
+    def begin_fetch(self, kind: FetchKind, version: int) -> None:
         """Get ready."""
         self._kind, self.crc = kind, 0
         self._digests = []
@@ -209,7 +209,7 @@ class LightClient:
         self.link = ZmqDialer(server, name)
         self._shell = ClientShell(
             self.machine,
-            self.learner,
+            cast("Any", self.learner),
             self._dialer,
             worker=worker,
             scheduler=self._loop,

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
     from fsl_async.store.seed_step import Directions
 
+FetchKind = Literal["update", "seeds", "full", "global", "global_full"]
+
 
 @attrs.define(eq=False)
 class _Delta:
@@ -386,7 +388,7 @@ class Exchange:
 
     def begin_fetch(
         self,
-        kind: Literal["update", "seeds", "full", "global", "global_full"],
+        kind: FetchKind,
         version: int,
     ) -> None:
         """Get ready for the chunks of `version`; an unfinished fetch is given up. kind: as in

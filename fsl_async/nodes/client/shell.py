@@ -14,7 +14,7 @@ from attrs import evolve, frozen, mutable
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
-from fsl_async.nodes.ports import Dialer, Kind, Learner
+from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import (
@@ -95,8 +95,8 @@ class ClientShell:
     def __init__(
         self,
         machine: ClientMachine,
-        learner: Learner,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], Dialer],
+        learner: Exchange,
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
         *,
         worker: Worker,
         scheduler: tp.Scheduler,
@@ -358,7 +358,7 @@ class ClientShell:
         if fetch is None or (fetch.kind, fetch.version) != (effect.kind, version):
             kind = effect.kind
             try:
-                self.learner.begin_fetch(cast("Kind", kind), version)
+                self.learner.begin_fetch(cast("FetchKind", kind), version)
             except Exception as error:  # noqa: BLE001 - the reason for declining
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
                 self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)

@@ -16,7 +16,6 @@ import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, PayloadError, Values
-from fsl_async.nodes.ports import Dialer
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_streams import Flow, Formats, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
@@ -104,7 +103,7 @@ class SplitClientShell:
         self,
         machine: SplitClientMachine,
         training: Training,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], Dialer],
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
         *,
         facts: Facts,
         formats: Formats,

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.machine import Event, StreamLost
 from fsl_async.roles.sync import effects as do
@@ -17,6 +16,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import Committed, SpoolResult
+from fsl_async.store.store import Store
 
 CANNOT_STORE = "parameter server cannot store it now"
 
@@ -57,7 +57,7 @@ class Receiving:
 
     store: Store
     worker: Worker
-    endpoint: Listener
+    endpoint: tp.ListenerEndpoint
     scheduler: tp.Scheduler
     feed: Callable[[Event, int | None], None]
     manifest: Callable[[], Manifest]

@@ -31,12 +31,12 @@ from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ports import GroupStore, RingHelper
     from fsl_async.store.records import Committed
+    from fsl_async.store.store import Store
 
 Helper: TypeAlias = (
     "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
-    " Callable[[int, str], None]], RingHelper]"
+    " Callable[[int, str], None]], RingProcess]"
 )
 REDIAL_S = 5.0
 
@@ -90,7 +90,7 @@ class RingShell:
         options: RingOptions,
         owner: Group,
         *,
-        store: GroupStore,
+        store: Store,
         worker: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,

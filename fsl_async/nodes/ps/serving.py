@@ -7,7 +7,6 @@ from collections.abc import Callable
 from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import eager_bytes, version_stream
 from fsl_async.roles.machine import Event, Note
@@ -16,6 +15,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.store import Store
 
 AT_ONCE = 8
 """Chunks from memory that one turn of the loop may send; the next goes through the worker."""
@@ -70,7 +70,7 @@ class Serving:
 
     store: Store
     worker: Worker
-    endpoint: Listener
+    endpoint: tp.ListenerEndpoint
     feed: Callable[[Event, int | None], None]
     manifest: Callable[[], Manifest]
     newest: Callable[[], int]

@@ -13,7 +13,6 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
@@ -41,6 +40,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.store import Store
 from fsl_codecs import CodecError, decode_seeds
 
 
@@ -76,7 +76,7 @@ class Surroundings:
     worker: Worker
     scheduler: tp.Scheduler
     journal: Journal
-    listener: Callable[[Callable[[tp.TransportEvent], None]], Listener]
+    listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint]
     """Makes the endpoint from the handler of its events."""
     say: Callable[[Note], None]
     finished: Callable[[Finish], None]

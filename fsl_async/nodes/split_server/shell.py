@@ -17,7 +17,6 @@ import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
-from fsl_async.nodes.ports import Listener
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_streams import Flow, Formats, IncomingUpload, Outgoing
 from fsl_async.nodes.wire import beat_of, problem_of
@@ -97,7 +96,7 @@ class SplitServerShell:
         self,
         machine: SplitServerMachine,
         training: Training,
-        listener: Callable[[Callable[[tp.TransportEvent], None]], Listener],
+        listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint],
         *,
         workers: Workers,
         formats: Formats,

@@ -9,14 +9,14 @@ own one, and waits for those of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, mutable
 
 from fsl_async.learn.client.ports import Vector
-from fsl_async.nodes.ps.ring_process import RingJob
+from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.store.memory_files import Killed, MemoryFiles
 from fsl_async.tools.sim.faults import FaultProfile
 
@@ -74,14 +74,8 @@ class FakeRing:
     ) -> Callable[..., FakeHelper]:
         """A function that makes the helper of a process. killed: its disk ends the process."""
 
-        def make(
-            on_address: Callable[[int, str, bytes], None],
-            on_done: Callable[[int], None],
-            on_failed: Callable[[int, str], None],
-        ) -> FakeHelper:
-            helper = FakeHelper(self, name, clock, files, killed)
-            helper.on_address, helper.on_done, helper.on_failed = on_address, on_done, on_failed
-            return helper
+        def make(*callbacks: Callable[..., None]) -> FakeHelper:
+            return FakeHelper(self, name, clock, files, killed, callbacks)
 
         return make
 
@@ -165,12 +159,8 @@ class FakeRing:
             del self._reductions[attempt]
 
 
-class FakeHelper:
+class FakeHelper(RingProcess):
     """`RingProcess` without a process."""
-
-    on_address: Callable[[int, str, bytes], None]
-    on_done: Callable[[int], None]
-    on_failed: Callable[[int, str], None]
 
     def __init__(
         self,
@@ -179,7 +169,10 @@ class FakeHelper:
         clock: ProcessClock,
         files: MemoryFiles,
         killed: Callable[[], None],
+        callbacks: Sequence[Callable[..., None]],
     ) -> None:
+        """callbacks: on_address, on_done, on_failed."""
+        super().__init__(*callbacks)
         self.name, self.clock = name, clock
         self._files, self._killed = files, killed
         self.job: RingJob | None = None
@@ -211,13 +204,13 @@ class FakeHelper:
     def _open(self, job: RingJob) -> None:
         if self.job is job:
             self._is_open = True
-            self.on_address(job.attempt, f"rank-{job.rank}", b"an address")
+            self._on_address(job.attempt, f"rank-{job.rank}", b"an address")
             self._connect(job)
 
     def _gave_up(self, job: RingJob) -> None:
         if self.job is job and len(self._others) + 1 < len(job.weights):
             self.job = None
-            self.on_failed(job.attempt, "no address from other members")
+            self._on_failed(job.attempt, "no address from other members")
 
     def address(self, key: str, blob: bytes) -> None:
         """Take the address of another rank. Before a reduction it is lost."""
@@ -248,7 +241,7 @@ class FakeHelper:
         job, self.job = self.job, None
         assert job is not None
         if total is None:
-            self.on_failed(job.attempt, "connection reset by peer")
+            self._on_failed(job.attempt, "connection reset by peer")
             return
         try:
             head = self._files.read_whole(job.base, job.skip + 4 * job.values)[: job.skip]
@@ -256,9 +249,9 @@ class FakeHelper:
         except Killed:
             self._killed()
         except OSError as error:
-            self.on_failed(job.attempt, str(error))
+            self._on_failed(job.attempt, str(error))
         else:
-            self.on_done(job.attempt)
+            self._on_done(job.attempt)
 
     def kill(self) -> None:
         """End the reduction."""
