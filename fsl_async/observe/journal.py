@@ -43,8 +43,15 @@ _BUFFER_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 20
 
 
+def _trace_of(item: Any) -> str:
+    """The text of an event or effect, the same in each process."""
+    text = repr(item)
+    # A set's order changes from process to process, so there the sorted form of the journal stands.
+    return "".join(body_of(item)) if "set(" in text else text
+
+
 class TraceHash:
-    """The journal's lines without `t`, hashed: two runs are the same when the digests are."""
+    """All events, effects and notes, hashed: two runs are the same when the digests are."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,27 +59,24 @@ class TraceHash:
 
     def event(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an event; returns its number, the cause of what follows from it."""
-        name, body = body_of(item)
-        return self._add(now, "event", name, cause, body)
+        return self._add("event", _trace_of(item), now, cause)
 
     def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an effect."""
-        name, body = body_of(item)
-        return self._add(now, "effect", name, cause, body)
+        return self._add("effect", _trace_of(item), now, cause)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Add a note."""
-        return self._add(now, "note", name, cause, note_body(fields))
+        return self._add("note", name + note_body(fields), now, cause)
 
     def hexdigest(self) -> str:
         """SHA-256 over all lines so far, in hexadecimal."""
         return self._hash.hexdigest()
 
-    def _add(self, now: float, kind: str, name: str, cause: int | None, body: str) -> int:
+    def _add(self, kind: str, text: str, now: float, cause: int | None) -> int:
         n = self.count
         self.count = n + 1
-        line = line_of(f'"n":{n},"now":{now!r}', kind, name, cause, body)
-        self._hash.update(line.encode(errors="replace"))
+        self._hash.update(f"{n} {now!r} {kind} {cause} {text}\n".encode(errors="replace"))
         return n
 
     def flush(self) -> None:

@@ -7,6 +7,7 @@ Once acknowledged, a delta is known by its key: it is accepted (spooled, not mer
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from statistics import median_low
@@ -37,6 +38,7 @@ MAX_METRIC_NAME = 64
 _FILE_SUFFIX = ".frames"
 
 
+@functools.lru_cache(4096)
 def file_name(key: DeltaKey) -> str:
     """Return `client@incarnation@base@sequence.frames`; FrameRefused when the key is invalid."""
     numbers = (key.incarnation, key.base, key.sequence)

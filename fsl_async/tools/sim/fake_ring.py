@@ -9,7 +9,7 @@ own one, and waits for those of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,7 +75,7 @@ class FakeRing:
         """A function that makes the helper of a process. killed: its disk ends the process."""
 
         def make(*callbacks: Callable[..., None]) -> FakeHelper:
-            return FakeHelper(self, name, clock, files, killed, callbacks)
+            return FakeHelper(self, name, clock, files, killed, *callbacks)
 
         return make
 
@@ -169,7 +169,7 @@ class FakeHelper(RingProcess):
         clock: ProcessClock,
         files: MemoryFiles,
         killed: Callable[[], None],
-        callbacks: Sequence[Callable[..., None]],
+        *callbacks: Callable[..., None],
     ) -> None:
         """callbacks: on_address, on_done, on_failed."""
         super().__init__(*callbacks)

@@ -30,7 +30,7 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.training import MANIFEST, VirtualTraining
+from fsl_async.tools.sim.training import MANIFEST, Sent, VirtualTraining
 from fsl_codecs import CodecSpec, decode, encode
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Lineage:
     """Uses of deltas that an earlier version had merged (`outer.aggregation = latest`)."""
     most_uses_again: int = 0
     """In one version."""
-    trainings: dict[tuple[str, int], VirtualTraining] = field(factory=dict)
+    works: dict[tuple[str, int], Sent] = field(factory=dict)
+    """Client and incarnation -> its deltas, until they are merged."""
     adopts: Callable[[Adoption], Vector] | None = None
     """Gives what a version of global weights must hold, in a group."""
     _momentum: Vector = field(init=False)
@@ -80,13 +81,13 @@ class Lineage:
         """The newest version; -1: none."""
         return len(self.weights) - 1
 
-    def sent(self, key: DeltaKey) -> tuple[Vector, VirtualTraining] | None:
+    def sent(self, key: DeltaKey) -> Vector | None:
         """Return a delta's values as its client coded them; None: no client has."""
-        training = self.trainings.get((key.client, key.incarnation))
-        frames = training.exchange.frames.get(key.sequence) if training is not None else None
-        if training is None or frames is None or len(frames) != self.manifest.chunks:
+        work = self.works.get((key.client, key.incarnation))
+        frames = {} if work is None else work.frames.get(key.sequence, {})
+        if len(frames) != self.manifest.chunks:
             return None
-        return np.concatenate([decode(frames[index]) for index in sorted(frames)]), training
+        return np.concatenate([decode(frames[index]) for index in sorted(frames)])
 
     def add(self, record: VersionRecord, held: Vector) -> list[str]:
         """Take the next version, of which the store holds these weights; return what is wrong."""
@@ -126,12 +127,12 @@ class Lineage:
                 wrong.append(f"delta {one.key.text} is merged twice")
             if found is None:
                 return [*wrong, f"delta {one.key.text} was never sent as it was merged"]
-            values, training = found
-            weights = values[: self.manifest.weights]
-            lost = np.abs(weights - training.expected[one.key.sequence]).max(initial=0.0)
-            if lost > TOLERANCE * training.unit:
+            work = self.works[one.key.client, one.key.incarnation]
+            expected = work.expected.pop(one.key.sequence)
+            if np.abs(found[: self.manifest.weights] - expected).max() > TOLERANCE * work.unit:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
-            sums[one.key] = values
+            del work.frames[one.key.sequence]
+            sums[one.key] = found
         if record.rule == "latest":
             wrong += self._check_used_again(record)
         made = self._made(record, sums)
@@ -288,7 +289,7 @@ class Invariants:
 
     def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
         """Take the training of a new client process."""
-        self.lineage.trainings[name, incarnation] = training
+        self.lineage.works[name, incarnation] = training.sent
 
     def after_client(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
-from attrs import Factory, field, mutable
+from attrs import Factory, define, field, mutable
 
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import (
@@ -38,18 +38,33 @@ MANIFEST = Manifest.from_shapes([("weights", (6,))], buffers=[("buffers", (2,))]
 TOKENS_PER_STEP = 4096
 
 
+@define
+class Sent:
+    """The deltas that one incarnation of a client has made, by sequence; it outlives the process.
+
+    unit: the change of a weight in a step.
+    """
+
+    unit: float
+    frames: dict[int, dict[int, bytes]] = field(factory=dict)
+    """The frames of a delta, by index, as they were sent."""
+    expected: dict[int, Vector] = field(factory=dict)
+    """The weights of a delta by its steps; rounding makes it differ a little."""
+
+
 class WatchedExchange(Exchange):
     """An exchange that keeps the frames of each delta as they were sent."""
 
-    def __init__(self, training: TrainingPort, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, training: TrainingPort, on_event: Callable[[Event], None], sent: Sent
+    ) -> None:
         super().__init__(training, on_event=on_event)
-        self.frames: dict[int, dict[int, bytes]] = {}
-        """Sequence of a delta -> index -> frame."""
+        self._sent = sent
 
     def encode_delta(self, sequence: int, index: int) -> bytes:
         """See `Exchange.encode_delta`."""
         frame = super().encode_delta(sequence, index)
-        before = self.frames.setdefault(sequence, {}).setdefault(index, frame)
+        before = self._sent.frames.setdefault(sequence, {}).setdefault(index, frame)
         assert frame == before, "a delta is coded once"
         return frame
 
@@ -75,9 +90,8 @@ class VirtualTraining:
         self.values = initial.astype(np.float32)
         self.own_manifest = manifest
         self.unit = unit
-        self.exchange = WatchedExchange(self, on_event)
-        self.expected: dict[int, Vector] = {}
-        """Sequence of a delta -> what its weights must be, but for rounding."""
+        self.sent = Sent(unit)
+        self.exchange = WatchedExchange(self, on_event, self.sent)
         self.sent_steps = 0
         """Steps that are in some delta."""
         self.refused: str | None = None
@@ -188,7 +202,7 @@ class VirtualTraining:
         begin, self._settled = self._settled, self.steps
         steps = self._settled - begin
         self.sent_steps += steps
-        self.expected[order.sequence] = -self.work(begin, self._settled)
+        self.sent.expected[order.sequence] = -self.work(begin, self._settled)
         self._await_pace()
         weights = self.own_manifest.weights
         self.values[weights:] = self.unit
