@@ -1,6 +1,5 @@
 """A node's output must not block it: readers that are slow, stopped, gone or back."""
 
-import atexit
 import json
 import os
 import pty
@@ -204,29 +203,6 @@ def test_a_signal_handler_does_not_wait_for_a_terminal(terminal):
     assert late is None
 
 
-def test_the_end_by_two_signals_does_not_wait_for_a_full_pipe(pipe, monkeypatch):
-    """The message of the second signal once blocked the process forever."""
-    stream, _ = pipe
-    os.set_blocking(stream.fileno(), False)
-    assert os.write(stream.fileno(), b"x" * 10_000_000) < 10_000_000
-    os.set_blocking(stream.fileno(), True)
-    exits = []
-    monkeypatch.setattr(os, "_exit", exits.append)
-    monkeypatch.setattr(stopper, "AT_ONCE_S", 0.01)
-    one = stopper.Stopper()
-    one.request(exit_code=130)
-    killer = stopper._Killer(one, as_json=False, quiet=True)
-    before = os.dup(2)
-    os.dup2(stream.fileno(), 2)
-    try:
-        late = in_time(killer._end)
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        killer.close()
-    assert (late, exits) == (None, [130])
-
-
 def test_a_slow_reader_does_not_keep_a_process(pipe):
     """A reader that takes a little every 1.9 s must not extend the end by an hour."""
     stream, reading = pipe
@@ -246,23 +222,6 @@ def test_a_slow_reader_does_not_keep_a_process(pipe):
     assert late is None
     other.write("a line of the other stream, inside the partly written line")
     assert other.dropped == 1
-
-
-def test_the_end_is_registered_once(monkeypatch):
-    """Each queue once registered another function for the process's exit."""
-    registered = []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    for _ in range(3):
-        reading, writing = os.pipe()
-        with os.fdopen(writing, "w") as stream:
-            lines = LineStream(stream)
-            lines.write("x" * 100_000)
-            reader = threading.Thread(target=everything, args=(reading, []))
-            reader.start()
-            until_gone(lines)
-        reader.join()
-        os.close(reading)
-    assert registered == []
 
 
 @pytest.mark.parametrize("as_json", [False, True])
