@@ -20,7 +20,6 @@ from attrs import evolve
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store import resident as resident_module
 from fsl_async.store.adapters import RULES
 from fsl_async.store.aggregation import rule_named
@@ -33,11 +32,8 @@ from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, file_name
 from fsl_codecs import encode
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Modules that begin and end within chunks, and lie across several."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 64)
+CHUNK = 64
+"""Modules that begin and end within chunks, and lie across several."""
 
 
 def test_a_site_of_gradients_cannot_pass_for_one_of_losses(tuning):

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import define
-from deltas import delta_of, merged_of
+from deltas import delta_of, key, merged_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import accumulator
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import NoWorkerThread, StoreError
@@ -35,11 +34,6 @@ CHUNKS = 4
 MANIFEST = Manifest.from_shapes([("w", (CHUNKS * CHUNK - 7,))])
 UP = CodecSpec(format="e4m3")
 FULL = {"outer": OuterSettings(optimizer="average"), "kind": FullWeights()}
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 class Disk(Files):
@@ -96,10 +90,6 @@ def vector(seed):
 
 def frames(values, spec=UP):
     return [encode(values[start : start + CHUNK], spec) for start in range(0, len(values), CHUNK)]
-
-
-def key(client, sequence=1, base=0):
-    return DeltaKey(client, 1, base, sequence)
 
 
 def begin(store, which, weight=3.0):

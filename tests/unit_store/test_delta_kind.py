@@ -6,18 +6,14 @@ from deltas import delta_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import delta_kind
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.delta_kind import Dense, FullWeights
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
 
+CHUNK = 20
+
 MANIFEST = Manifest.from_shapes([("w", (50,))])
 KEYS = [DeltaKey(name, 1, 0, 1) for name in "ab"]
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
 # --- dense and full ---

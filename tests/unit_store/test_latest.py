@@ -8,7 +8,6 @@ from deltas import merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import Latest
 from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
 from fsl_async.store.errors import StoreError
@@ -16,6 +15,9 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
+
+CHUNK = 32
+"""Several chunks, the last one shorter."""
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
 LIMIT = 4
@@ -25,12 +27,6 @@ OPTIONS = {
 }  # fmt: skip
 GAPS = [["a", "b", "c"], ["a"], ["b", "a"], ["a"], ["c"], ["a"], ["a"], ["b"]]
 """Who has a new delta in which version: b and c are seldom there."""
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Several chunks, the last one shorter."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
 
 
 def noise(version, name):

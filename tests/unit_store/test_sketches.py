@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from deltas import key
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
@@ -10,10 +11,6 @@ from fsl_codecs import CodecSpec
 
 VALUES = 3 * CHUNK_VALUES + 1000
 MANIFEST = Manifest.from_shapes([("w", (VALUES,))])
-
-
-def key(client, sequence=1):
-    return DeltaKey(client, 1, 0, sequence)
 
 
 def alike(**deltas):

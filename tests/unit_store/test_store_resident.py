@@ -10,7 +10,6 @@ from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import digest as digests_module
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store import resident as resident_module
 from fsl_async.store.checkpoint import MOMENTUM, WEIGHTS, Checkpoints
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
@@ -20,11 +19,8 @@ from fsl_async.store.outer import OuterSettings
 from fsl_async.store.reading import read_version
 from fsl_codecs import CodecSpec, encode
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """A model of several chunks."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
+CHUNK = 20
+"""A model of several chunks."""
 
 
 MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))], [("mean", (25,))])

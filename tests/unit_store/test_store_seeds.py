@@ -8,7 +8,6 @@ from attrs import evolve
 from deltas import delta_of, merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoints
 from fsl_async.store.delta_kind import Dense, Mixed, Seeds
@@ -34,11 +33,6 @@ MANIFEST = Manifest.from_shapes([("layer.weight", (20, 8)), ("layer.bias", (9,))
 SHAPE = (2, 3)
 RUN = Directions(seed=2**62 - 5, steps=2, probes=3, rate=1e-2)
 AVERAGE = OuterSettings("average")
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 def scalars_of(seed):

@@ -4,18 +4,14 @@ import itertools
 
 import pytest
 from attrs import evolve
-from deltas import delta_of, stored_of
+from deltas import delta_of, key, stored_of
 
 from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
-
-
-def key(client, sequence=1, base=0):
-    return DeltaKey(client, 1, base, sequence)
 
 
 def usual(norms, tokens=()):
