@@ -332,6 +332,16 @@ def test_local_replaces_a_child_and_ends_it_with_the_run(tmp_path):
         os.kill(pids()[1], 0)
 
 
+class Kept:
+    """A `MembersKeeper` without a file."""
+
+    def __init__(self, kept):
+        self.keep = kept.append
+
+    async def close(self):
+        """Nothing waits."""
+
+
 class Flaky:
     """A launcher that fails once."""
 
@@ -457,6 +467,78 @@ def test_a_client_that_has_a_job_is_not_reported_as_launched():
     assert "launched again" not in reports[0][1], "Slurm may requeue its job"
     assert "Slurm is asked for its job in 0.01 s" in reports[0][1]
     assert reports[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_restarted_parameter_server_lists_missing_clients_once(wanted):
+    """Most of them join again at once, so one line is enough. An ended run launches none."""
+    reports, kept, flaky = [], [], Flaky()
+    rules = RestartRules(first_wait_s=0.02, budget=3)
+
+    async def play():
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("[abx]*", "command", ("go", "{name}")),), rules),
+            "tcp://h:1",
+            lambda what, client, text: reports.append((what, client, text)),
+            wanted=lambda: wanted,
+            launchers={"command": flaky},
+            keeper=Kept(kept),
+        )
+        one.recovered(frozenset({"a", "b", "c"}), 0.1)
+        one.seen("b")
+        one.seen("x")
+        one.seen("x")
+        one.left("x", "bye", "Ctrl-C")
+        await asyncio.sleep(0.5)
+        await one.close()
+
+    asyncio.run(play())
+    assert kept == [{"a", "b", "c", "x"}, {"a", "b", "c"}], "when it changes"
+    assert [words[0] for words in flaky.launched] == (["a", "a"] if wanted else [])
+    assert [what for what, _, _ in reports] == (
+        ["waiting", "failed", "waiting", "launched"] if wanted else []
+    )
+    if wanted:
+        assert reports[0][2].endswith("do not join again within 0.12 s are launched again: a, b")
+
+
+def test_children_that_end_with_the_parameter_server_stay_members():
+    """Their goodbye requests a launch, which only the next parameter server may do."""
+    reports, kept = [], []
+
+    class Ends:
+        launched = 0
+
+        async def launch(self, client, words):
+            """Count."""
+            self.launched += 1
+            return "a thing"
+
+        async def close(self):
+            """End the child, which says so, and take a while for others."""
+            one.left("a", "bye", "relaunch 0: SIGTERM")
+            await asyncio.sleep(0.2)
+
+    ends = Ends()
+
+    async def play():
+        nonlocal one
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("*", "local", ("go",)),), RestartRules(first_wait_s=0.01)),
+            "tcp://h:1",
+            lambda what, _, text: reports.append((what, text)),
+            wanted=lambda: True,
+            launchers={"local": ends},
+            keeper=Kept(kept),
+        )
+        one.seen("a")
+        await one.close()
+
+    one = None
+    asyncio.run(play())
+    assert (reports, ends.launched, kept) == ([], 0, [{"a"}])
 
 
 def test_a_local_childs_exit_is_reported_unless_the_launcher_ended_it():

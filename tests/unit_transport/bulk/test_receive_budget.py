@@ -186,6 +186,72 @@ def test_memory_full_of_chunks_out_of_order_is_no_deadlock(
     assert ps.endpoint.receive_budget.used_bytes == 0
 
 
+def incoming_of(ps, name):
+    """The server's record of a client's first stream."""
+    return ps.endpoint._peers[name].streams.incoming._streams[1]
+
+
+class Lone:
+    """One stream whose source delivers nothing; the test hands pieces to the server."""
+
+    CHUNK = 50_000
+
+    def __init__(self, world, new_settings, new_source, new_sink):
+        self.world, self.sink = world, new_sink()
+        settings = new_settings(
+            receive_budget_bytes=20 * self.CHUNK, chunk_limit_bytes=self.CHUNK, stall_s=3
+        )
+        self.ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+        world.until(lambda: client.count(PeerUp))
+        world.accept_all(self.ps, self.sink)
+        client.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * 9, later=True))
+        world.until(lambda: self.ps.count(StreamOffered))
+        self.streams = self.ps.endpoint._peers[client.name].streams.incoming
+        self.incoming = incoming_of(self.ps, client.name)
+        self.budget = self.ps.endpoint.receive_budget
+
+    def leave(self, chunks):
+        """Leave memory for this many chunks; other streams have the rest, and write."""
+        self.budget.used_bytes = (20 - chunks) * self.CHUNK
+        self.budget.writing_bytes = self.budget.used_bytes
+
+    def piece(self, index, size=CHUNK, *, round_=0):
+        """The first ``size`` bytes of a chunk arrive."""
+        piece = frames.Chunk(b"", 1, round_, index, 0, self.CHUNK, 0, 1, False, bytes(size))
+        self.streams._take_piece(self.incoming, piece, self.world.scheduler.time())
+
+
+@pytest.fixture
+def lone(memory, new_settings, new_source, new_sink):
+    return Lone(memory, new_settings, new_source, new_sink)
+
+
+def test_a_lost_part_is_requested_while_its_stream_waits_for_memory(lone):
+    """The chunk's memory is taken already, so silence about the rest of it is a stall."""
+    lone.leave(1)
+    lone.piece(0, 9)
+    lone.piece(1)
+    assert lone.budget.waiting == [lone.incoming.reservation]
+    lone.world.run(2)
+    assert lone.incoming.machine.round == 0
+    lone.world.run(2)
+    assert lone.incoming.machine.round == 1
+
+
+def test_after_fruitless_requests_the_stall_timer_waits_for_memory_too(lone):
+    """Within hours it would reach the number of resumes that its sender treats as an error."""
+    for _ in range(FRUITLESS_REQUESTS_LIMIT):
+        lone.incoming.reservation.requested(0)
+    lone.leave(0)
+    lone.piece(0)
+    assert lone.budget.waiting == []
+    lone.world.run(20)
+    assert lone.incoming.machine.round == 0
+    lone.leave(1)
+    lone.world.run(5)
+    assert lone.incoming.machine.round == 1
+
+
 def test_fruitless_requests_are_bounded():
     """Another stream may take the memory each time, and a sender tolerates 64 fruitless resumes."""
     reservation = Reservation()

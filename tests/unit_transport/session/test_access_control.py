@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_transport import HelloReceived, Lane, MessageReceived, PeerDown, PeerUp
+from fsl_transport import HelloReceived, Lane, LocalError, MessageReceived, PeerDown, PeerUp
 from fsl_transport.rate_limit import Rate, RateLimit, TokenBucket
 from fsl_transport.session import frames
 from fsl_transport.session.access_control import HelloLimits, MessageLimits
@@ -30,6 +30,13 @@ def test_a_bucket():
     assert bucket.take(10.5)
     assert not bucket.take(9.0)
     assert bucket.fill(1e9) == 3.0
+
+
+@pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
+def test_a_rate_allows_something(rate):
+    """A limit of nothing is a mistake, not a limit."""
+    with pytest.raises(LocalError):
+        Rate(*rate)
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 5)), max_size=60))
