@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,19 @@ def test_a_start_replays_what_no_checkpoint_has(make_run):
     killed.open()
     assert killed.store.digest == digest_of(killed.weights(3)) == through.store.digest
     assert killed.round(4, "a").digest == through.round(4, "a").digest
+
+
+def test_a_commit_does_not_wait_for_a_checkpoint_until_it_is_late(make_run):
+    """It is given up; after `snapshot_every` versions the commit waits."""
+    run = resident(make_run, snapshot_every=2)
+    run.start()
+    slow = Slow()
+    run.open(slow)
+    run.round(1, "a")
+    run.round(2, "a")
+    assert wholes(run) == [0]
+    run.round(3, "a")
+    assert wholes(run) == [0, 2], "version 2 had to be whole first"
 
 
 def test_deltas_stay_until_a_checkpoint_does_without_them(make_run):
@@ -528,6 +542,47 @@ def test_a_system_without_threads_costs_checkpoints_only(make_run, monkeypatch):
     assert lines[0] == "version 1 has no checkpoint yet: no"
     run.store.finish_snapshot()
     assert wholes(run) == [0, 2]
+
+
+def test_memory_that_is_read_again_is_not_written_meanwhile(make_run):
+    """A checkpoint under way is given up when the vectors are loaded again."""
+
+    class Steps(Files):
+        def __init__(self):
+            self.begin, self.waits, self.go_on = (threading.Event() for _ in range(3))
+            self.momentum_writes = 0
+
+        def write(self, descriptor, data, offset):
+            if threading.current_thread().name == "snapshot":
+                self.begin.wait(20.0)
+                name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+                self.momentum_writes += name == MOMENTUM
+                if self.momentum_writes == 3:
+                    self.waits.set()
+                    self.go_on.wait(0.5)
+            super().write(descriptor, data, offset)
+
+        def sync(self, descriptor):
+            pass
+
+    run = resident(make_run)
+    run.start()
+    disk = Steps()
+    run.open(disk)
+    run.round(1, "a")
+    vectors = run.store._open.resident.vectors
+    momentum = vectors.momentum.copy()
+    vectors.momentum[:] = 7.0
+    disk.begin.set()
+    assert disk.waits.wait(20.0)  # the weights are written, and a part of the wrong momentum
+    vectors.weights[3] += 1.0
+    assert not run.store.verify(1)
+    assert np.array_equal(vectors.momentum, momentum)
+    disk.go_on.set()
+    run.store.finish_snapshot()
+    run.open()
+    assert wholes(run) == [0, 1]
+    assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
 
 
 def test_damaged_memory_gets_no_checkpoint(make_run):
