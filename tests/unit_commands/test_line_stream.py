@@ -174,22 +174,6 @@ def test_a_terminal_without_a_reader_does_not_block(terminal, monkeypatch, lengt
     assert os.read(reading, 10) == b"x" * 10
 
 
-@pytest.mark.parametrize("may_open", [True, False])
-def test_a_terminal_that_is_read_late_gets_all_lines_in_order(terminal, monkeypatch, may_open):
-    """After Ctrl-S and a later Ctrl-Q all lines must come in order."""
-    if not may_open:
-        monkeypatch.setattr(line_stream, "open_anew", lambda _: None)
-    stream, reading = terminal
-    lines = LineStream(stream)
-    texts = [f"{number} " + "x" * (number % 700) for number in range(500)]
-    assert in_time(lambda: [lines.write(text) for text in texts]) is None
-    expected, read = "".join(f"{text}\r\n" for text in texts).encode(), b""
-    while len(read) < len(expected):
-        read += os.read(reading, 65_536)
-    assert read == expected
-    until_gone(lines)
-
-
 def test_a_signal_handler_does_not_wait_for_a_terminal(terminal):
     """The message of the Ctrl-C handler once blocked the node forever."""
     stream, _ = terminal
