@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # By default MKL sums in an order that depends on the processor and on where an array begins, so two
@@ -13,3 +14,14 @@ settings.register_profile(
     "busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
+
+
+@pytest.fixture
+def one_thread():
+    """Let torch compute with one thread: sums of equal bits need one order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

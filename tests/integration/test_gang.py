@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.tools.demo.fsdp import ranks_of
@@ -79,7 +79,7 @@ def test_two_torchruns_are_one_client(site):
     """As on two machines: rank 1 has no node beside it."""
     server = site.server(sync__clients=1)
     (site.folder / "script.py").write_text(SCRIPT)
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     torchrun += ["--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
     begun = [
@@ -104,12 +104,6 @@ def test_two_torchruns_are_one_client(site):
     assert "rank 1 left, finite True" in "".join(outputs)
     assert audit_run(site.run_dir).complaints() == []
     assert {one["tokens"] % 8 for one in site.ledger("accepted")} == {0}
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def test_a_task_that_cannot_be_trained_is_one_line(site):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from slurm_cluster import free_ports
+from ports import free_ports
 from tiny_base import write_bert
 
 pytestmark = pytest.mark.slow

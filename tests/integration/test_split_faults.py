@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from split_parties import LISTENS, Parties, free_port, lines_of
+from ports import free_ports
+from split_parties import LISTENS, Parties, lines_of
 
 from fsl_async.observe.split_audit import audit_split_dir
 
@@ -73,7 +74,7 @@ class Relayed(Killable):
 
     def __init__(self, site, **settings):
         super().__init__(site, **settings)
-        self.places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.places = [f"127.0.0.1:{free_ports(1)[0]}" for _ in range(2)]
 
     def arguments(self, name):
         """See `Parties`."""

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, free_ports, missing
+from ports import free_ports
+from slurm_cluster import Cluster, missing
 
 BIN = Path(__file__).parents[2] / "bin"
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))

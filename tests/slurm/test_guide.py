@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, free_ports, missing
+from ports import free_ports
+from slurm_cluster import Cluster, missing
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "SLURM.md"

@@ -1,6 +1,16 @@
 """Deltas for tests, with plausible defaults."""
 
-from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
+import numpy as np
+
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+
+
+def noise(manifest, seed):
+    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
+
+
+def key(client, sequence=1, base=0, incarnation=1):
+    return DeltaKey(client, incarnation, base, sequence)
 
 
 def delta_of(key, tokens=10, steps=2, *, base_digest="", number=0, metrics=None):

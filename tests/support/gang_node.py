@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from ports import free_ports
 
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
@@ -22,13 +22,6 @@ PROGRAM = Path(__file__).with_name("gang_program.py")
 FP32 = CodecSpec(format="fp32")
 RATE = np.float32(0.7)
 LIMIT_S = 240.0
-
-
-def free_port():
-    """A TCP port of this machine that is free now."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 class GangNode:
@@ -59,7 +52,7 @@ class GangNode:
 
     def start(self, generation=0):
         """Start the ranks, as torchrun does."""
-        port = free_port()
+        port = free_ports(1)[0]
         for rank in range(self.ranks):
             environment = {
                 **os.environ,

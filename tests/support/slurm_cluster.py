@@ -13,6 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ports import free_ports
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 NODES = ("one", "two", "three", "four")
 """Of one processor each: one job fills a node."""
@@ -73,15 +75,6 @@ def missing():
 def search_path():
     """Return PATH with the folders of daemons."""
     return f"{os.environ['PATH']}:/usr/sbin:/sbin"
-
-
-def free_ports(count):
-    """Return ports of loopback that nothing listens on now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 class Cluster:

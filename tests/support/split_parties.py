@@ -5,7 +5,8 @@ A parameter server, a split server, clients. The caller starts the processes: te
 """
 
 import json
-import socket
+
+from ports import free_ports
 
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
@@ -34,13 +35,6 @@ LISTENS = {"ps": "listening at", "server": "split server at", "relay": "relay at
 """The line that each process prints when it is up; a client prints "joined run"."""
 
 
-def free_port():
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def lines_of(path):
     """Return the complete lines of a journal; the last may be half written or cut off by a kill."""
     return list(JournalReader(path).read_all()) if path.exists() else []
@@ -59,7 +53,7 @@ class Parties:
 
     def __init__(self, folder, clients, settings):
         self.folder, self.clients = folder, list(clients)
-        self.ports = {"ps": free_port(), "server": free_port()}
+        self.ports = {"ps": free_ports(1)[0], "server": free_ports(1)[0]}
         (folder / "text.txt").write_text(TEXT)
         count = len(self.clients)
         here = {

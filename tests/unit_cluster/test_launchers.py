@@ -96,12 +96,6 @@ def test_slurm_does_not_submit_a_second_job(slurm, state):
     assert [line.split()[0] for line in asked(slurm)] == ["squeue"]
 
 
-def test_slurm_submits_where_other_clients_jobs_are_or_its_own_is_over(slurm):
-    """Jobs of other clients, or a failed one, must not prevent the launch."""
-    (slurm / "queue").write_text("15 fsl-ab RUNNING\n16 fsl-a FAILED\n18 other RUNNING\n")
-    assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
-
-
 @pytest.mark.parametrize(
     ("queue", "left_alone"),
     [

@@ -106,42 +106,6 @@ def test_a_hanging_disk_blocks_nothing_and_gets_the_newest_names():
     assert disk.written == [{"a"}, set()]
 
 
-def test_what_changes_later_is_written_too():
-    """Also after a time without changes."""
-    disk = Disk()
-
-    async def play():
-        keeper = MembersKeeper(disk, pytest.fail)
-        for count, names in enumerate(("a", "ab"), 1):
-            keeper.keep(frozenset(names))
-            await until(lambda count=count: len(disk.written) == count)
-            await asyncio.sleep(0.05)
-        await keeper.close()
-
-    asyncio.run(play())
-    assert disk.written == [{"a"}, {"a", "b"}]
-
-
-def test_the_newest_names_are_written_after_a_failure():
-    """The older names are not."""
-    disk, errors = Disk(), []
-    disk.errors = [OSError(28, "full")]
-    disk.held.clear()
-
-    async def play():
-        keeper = MembersKeeper(disk, errors.append)
-        keeper.AGAIN_S = 0.05
-        keeper.keep(frozenset("a"))
-        await asyncio.sleep(0.05)
-        keeper.keep(frozenset("ab"))
-        disk.held.set()
-        await until(lambda: disk.written)
-        await keeper.close()
-
-    asyncio.run(play())
-    assert disk.written == [{"a", "b"}]
-
-
 @pytest.mark.parametrize("newer", [None, frozenset(), frozenset("x")])
 def test_a_failed_write_is_repeated_and_reported_once(newer):
     """Otherwise the names would be lost until the next change."""
@@ -160,20 +124,4 @@ def test_a_failed_write_is_repeated_and_reported_once(newer):
 
     asyncio.run(asyncio.wait_for(play(), 10.0))
     assert disk.written == [{"a", "b"} if newer is None else newer]
-    assert len(errors) == 1
-
-
-def test_close_tries_once_more_and_no_longer():
-    """It must not wait for a full disk."""
-    disk, errors = Disk(), []
-    disk.errors = [OSError(28, "full")] * 9
-
-    async def play():
-        keeper = MembersKeeper(disk, errors.append)
-        keeper.keep(frozenset("ab"))
-        await until(lambda: errors)
-        await asyncio.wait_for(keeper.close(), 10.0)
-
-    asyncio.run(play())
-    assert len(disk.errors) == 7
     assert len(errors) == 1

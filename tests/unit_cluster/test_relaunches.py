@@ -125,35 +125,6 @@ def test_a_launch_waits_for_the_end_of_the_machine():
     assert one.left("bob", "bye", 10.0, Goodbye("liar", 9999.0)).seconds == 602.0
 
 
-def test_only_a_goodbye_is_read():
-    """The text of other ends comes from the transport, not from the client."""
-    one = made()
-    one.seen("alice", 0.0)
-    for reason in ("reset", "superseded", "protocol"):
-        assert one.left("alice", reason, 10.0, Goodbye("no", 0.0)) is None
-    assert one.next_due() is None
-    assert one.left("alice", "revoked", 10.0, Goodbye("no", 0.0)) is None
-    assert one.left("alice", "expired", 11.0) is None, "its key is not let in any more"
-
-
-def test_the_exit_after_such_a_goodbye_is_no_second_death():
-    """A local child says goodbye and exits with 64: that is one launch, and one of the budget."""
-    one = made()
-    one.seen("alice", 0.0)
-    one.left("alice", "bye", 10.0, Goodbye("SIGTERM", 0.0))
-    assert one.exited("alice", 64, 10.5) is None
-    assert one.next_due() == 12.0
-
-
-def test_a_person_who_interrupts_a_child_means_it():
-    """Its exit may come before its goodbye."""
-    one = made()
-    one.seen("alice", 0.0)
-    assert one.exited("alice", 130, 10.0) is None
-    assert one.left("alice", "bye", 10.1) is None
-    assert one.next_due() is None
-
-
 def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
     """Time in a queue is no healthy time: otherwise the wait would never grow."""
     one = made()
@@ -196,15 +167,6 @@ def test_members_are_clients_that_did_not_end_for_good():
     one.exited("bob", 130, 2.0)
     one.exited("amy", 64, 2.0)
     assert one.members == {"amy", "bea", "carol"}
-
-
-def test_a_goodbye_after_its_exit_changes_nothing():
-    """The failed child is about to be launched again, so it remains a member."""
-    one = made()
-    one.seen("amy", 0.0)
-    assert one.exited("amy", 1, 1.0) == Waiting("amy", 2.0)
-    assert one.left("amy", "bye", 1.1) is None
-    assert one.members == {"amy"}
 
 
 def test_a_client_that_joins_again_by_itself_is_not_launched():
@@ -279,17 +241,6 @@ def test_the_end_of_a_replaced_child_is_not_that_of_its_replacement():
     assert machine.left("alice", "expired", 200.0) == Waiting("alice", 2.0)
     machine.take_due(202.0)
     machine.seen("alice", 203.0)
-    assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
-
-
-def test_a_replaced_client_that_left_since_ends_as_usual():
-    """A replacement must not hide a later end."""
-    machine = made()
-    machine.seen("alice", 0.0)
-    machine.left("alice", "superseded", 100.0)
-    machine.seen("alice", 100.0)
-    machine.left("alice", "bye", 150.0)
-    machine.seen("alice", 160.0)
     assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
 
 

@@ -215,13 +215,6 @@ def test_other_exit_codes_are_not_requeued(home, code):
     assert not (home / "requeued").exists()
 
 
-def test_the_sbatch_template_requests_the_signal_that_the_client_handles():
-    """The client relies on USR2 two minutes before the end; NCCL uses USR1."""
-    text = (BIN / "fsl-node.sbatch").read_text()
-    for line in ("--requeue", "--open-mode=append", "--signal=B:USR2@120"):
-        assert f"#SBATCH {line}\n" in text
-
-
 def test_the_unit_restarts_by_exit_code_and_waits_for_the_grace():
     """Restarts must follow the documented exit codes, and KILL must come after --grace."""
     unit = configparser.RawConfigParser(strict=False)

@@ -17,8 +17,6 @@ from fsl_codecs.formats import (
     bfloat16_codes,
     float8_codes,
     float8_values,
-    quantise_float8,
-    run_scales,
     scale_values,
 )
 from fsl_codecs.quantised import quantise
@@ -176,21 +174,6 @@ def test_decoded_values_are_scale_times_code(name, values):
 
 
 @pytest.mark.parametrize("name", FP8)
-@pytest.mark.parametrize("exponent", [-90, 0, 120])
-def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
-    """A block with the largest value 1.75 * 2**x fits the smaller scale; its fp32 neighbor does
-    not.
-    """
-    kind = FORMATS[name].float8
-    exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)
-    for largest, more in [(exact, 0), (np.nextafter(exact, np.float32(np.inf)), 1)]:
-        values = np.array([largest / 8, -largest, 0.0], np.float32)
-        scales = quantise_float8(values, FORMATS[name], 128)[1]
-        assert scales.tolist() == [127 + exponent - kind.largest_exponent + more]
-        assert_like_torch(values, name)
-
-
-@pytest.mark.parametrize("name", FP8)
 def test_runs_of_zeros_widen_no_inner_block(name):
     """Zeros fit any scale; theirs is the smallest of their own inner block, so that blocks are
     independent.
@@ -208,18 +191,6 @@ def test_runs_of_zeros_widen_no_inner_block(name):
     expected = [offset + 20] * 128 + [offset - 20] * 128
     expected += [FORMATS[name].float8.lowest_scale] * 128 + [offset] * 2
     assert scales.tolist() == expected
-
-
-@pytest.mark.parametrize("name", FP8)
-def test_each_run_has_a_scale_of_its_own(name):
-    """The rule of one run, for every fp32 exponent, at both sides of the carry from 1.75 on."""
-    kind = FORMATS[name].float8
-    bits = np.arange(256, dtype=np.uint32)[:, None] << np.uint32(23)
-    bits = bits + np.array([0, 1, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFF], np.uint32)
-    bits = bits.reshape(-1, 1)[bits.reshape(-1) < FORMATS[name].escape_magnitude]
-    runs = np.concatenate([bits // 2, bits, bits - (bits > 0)], axis=1)
-    expected = [inner_scales(run, name, 3)[0] for run in runs.view(np.float32)]
-    assert run_scales(runs, kind).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -211,28 +211,6 @@ def test_outputs_belong_to_the_caller():
     assert set(out[:5].tolist() + out[1005:].tolist()) == {7.0}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_raw_modes_decode_at_any_alignment(name):
-    """Frames are parts of larger messages, at odd addresses."""
-    values = gaussian(333)
-    frame = encode(values, CodecSpec(name, entropy=False))
-    for offset in range(5):
-        shifted = memoryview(bytes(offset) + frame)[offset:]
-        assert same_bits(decode(shifted), decode(frame))
-    assert same_bits(decode(np.frombuffer(frame, np.uint8)), decode(frame))
-
-
-def test_frames_do_not_depend_on_the_chunk_grid():
-    """A value decodes to the same bits wherever chunks end, if blocks stay complete."""
-    values = gaussian(10_000)
-    for name in NAMES:
-        decoded = [
-            decode(encode(values, CodecSpec(name, 128, size))) for size in (128, 4096, 16384)
-        ]
-        assert same_bits(decoded[0], decoded[1])
-        assert same_bits(decoded[0], decoded[2])
-
-
 @pytest.mark.parametrize(
     "values",
     [

@@ -16,7 +16,6 @@ from native_paths import (
     FORMATS,
     PATHS,
     REFERENCE,
-    TABLES,
     assert_same_reading,
     encoded_by,
     needs_native,
@@ -34,51 +33,9 @@ from fsl_codecs import (
     available,
     bound,
 )
-from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.dispatch import implementation_named
-from fsl_codecs.formats import FORMATS as FORMATS_BY_NAME
-from fsl_codecs.planes import ChunkPlan, PlanePlan, join, write_plan, write_streams, write_words
 
 pytestmark = needs_native
-
-
-@pytest.mark.parametrize("block", [0, 1])
-@pytest.mark.parametrize(
-    ("name", "scale", "code", "is_finite"),
-    [
-        ("e4m3", 247, 0x77, True),
-        ("e4m3", 247, 0xF8, False),
-        ("e4m3", 246, 0x7E, True),
-        ("e5m2", 240, 0xF7, True),
-        ("e5m2", 240, 0x78, False),
-        ("e5m2", 239, 0x7B, True),
-    ],
-)
-def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
-    """A finite code under the highest scale may be infinite: it is found in any inner block, before
-    anything is added.
-    """
-    sizes = (16384, 32)
-    spec = CodecSpec(name, block_values=32, chunk_values=32768, entropy=False)
-    payload = b""
-    for number, size in enumerate(sizes):
-        codes = bytearray(b"\x30" * size)
-        codes[-1] = code if number == block else codes[-1]
-        payload += bytes((scale if number == block else 120, 0)) + codes
-    base = encoded_by(REFERENCE, values_of("bell", sum(sizes)), spec)
-    head = struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0)
-    frame = with_checksums(base[:28] + head + payload)
-    assert_same_reading(frame, sum(sizes))
-    for path in PATHS:
-        sums = np.zeros(sum(sizes), np.float32)
-        if is_finite:
-            implementation_named(path).decode_accumulate(frame, sums, 1.0)
-            assert np.isfinite(sums).all()
-            assert sums.all()
-        else:
-            with pytest.raises(FrameError):
-                implementation_named(path).decode_accumulate(frame, sums, 1.0)
-            assert not sums.any()
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
@@ -129,98 +86,6 @@ def test_mutated_frames(tmp_path):
     assert 400 < int(refused) < 1300
     assert int(whole) > 10
     assert int(threads) > 300
-
-
-SIX_BITS = [
-    TABLES["e4m3"],
-    CodeTable(6, 1, bytes([2, 0, 2] + [0] * 61), 2),
-    CodeTable(6, 1, bytes([2, 0, 2] + [0] * 61), 6),
-    CodeTable(6, 8, bytes([1, 2, 3, 4, 5, 6, 7, 8] + [0] * 56), 3),
-    CodeTable(6, 6, bytes([6] * 63 + [0])),
-    CodeTable(6, 0, bytes([6] * 64)),
-    CodeTable(6, 0, bytes([0] * 30 + [2, 2, 2, 2] + [0] * 30)),
-]
-
-
-@pytest.mark.parametrize("count", [1, 9, 16, 200, 16_400])
-@pytest.mark.parametrize("table", SIX_BITS, ids=range(len(SIX_BITS)))
-def test_damaged_streams_and_lists(count, table):
-    """Correct heads, whose tables have an escape among the first or last leaves, for one symbol or
-    for most; then any bytes.
-    """
-    generator = np.random.default_rng(count)
-    plan = ChunkPlan(
-        0, (PlanePlan(6, b"\2" + table.packed, 0, table), PlanePlan(2, bytes((1, 0)), 0))
-    )
-    symbols = generator.integers(0, 64, count, dtype=np.uint8)
-    if not table.escape:
-        symbols = np.flatnonzero(np.frombuffer(table.lengths, np.uint8)).astype(np.uint8)[
-            symbols % np.count_nonzero(np.frombuffer(table.lengths, np.uint8))
-        ]
-    number_format = FORMATS_BY_NAME["e4m3"]
-    words = join([symbols, np.zeros_like(symbols)], number_format.splits[0], 8)
-    pieces = []
-    write_plan(plan, pieces)
-    heads = sum(map(len, pieces))
-    write_streams(words, number_format, plan, pieces)
-    for start in range(0, count, BLOCK):
-        pieces.append(b"\x78\0")
-        write_words(words[start : start + BLOCK], number_format, plan, pieces)
-    right = b"".join(pieces)
-    spec = CodecSpec("e4m3", chunk_values=2 * BLOCK)
-    header = encoded_by(REFERENCE, values_of("bell", count), spec)[:28]
-    refused = 0
-    for attempt in range(60):
-        payload = bytearray(right)
-        for _ in range(min(attempt, int(generator.integers(1, 4)))):
-            # The sizes of streams, their lanes and the lists are at the ends.
-            first, last = heads, len(payload)
-            if generator.random() < 0.7:
-                first, last = [(first, first + 40), (last - 20, last)][generator.integers(2)]
-            payload[min(generator.integers(first, last), len(payload) - 1)] ^= (
-                1 << generator.integers(8)
-            )
-        head = struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0)
-        frame = with_checksums(header + head + payload)
-        read = assert_same_reading(frame, count)
-        refused += isinstance(read, tuple)
-        assert attempt or read == count
-    assert 0 < refused < 60
-
-
-@pytest.mark.parametrize("last", [100, 4095, 4096, 9000])
-@pytest.mark.parametrize("short", [0, 1])
-def test_of_faults_in_several_planes_the_earliest_piece_is_reported(short, last):
-    """Both planes of a block are read in pieces: a short list is found at its end, before a long
-    stream at its own.
-    """
-    count = 10_000
-    table = CodeTable(8, 1, bytes([1] + [0] * 255), 4)
-    symbols = [np.zeros(count, np.uint8) for _ in range(2)]
-    symbols[short][[50, last]] = 7
-    number_format = FORMATS_BY_NAME["bf16"]
-    plan = ChunkPlan(0, (PlanePlan(8, b"\2" + table.packed, 0, table),) * 2)
-    words = join(symbols, number_format.splits[0], 16)
-    pieces = []
-    write_plan(plan, pieces)
-    write_streams(words, number_format, plan, pieces)
-    # The stream of the other plane has a byte too many.
-    sizes = [at for at, piece in enumerate(pieces) if len(piece) == 4]
-    longer = sizes[1 - short]
-    pieces[longer] = (len(pieces[longer + 1]) + 1).to_bytes(4, "little")
-    pieces[longer + 1] += b"\0"
-    one, none = b"\1\0" + bytes(5), b"\0\0"
-    payload = b"".join([*pieces, *((none, one) if short else (one, none))])
-    header = encoded_by(REFERENCE, values_of("bell", count), CodecSpec("bf16"))[:28]
-    frame = with_checksums(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
-    refusal = assert_same_reading(frame, count)
-    if last >= 2 * 4096 and short == 1:
-        assert refusal == (FrameError, "a stream goes on after its symbols")
-    else:
-        assert refusal == (
-            FrameError,
-            "a list of symbols without a code is too short or too long",
-        )
 
 
 @on_every_path

@@ -102,14 +102,6 @@ def read_by(codec, frame, count, places, **options):
 )
 @example(
     kind="bell",
-    count=CHUNK,
-    seed=0,
-    spec=CodecSpec("e4m3"),
-    threads=1,
-    places=(1, 8, 16, 4, 12, 1),
-)
-@example(
-    kind="bell",
     count=CHUNK + 4096,
     seed=0,
     spec=CodecSpec("uniform"),

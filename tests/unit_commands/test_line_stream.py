@@ -1,6 +1,5 @@
 """A node's output must not block it: readers that are slow, stopped, gone or back."""
 
-import atexit
 import json
 import os
 import pty
@@ -175,22 +174,6 @@ def test_a_terminal_without_a_reader_does_not_block(terminal, monkeypatch, lengt
     assert os.read(reading, 10) == b"x" * 10
 
 
-@pytest.mark.parametrize("may_open", [True, False])
-def test_a_terminal_that_is_read_late_gets_all_lines_in_order(terminal, monkeypatch, may_open):
-    """After Ctrl-S and a later Ctrl-Q all lines must come in order."""
-    if not may_open:
-        monkeypatch.setattr(line_stream, "open_anew", lambda _: None)
-    stream, reading = terminal
-    lines = LineStream(stream)
-    texts = [f"{number} " + "x" * (number % 700) for number in range(500)]
-    assert in_time(lambda: [lines.write(text) for text in texts]) is None
-    expected, read = "".join(f"{text}\r\n" for text in texts).encode(), b""
-    while len(read) < len(expected):
-        read += os.read(reading, 65_536)
-    assert read == expected
-    until_gone(lines)
-
-
 def test_a_signal_handler_does_not_wait_for_a_terminal(terminal):
     """The message of the Ctrl-C handler once blocked the node forever."""
     stream, _ = terminal
@@ -202,29 +185,6 @@ def test_a_signal_handler_does_not_wait_for_a_terminal(terminal):
         os.dup2(before, 2)
         os.close(before)
     assert late is None
-
-
-def test_the_end_by_two_signals_does_not_wait_for_a_full_pipe(pipe, monkeypatch):
-    """The message of the second signal once blocked the process forever."""
-    stream, _ = pipe
-    os.set_blocking(stream.fileno(), False)
-    assert os.write(stream.fileno(), b"x" * 10_000_000) < 10_000_000
-    os.set_blocking(stream.fileno(), True)
-    exits = []
-    monkeypatch.setattr(os, "_exit", exits.append)
-    monkeypatch.setattr(stopper, "AT_ONCE_S", 0.01)
-    one = stopper.Stopper()
-    one.request(exit_code=130)
-    killer = stopper._Killer(one, as_json=False, quiet=True)
-    before = os.dup(2)
-    os.dup2(stream.fileno(), 2)
-    try:
-        late = in_time(killer._end)
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        killer.close()
-    assert (late, exits) == (None, [130])
 
 
 def test_a_slow_reader_does_not_keep_a_process(pipe):
@@ -246,23 +206,6 @@ def test_a_slow_reader_does_not_keep_a_process(pipe):
     assert late is None
     other.write("a line of the other stream, inside the partly written line")
     assert other.dropped == 1
-
-
-def test_the_end_is_registered_once(monkeypatch):
-    """Each queue once registered another function for the process's exit."""
-    registered = []
-    monkeypatch.setattr(atexit, "register", registered.append)
-    for _ in range(3):
-        reading, writing = os.pipe()
-        with os.fdopen(writing, "w") as stream:
-            lines = LineStream(stream)
-            lines.write("x" * 100_000)
-            reader = threading.Thread(target=everything, args=(reading, []))
-            reader.start()
-            until_gone(lines)
-        reader.join()
-        os.close(reading)
-    assert registered == []
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from adapter_runs import LOSSY, SCALE, Tuning, model
 from crash_disk import CrashDisk
-from deltas import delta_of, merged_of
+from deltas import delta_of, merged_of, noise
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.adapters import RULES
@@ -22,6 +22,13 @@ from fsl_codecs import CodecSpec, decode, encode
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
 FP32 = CodecSpec(format="fp32")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(request, monkeypatch):
+    """Cut vectors into chunks of the module's CHUNK values, where it has one."""
+    if values := getattr(request.module, "CHUNK", None):
+        monkeypatch.setattr("fsl_async.store.manifest.CHUNK_VALUES", values)
 
 
 @pytest.fixture
@@ -46,10 +53,6 @@ class Quiet(Files):
 
     def sync(self, descriptor):
         """Do nothing."""
-
-
-def noise(manifest, seed):
-    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
 
 def frames_of(manifest, vector, spec=FP32):

@@ -20,7 +20,6 @@ from attrs import evolve
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store import resident as resident_module
 from fsl_async.store.adapters import RULES
 from fsl_async.store.aggregation import rule_named
@@ -33,11 +32,8 @@ from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, file_name
 from fsl_codecs import encode
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Modules that begin and end within chunks, and lie across several."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 64)
+CHUNK = 64
+"""Modules that begin and end within chunks, and lie across several."""
 
 
 def test_a_site_of_gradients_cannot_pass_for_one_of_losses(tuning):
@@ -119,48 +115,6 @@ def test_a_checkpoint_holds_what_is_owed(tuning):
     assert np.array_equal(made.vectors.owed, owed)
 
 
-@pytest.mark.parametrize("file", [OWED, RESIDUAL, WEIGHTS])
-def test_a_damaged_checkpoint_is_made_again_from_the_one_before(tuning, file):
-    """With what is owed."""
-    made = tuning()
-    made.start()
-    for _ in range(2):
-        made.round(RANKS)
-        made.store.finish_snapshot()
-    before = {name: vector.copy() for name, vector in made.vectors.named.items()}
-    made.run.close()
-    path = made.run.root / "checkpoints" / "v00000002" / file
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    made.run.open()
-    for name, vector in made.vectors.named.items():
-        assert np.array_equal(vector, before[name]), name
-
-
-def test_a_failed_commit_takes_back_what_is_owed(tuning):
-    """Neither on disk nor in memory has anything changed; the second try gives the same bits."""
-    good, bad = tuning(name="good"), tuning(name="bad")
-    disk = Full("MainThread")
-    disk.is_full = False
-    for made, files in ((good, None), (bad, disk)):
-        made.start()
-        made.run.open(files)
-        made.round(RANKS)
-    before = {name: vector.copy() for name, vector in bad.vectors.named.items()}
-    keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
-    for key in keys:
-        bad.send(key, bad.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
-    disk.is_full = True
-    with pytest.raises(StoreError, match="No space left"):
-        bad.merge(keys)
-    for name, vector in bad.vectors.named.items():
-        assert np.array_equal(vector, before[name]), name
-    disk.is_full = False
-    assert bad.merge(keys).digest == good.round(RANKS).digest
-    assert np.array_equal(bad.vectors.owed, good.vectors.owed)
-
-
 class Fails(Files):
     """A disk that fails once, at the n-th changing call."""
 
@@ -227,17 +181,6 @@ def test_the_order_of_arrival_changes_nothing(tuning, rule):
         assert other.round(ranks_of(rule), order).digest == one.store.digest
     for name, vector in one.vectors.named.items():
         assert np.array_equal(vector, other.vectors.named[name]), name
-
-
-def test_threads_change_nothing(tuning):
-    """Chunks are changed while later ones are merged."""
-    one, other = tuning(name="one"), tuning(name="other", threads=3)
-    for made in (one, other):
-        made.start()
-        for _ in range(3):
-            made.round(RANKS)
-    assert one.store.digest == other.store.digest
-    assert np.array_equal(one.vectors.owed, other.vectors.owed)
 
 
 def drift(made, rounds):
@@ -355,18 +298,6 @@ def test_a_clipped_delta_counts_as_a_shorter_one(tuning, rule):
     assert clipped.run.store.notices == ()
     for name, vector in clipped.vectors.named.items():
         assert np.array_equal(vector, vectors[name]), name
-
-
-@pytest.mark.parametrize("clip", [0.0, 1.5, np.nan])
-def test_what_is_no_clip_is_refused(tuning, clip):
-    """A delta that is multiplied by more than 1 would pass the limits on its norm."""
-    made = tuning()
-    made.start()
-    key = DeltaKey("b", 1, 0, 1)
-    made.send(key, made.delta(1, "b"))
-    made.store.accumulate(key, 1.0)
-    with pytest.raises(StoreError, match="is clipped by"):
-        made.store.commit(1, [evolve(merged_of(key, tokens=30), clip=clip)], 1.0)
 
 
 def test_a_delta_of_an_older_version_is_left_out(tuning):

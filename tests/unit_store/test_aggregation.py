@@ -8,7 +8,6 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.aggregation.base import Rule
 from fsl_async.store.delta_kind import FullWeights
@@ -18,16 +17,13 @@ from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
+CHUNK = 32
+"""Several chunks, the last one shorter."""
+
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
 PLAIN = {"outer": OuterSettings("average"), "codec_down": CodecSpec(format="fp32")}
 ROBUST = sorted(name for name, rule in RULES.items() if rule.by_rows and not rule.reuses)
 NAMES = ("a", "b", "c", "d", "e", "f")
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Several chunks, the last one shorter."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
 
 
 def deltas(count=6, seed=3):

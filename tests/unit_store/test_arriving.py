@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import define
-from deltas import delta_of, merged_of
+from deltas import delta_of, key, merged_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import accumulator
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import NoWorkerThread, StoreError
@@ -35,11 +34,6 @@ CHUNKS = 4
 MANIFEST = Manifest.from_shapes([("w", (CHUNKS * CHUNK - 7,))])
 UP = CodecSpec(format="e4m3")
 FULL = {"outer": OuterSettings(optimizer="average"), "kind": FullWeights()}
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 class Disk(Files):
@@ -98,10 +92,6 @@ def frames(values, spec=UP):
     return [encode(values[start : start + CHUNK], spec) for start in range(0, len(values), CHUNK)]
 
 
-def key(client, sequence=1, base=0):
-    return DeltaKey(client, 1, base, sequence)
-
-
 def begin(store, which, weight=3.0):
     assert store.spool_begin(delta_of(which), weight) is None
 
@@ -153,21 +143,6 @@ def test_a_chunk_is_in_the_sum_before_the_next_one_arrives(store):
     assert np.array_equal(sum_of(store), added((1, 3.0)))
 
 
-def test_an_incomplete_delta_is_in_no_version(store):
-    """A version that is made in the meantime contains complete deltas only."""
-    sent(store, key("a"), 1)
-    begin(store, key("b"))
-    write(store, key("b"), 2, [0, 1])
-    assert not np.array_equal(raw(store), added((1, 3.0)))
-    assert np.array_equal(sum_of(store), added((1, 3.0)))
-    store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
-    write(store, key("b"), 2, [2, 3])
-    assert not raw(store).any(), "its weight was for an earlier version"
-    store.spool_finish(key("b"))
-    store.accumulate(key("b"), 2.0)
-    assert np.array_equal(sum_of(store), added((2, 2.0)))
-
-
 def test_deltas_are_added_in_the_order_of_completion(store):
     """The order is the ledger's: fp32 sums depend on it, and a restart reads the ledger."""
     sent(store, key("a"), 1, 0.3)
@@ -191,59 +166,6 @@ def test_the_final_weight_counts(store):
     assert np.array_equal(sum_of(store), added((1, 0.5)))
 
 
-def test_a_repeated_offer_replaces_the_weight(store):
-    """A reconnected client offers its delta again; frames with another weight are removed."""
-    begin(store, key("a"), 3.0)
-    write(store, key("a"), 1, [0])
-    begin(store, key("a"), 2.0)
-    write(store, key("a"), 1, [1])
-    begin(store, key("a"), 3.0)
-    write(store, key("a"), 1, [2, 3])
-    store.spool_finish(key("a"))
-    store.accumulate(key("a"), 3.0)
-    assert np.array_equal(sum_of(store), added((1, 3.0)))
-
-
-def test_an_offer_after_a_version_counts_again(store):
-    """The earlier weight was for the version before."""
-    sent(store, key("a"), 1)
-    begin(store, key("b"), 3.0)
-    write(store, key("b"), 2, [0])
-    store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
-    write(store, key("b"), 2, [1])
-    assert not raw(store).any()
-    begin(store, key("b"), 2.0)
-    write(store, key("b"), 2, [2])
-    assert np.array_equal(raw(store)[2 * CHUNK : 3 * CHUNK], added((2, 2.0))[2 * CHUNK : 3 * CHUNK])
-    write(store, key("b"), 2, [3])
-    store.spool_finish(key("b"))
-    store.accumulate(key("b"), 2.0)
-    assert np.array_equal(sum_of(store), added((2, 2.0)))
-
-
-def test_consecutive_deltas_are_added_while_they_arrive(store):
-    """The second delta is added on arrival too."""
-    begin(store, key("a"))
-    write(store, key("a"), 1, range(CHUNKS))
-    store.spool_finish(key("a"))
-    store.accumulate(key("a"), 3.0)
-    begin(store, key("b"), 2.0)
-    write(store, key("b"), 2, range(CHUNKS))
-    assert np.array_equal(raw(store), added((1, 3.0), (2, 2.0)))
-
-
-def test_removing_another_delta_leaves_nothing_behind(store):
-    """The sum is then recomputed without the frames of the incomplete delta."""
-    sent(store, key("a"), 1)
-    begin(store, key("b"))
-    write(store, key("b"), 2, [0, 1])
-    store.quarantine(key("a"), "a test")
-    write(store, key("b"), 2, [2, 3])
-    store.spool_finish(key("b"))
-    store.accumulate(key("b"), 3.0)
-    assert np.array_equal(sum_of(store), added((2, 3.0)))
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("options", [{}, FULL], ids=["", "full"])
 @pytest.mark.parametrize("weight", [0.0, 1e12])
@@ -260,64 +182,6 @@ def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, we
     sent(store, key("b"), 2)
     assert np.array_equal(sum_of(store).astype(np.float32), added((2, 3.0)))
     store.close()
-
-
-def test_a_delta_sent_twice_is_added_once(store):
-    """A delta whose sync failed is sent again under its key, perhaps with other values."""
-    begin(store, key("a"))
-    write(store, key("a"), 1, range(CHUNKS))
-    store._files.sync_fails = True
-    with pytest.raises(StoreError, match="No space left"):
-        store.spool_finish(key("a"))
-    store._files.sync_fails = False
-    begin(store, key("a"))
-    write(store, key("a"), 2, range(CHUNKS))
-    store.spool_finish(key("a"))
-    store.accumulate(key("a"), 3.0)
-    assert np.array_equal(sum_of(store), added((2, 3.0)))
-
-
-def test_a_repeated_chunk_is_added_once(store):
-    """The spool keeps the first values of a repeated chunk; a restart would add those."""
-    begin(store, key("a"), None)
-    write(store, key("a"), 1, [0])
-    begin(store, key("a"), 3.0)
-    write(store, key("a"), 2, [0])
-    write(store, key("a"), 1, [1, 2, 3])
-    store.spool_finish(key("a"))
-    store.accumulate(key("a"), 3.0)
-    assert np.array_equal(sum_of(store), added((1, 3.0)))
-
-
-def test_half_an_addition_of_a_chunk_does_not_count(store, monkeypatch):
-    """An addition that stops half-way does not count as done."""
-
-    def stop_half_way(index, content, weight):
-        store._open.merging.sum.total.values[index * CHUNK :][:3] = 99.0
-        raise MemoryError
-
-    begin(store, key("a"))
-    write(store, key("a"), 1, [0])
-    with monkeypatch.context() as patch:
-        patch.setattr(store._open.merging.sum.total, "add", stop_half_way)
-        with pytest.raises(MemoryError):
-            write(store, key("a"), 1, [1])
-    write(store, key("a"), 1, [2, 3])
-    store.spool_finish(key("a"))
-    store.accumulate(key("a"), 3.0)
-    assert np.array_equal(sum_of(store), added((1, 3.0)))
-
-
-def test_a_held_delta_is_removed_from_the_sum(store):
-    """An outlier is detected when it is complete; released, it is added like any other."""
-    begin(store, key("a"))
-    write(store, key("a"), 1, range(CHUNKS))
-    store.spool_finish(key("a"))
-    store.quarantine(key("a"), "norm 99 times the median", held=True)
-    assert np.array_equal(sum_of(store), added())
-    store.release(key("a"))
-    store.accumulate(key("a"), 3.0)
-    assert np.array_equal(sum_of(store), added((1, 3.0)))
 
 
 def test_a_sum_is_recomputed_before_it_is_used(store):
@@ -361,17 +225,6 @@ def test_a_delta_that_breaks_off_costs_little(store):
     before = raw(store)
     write(store, key("x", 99), 9, range(CHUNKS - 1))
     assert np.array_equal(raw(store), before)
-
-
-def test_a_lone_delta_that_breaks_off_does_not_block_the_next(store):
-    """If nothing else is in the sum, nothing is read, and the next delta is added on arrival."""
-    begin(store, key("x"))
-    write(store, key("x"), 9, [0, 1])
-    assert store.spool_begin(delta_of(key("x"), 11), 3.0) is None, "from its start"
-    begin(store, key("b"))
-    write(store, key("b"), 2, [0])
-    assert np.array_equal(raw(store)[:CHUNK], added((2, 3.0))[:CHUNK])
-    assert not raw(store)[CHUNK:].any()
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -17,13 +17,10 @@ from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.records import VersionRecord, way_out
 
+CHUNK = 64
+"""Modules that begin and end within chunks, and lie across several."""
+
 HONEST = dict.fromkeys("abc", RANK)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Modules that begin and end within chunks, and lie across several."""
-    monkeypatch.setattr("fsl_async.store.manifest.CHUNK_VALUES", 64)
 
 
 LIE = DeltaKey("d", 1, 0, 1)

@@ -8,7 +8,6 @@ from deltas import merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import Latest
 from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
 from fsl_async.store.errors import StoreError
@@ -16,6 +15,9 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
+
+CHUNK = 32
+"""Several chunks, the last one shorter."""
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
 LIMIT = 4
@@ -25,12 +27,6 @@ OPTIONS = {
 }  # fmt: skip
 GAPS = [["a", "b", "c"], ["a"], ["b", "a"], ["a"], ["c"], ["a"], ["a"], ["b"]]
 """Who has a new delta in which version: b and c are seldom there."""
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Several chunks, the last one shorter."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
 
 
 def noise(version, name):
@@ -138,22 +134,6 @@ def test_the_spool_keeps_the_newest_delta_of_each_client(play):
     assert made.run.open().latest[0].key.client == "a"
 
 
-def test_two_new_deltas_of_a_client_are_one_row(play):
-    """Their mean: a client that sends twice counts once."""
-    made = play()
-    keys = [DeltaKey("a", 1, 0, 1), DeltaKey("a", 1, 0, 2), DeltaKey("b", 1, 0, 1)]
-    values = [noise(1, "a"), noise(2, "a"), noise(1, "b")]
-    for key, value in zip(keys, values, strict=True):
-        made.run.send(key, value)
-        made.run.store.accumulate(key, 1.0)
-    made.run.store.commit(1, [merged_of(key) for key in keys], 0.5)
-    half = np.float32(0.5)
-    average = ((half * values[0] + half * values[1]) + values[2]) * half
-    assert np.array_equal(made.run.weights(1), made.expected - average)
-    assert [one.weight for one in made.run.store.records[-1].merged] == [1.0, 1.0, 1.0]
-    assert {one.key for one in made.run.open().latest} == set(keys[1:])
-
-
 @pytest.mark.parametrize(
     "again",
     [DeltaKey("b", 1, 0, 1), DeltaKey("a", 1, 1, 2), DeltaKey("z", 1, 0, 1)],
@@ -190,19 +170,6 @@ def test_a_rollback_uses_what_was_newest_then(play):
         store.commit(3, merged, 1.0, reused=[old])
     assert store.commit(3, merged, 1.0).digest != digest
     assert audit_run(made.run.root).is_clean
-
-
-def test_a_rollback_is_known_to_a_book_that_forgot(play):
-    """By the line of the rollback, when the ledger is read again with fewer versions to keep."""
-    made = play(keep_versions=6)
-    for version, names in enumerate(GAPS[:6], start=1):
-        made.commit(version, names)
-    newest = {one.key for one in made.run.open(from_version=2).latest}
-    assert {key.client for key in newest} == {"a", "b", "c"}
-    made.run.close()
-    (made.run.root / "ledger.state").unlink()
-    made.run.settings = StoreSettings(**OPTIONS | {"keep_versions": 1})
-    assert {one.key for one in made.run.open().latest} == newest
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, UPDATE])
@@ -306,17 +273,3 @@ def test_momentum_is_refused():
     """It would add up each use of a delta."""
     with pytest.raises(ValueError, match="without momentum"):
         StoreSettings(**OPTIONS | {"outer": OuterSettings("nesterov", 0.7, 0.5)})
-
-
-def test_the_audit_sees_an_invented_use(play):
-    """A version may use again only what one before it merged."""
-    made = play()
-    made.commit(1, ["a", "b"])
-    made.commit(2, ["a"])
-    line = (made.run.root / "ledger.jsonl").read_text().splitlines()[-1]
-    assert '"reused"' in line
-    from fsl_async.observe.ledger_audit import audit, read_ledger
-
-    facts, _ = read_ledger(made.run.root / "ledger.jsonl")
-    facts[-1]["reused"][0]["key"] = "z/1/0/1"
-    assert audit(facts, ()).problems == ("version 2 uses z/1/0/1 again, which none before merged",)

@@ -10,7 +10,7 @@ from attrs import evolve
 from deltas import delta_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ledger_books import book_by_state, book_of_all_lines, check_state
+from ledger_books import check_state
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.ledger_audit import audit_run
@@ -22,7 +22,6 @@ from fsl_async.store.book import MOST_QUARANTINED, REMEMBERED, Book
 from fsl_async.store.errors import LedgerDamaged
 from fsl_async.store.files import Files
 from fsl_async.store.records import to_fact
-from fsl_async.store.store import Store
 
 NAMES = ["a", "b", "c"]
 STATE = "ledger.state"
@@ -264,32 +263,6 @@ def test_a_start_reads_the_end_only(saved, monkeypatch):
         saved.open()
 
 
-def test_a_damaged_line_after_the_state_has_its_number(saved):
-    """Lines are counted from the beginning of the file."""
-    state = (saved.root / STATE).read_bytes()
-    saved.open()
-    rounds(saved, 6, 6)
-    saved.close()
-    (saved.root / STATE).write_bytes(state)
-    ledger = saved.root / "ledger.jsonl"
-    lines = ledger.read_bytes().splitlines(keepends=True)
-    lines[-3] = lines[-3].replace(b"tokens", b"tokenz")
-    ledger.write_bytes(b"".join(lines))
-    with pytest.raises(LedgerDamaged, match=f"line {len(lines) - 2} is damaged"):
-        saved.open()
-
-
-def test_a_missing_state_is_no_news(saved):
-    """A new run and one of before have none; the next start is by the state again."""
-    before = reopened(saved)
-    saved.close()
-    (saved.root / STATE).unlink()
-    assert reopened(saved) == before
-    assert saved.store.notices == ()
-    saved.close()
-    assert check_state(saved.root)
-
-
 @pytest.mark.parametrize("change", ["flip", "torn", "format", "ledger", "members", "unreadable"])
 def test_a_useless_state_is_noted_once(saved, change):
     """It is a cache: the whole ledger has all that it has."""
@@ -340,24 +313,6 @@ def test_a_ledger_from_a_backup_is_read_completely(saved):
     saved.close()
     assert ledger.read_bytes() != whole, "the line was written at another time"
     assert check_state(saved.root)
-
-
-def test_more_versions_than_the_state_has_are_read_from_the_ledger(saved, make_run):
-    """Deltas of older versions may be pending again, where more versions are kept."""
-    more = make_run(keep_versions=4, state_growth=0.0)
-    recovered = more.open()
-    (notice,) = more.store.notices
-    assert "lacks versions that the settings" in notice
-    assert recovered.version == 5
-    book = more.store._parts.facts.book
-    assert len(book.merged_after(1)) == 12
-    more.close()
-    assert check_state(more.root)
-    fewer = saved.open()
-    assert saved.store.notices == ()
-    assert fewer.version == 5
-    rounds(saved, 6, 6)
-    assert len(saved.store._parts.facts.book.merged_after(1)) == 6
 
 
 def test_a_version_that_was_kept_for_a_client_can_be_gone_back_to(make_run):
@@ -470,32 +425,3 @@ def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
     assert [one.key for one in recovered.pending] == [first]
     run.commit(first)
     assert audit_run(run.root).is_clean
-
-
-def test_commands_on_facts_leave_state_and_versions_alone(make_run):
-    """They run with other settings than the parameter server's."""
-    saved = make_run(keep_versions=5, state_growth=0.0)
-    saved.start()
-    rounds(saved, 1, 5)
-    saved.close()
-    before = {p: p.read_bytes() for p in saved.root.rglob("*") if p.is_file()}
-    store = Store(saved.root, only_facts=True)
-    assert store.recover().version == 5
-    assert store.notices == ()
-    store.close()
-    assert {p: p.read_bytes() for p in saved.root.rglob("*") if p.is_file()} == before
-
-
-def test_times_of_the_newest_version_are_in_the_state(make_run):
-    """A restarted server counts from them until the next sync."""
-    now = [1000.0]
-    run = make_run(keep_versions=1, state_growth=0.0)
-    run.start()
-    run.open(wall_clock=lambda: 5000.0, clock=lambda: now[0])
-    now[0] += 30
-    run.round(1, "a")
-    run.close()
-    book = book_by_state(run.root)
-    assert book.version_at == book_of_all_lines(run.root, 1).version_at == 5000.0
-    recovered = run.open(wall_clock=lambda: 5010.0, clock=lambda: 7.0)
-    assert (recovered.since_version_s, recovered.served_s) == (10.0, pytest.approx(30.0, abs=1.0))

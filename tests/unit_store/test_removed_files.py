@@ -62,19 +62,6 @@ def test_a_version_is_made_of_deltas_whose_files_are_gone(started, how):
     assert (run.store.unsaved(), run.ends, twin.lines) == ("", [], [])
 
 
-def test_a_delta_that_has_arrived_needs_no_file(started):
-    """It is in the sum before its file could be read again."""
-    run = started()
-    assert (
-        run.store.spool_begin(delta_of(A, 10, base_digest=run.store.digest, number=1), 10.0) is None
-    )
-    run.store.spool_write(A, 0, run_frame(run, 1.0))
-    run.store.spool_finish(A)
-    shutil.rmtree(run.root / "spool")
-    run.store.accumulate(A, 10.0)
-    assert run.store.commit(1, [merged_of(A, 10.0, tokens=10)], 0.1).version == 1
-
-
 def run_frame(run, value):
     from fsl_codecs import CodecSpec, encode
 

@@ -2,18 +2,14 @@
 
 import numpy as np
 import pytest
+from deltas import key
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.sketches import MOST_CLIENTS, PLACES, Sketches
+from fsl_async.store.sketches import Sketches
 from fsl_codecs import CodecSpec
 
 VALUES = 3 * CHUNK_VALUES + 1000
-MANIFEST = Manifest.from_shapes([("w", (VALUES,))])
-
-
-def key(client, sequence=1):
-    return DeltaKey(client, 1, 0, sequence)
 
 
 def alike(**deltas):
@@ -72,28 +68,6 @@ def test_few_values_are_alike_by_chance():
     assert alike(a=spiked, b=spiked) == {}
     nothing = np.zeros(VALUES)
     assert alike(a=nothing, b=nothing) == {}
-
-
-def test_sketches_are_small_and_few():
-    """The parameter server holds one for each client, and clients come and go."""
-    sketches = Sketches()
-    values = np.ones(CHUNK_VALUES, np.float32)
-    for number in range(MOST_CLIENTS + 5):
-        sketches.take(MANIFEST, key(f"c{number}"), 0, values)
-    assert len(sketches._found) == MOST_CLIENTS
-    assert all(len(sketch) <= PLACES for _, sketch in sketches._found.values())
-    sketches.compare([key(f"c{number}") for number in range(MOST_CLIENTS + 5)])
-    assert not sketches._found
-
-
-@pytest.mark.parametrize("values", [5, PLACES, PLACES + 1])
-def test_every_chunk_gives_its_values(values):
-    """A sketch of a small model is the whole delta."""
-    sketches, manifest = Sketches(), Manifest.from_shapes([("w", (values,))])
-    sketches.take(manifest, key("a"), 0, np.arange(values, dtype=np.float32))
-    places, (_, sketch) = sketches._places, sketches._found["a"]
-    assert sketch.tolist() == places.tolist()
-    assert len(places) == values or values > PLACES
 
 
 def test_the_store_reports_twins_of_a_version(make_run):

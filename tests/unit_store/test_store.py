@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from deltas import delta_of, merged_of
+from deltas import delta_of, merged_of, noise
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.digest import digest_of
@@ -19,10 +19,6 @@ from fsl_codecs import CodecSpec, decode_into, encode, info
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
 FP32 = CodecSpec(format="fp32")
-
-
-def noise(manifest, seed):
-    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
 
 def frames_of(manifest, vector, spec=FP32):

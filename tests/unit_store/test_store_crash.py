@@ -19,7 +19,6 @@ from deltas import delta_of, merged_of
 from ledger_books import check_state
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
@@ -113,12 +112,6 @@ EXPECTED = [
     ]
     for weights in expected_versions()
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Two chunks per vector, so that every loop over chunks is a loop."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 @attrs.define

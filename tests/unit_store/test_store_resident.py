@@ -11,23 +11,17 @@ from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import digest as digests_module
-from fsl_async.store import manifest as manifest_module
-from fsl_async.store import merging, snapshots
 from fsl_async.store import resident as resident_module
-from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS, Checkpoints
+from fsl_async.store.checkpoint import MOMENTUM, WEIGHTS, Checkpoints
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.files import Files
-from fsl_async.store.frame_file import each_frame
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.reading import read_version
 from fsl_codecs import CodecSpec, encode
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """A model of several chunks."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
+CHUNK = 20
+"""A model of several chunks."""
 
 
 MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))], [("mean", (25,))])
@@ -123,18 +117,6 @@ def test_a_start_replays_what_no_checkpoint_has(make_run):
     assert killed.round(4, "a").digest == through.round(4, "a").digest
 
 
-def test_every_version_is_whole_when_there_is_time(make_run):
-    """The next commit finds the checkpoint of the one before."""
-    run = resident(make_run)
-    run.start()
-    for version in (1, 2, 3):
-        run.round(version, "a")
-        run.store.finish_snapshot()
-    assert wholes(run) == [1, 2, 3], "older ones are gone with their versions"
-    assert [one.version for one in run.store.records] == [1, 2, 3]
-    assert not list((run.root / "checkpoints").glob("tmp-*"))
-
-
 def test_a_commit_does_not_wait_for_a_checkpoint_until_it_is_late(make_run):
     """It is given up; after `snapshot_every` versions the commit waits."""
     run = resident(make_run, snapshot_every=2)
@@ -168,43 +150,6 @@ def test_deltas_stay_until_a_checkpoint_does_without_them(make_run):
     run.store.finish_snapshot()
     left = sorted(path.name for path in spool.iterdir())
     assert left == ["a@1@3@4.frames", "a@1@4@5.frames"], "4 in case the files of 5 are damaged"
-
-
-def test_removing_old_files_is_no_part_of_a_commit(make_run):
-    """It takes half a second for gigabytes; what the disk does not remove is tried again."""
-
-    class Stuck(Files):
-        def __init__(self):
-            self.gate, self.fails = threading.Event(), True
-
-        def remove(self, path):
-            if threading.current_thread().name == "snapshot":
-                self.gate.wait(20.0)
-                if self.fails:
-                    self.fails = False
-                    raise OSError(errno.EIO, "Input/output error")
-            super().remove(path)
-
-        def sync(self, descriptor):
-            pass
-
-    run = resident(make_run, keep_versions=1, snapshot_every=50)
-    run.start()
-    disk = Stuck()
-    run.open(disk)
-    names = lambda: sorted(path.name for path in (run.root / "checkpoints").iterdir())  # noqa: E731
-    for version in (1, 2, 3):
-        disk.gate.set()
-        run.round(version, "a")
-        run.store.finish_snapshot()
-    disk.gate.clear()
-    run.round(4, "a")
-    run.round(5, "a")
-    assert run.store.version == 5, "two commits while nothing can be removed"
-    disk.gate.set()
-    run.store.finish_snapshot()
-    until(lambda: not [name for name in names() if name.startswith("tmp-pruned")])
-    assert "v00000001" not in names()
 
 
 def test_a_full_disk_keeps_versions_from_being_whole_and_nothing_else(make_run):
@@ -251,24 +196,6 @@ def again(key, tokens=10):
     from deltas import merged_of
 
     return [merged_of(key, float(tokens), tokens=tokens)], 1 / tokens
-
-
-def test_a_damaged_checkpoint_is_made_again_from_the_one_before(make_run):
-    """And a line says so; the digests are the same."""
-    run = resident(make_run)
-    run.start()
-    for version in (1, 2):
-        run.round(version, "a", "b")
-        run.store.finish_snapshot()
-    digest = run.store.digest
-    run.close()
-    for name in (WEIGHTS, MOMENTUM):
-        path = run.root / "checkpoints" / "v00000002" / name
-        content = bytearray(path.read_bytes())
-        content[-3] ^= 1
-        path.write_bytes(content)
-    run.open()
-    assert run.store.digest == digest == digest_of(run.weights(2))
 
 
 def test_a_damaged_checkpoint_is_made_again_over_versions_that_are_not_whole(make_run):
@@ -461,69 +388,6 @@ def test_a_rollback_goes_to_a_version_that_is_not_whole(make_run):
     assert (recovered.version, recovered.digest) == (2, digests[2])
     assert digest_of(run.weights(2)) == digests[2]
     assert [one.key.base for one in recovered.pending] == [2]
-
-
-def test_a_checkpoint_is_late_by_the_clock_too(make_run):
-    """After `snapshot_every_s` the commit waits for one, however few versions there were."""
-    run = resident(make_run, snapshot_every=1000, snapshot_every_s=0.05)
-    run.start()
-    run.open(Slow())
-    run.round(1, "a")
-    run.round(2, "a")
-    time.sleep(0.06)
-    run.round(3, "a")
-    assert 2 in wholes(run)
-
-
-def test_a_checkpoint_goes_past_the_page_cache_in_parts(make_run, monkeypatch):
-    """Its pages are synced and dropped as it is written, all of them in the end."""
-    monkeypatch.setattr(snapshots, "SYNC_BYTES", 100)
-    dropped = {}
-
-    class Watched(Files):
-        def sync_past_cache(self, descriptor, begin, end):
-            name = Path(f"/proc/self/fd/{descriptor}").readlink().name
-            dropped.setdefault(name, []).append((begin, end))
-
-    run = resident(make_run, snapshot_thread=False)
-    run.start()
-    run.open(Watched())
-    run.round(1, "a")
-    for name in (WEIGHTS, MOMENTUM):
-        size = (run.root / "checkpoints" / "v00000001" / name).stat().st_size
-        spans = dropped[name]
-        assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
-        assert spans[-1][1] == size
-        assert len(spans) > 2
-
-
-@pytest.mark.parametrize("coding", ["uniform", "fp32"])
-def test_the_newest_change_is_in_memory_if_it_is_small(make_run, monkeypatch, coding):
-    """The same frames as on disk; an older version's, and one as large as the model, are read."""
-    monkeypatch.setattr(merging, "MOST_HELD_BYTES_PER_VALUE", 6)  # heads are most of these chunks
-    run = resident(make_run, codec_down=CodecSpec(coding, block_values=16, chunk_values=16))
-    run.start()
-    disk = Full("never")
-    run.open(disk)
-    run.round(1, "a")
-    run.round(2, "a")
-    store, chunks = run.store, range(MODEL.chunks)
-    in_memory = [store.update_in_memory(2, index) for index in chunks]
-    path = run.root / "checkpoints" / "v00000002" / UPDATE
-    on_disk = list(each_frame(Files(), path, MODEL.chunks))
-    assert in_memory == (on_disk if coding == "uniform" else [None] * MODEL.chunks)
-    assert [store.read_update(2, index) for index in chunks] == on_disk
-    assert store.update_in_memory(1, 0) is None
-    disk.thread = threading.current_thread().name
-    key = DeltaKey("a", 1, 2, 3)
-    disk.is_full = False
-    run.send(key, np.ones(MODEL.values, np.float32))
-    store.accumulate(key, 10.0)
-    disk.is_full = True
-    with pytest.raises(StoreError, match="No space left"):
-        store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
-    assert store.update_in_memory(3, 0) is None, "of a version that does not exist"
-    assert [store.read_update(2, index) for index in chunks] == on_disk
 
 
 def test_a_model_that_does_not_fit_goes_from_disk_to_disk(make_run, monkeypatch):
@@ -737,31 +601,6 @@ def test_damaged_memory_gets_no_checkpoint(make_run):
     assert any("not in memory as it was made" in line for line in lines)
 
 
-def test_what_cannot_be_removed_is_reported_once_and_stops_nothing_else(make_run):
-    """A file with other rights; the versions beside it go."""
-
-    class Refuses(Files):
-        def remove(self, path):
-            if path.name.startswith("a@1@0@1"):
-                raise PermissionError(errno.EPERM, "Operation not permitted")
-            super().remove(path)
-
-        def sync(self, descriptor):
-            pass
-
-    run = resident(make_run, keep_versions=1, snapshot_thread=False)
-    run.start()
-    run.open(Refuses())
-    lines = []
-    run.store.report = lines.append
-    for version in range(1, 9):
-        run.round(version, "a")
-    assert [line for line in lines if "cannot be removed yet" in line] == lines
-    assert len(lines) == 1
-    assert len(list((run.root / "checkpoints").iterdir())) <= 4
-    assert len(list((run.root / "spool").iterdir())) <= 4
-
-
 def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
     """The disk has no room for checkpoints for longer than versions are remembered."""
     run = resident(make_run, keep_versions=1, snapshot_every=1, state_growth=0.01)
@@ -777,15 +616,6 @@ def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
         assert not any("estimated" in line for line in run.store.notices)
         assert np.array_equal(run.store._open.resident.vectors.momentum, momentum)
         (run.root / "ledger.state").unlink()
-
-
-def test_the_book_forgets_what_checkpoints_hold(make_run):
-    """In a run of any length: with memory that does not grow."""
-    run = resident(make_run, keep_versions=1, snapshot_every=1, snapshot_thread=False)
-    run.start()
-    for version in range(1, 121):
-        run.round(version, "a")
-    assert len(run.store._open.facts.book.merged) < 80
 
 
 def test_a_version_may_become_whole_while_it_is_read(make_run):

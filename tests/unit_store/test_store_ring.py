@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from attrs import evolve
 from crash_disk import CrashDisk
-from deltas import merged_of
+from deltas import merged_of, noise
 
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
@@ -18,19 +17,11 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_codecs import CodecSpec, decode, encode
 
+CHUNK = 32
+"""Two chunks per vector, so that every loop over chunks is a loop."""
+
 LOSSY = CodecSpec(format="e4m3", entropy=False)
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9)
-
-
-def noise(manifest, seed):
-    """As `Run.publish` makes version 0."""
-    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Two chunks per vector, so that every loop over chunks is a loop."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
 
 
 def values_of(path, skip):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from deltas import merged_of
+from deltas import merged_of, noise
 from safetensors.numpy import load_file
 
 from fsl_async.roles.sync.delta import DeltaKey
@@ -38,10 +38,6 @@ class FullForTheLedger(Files):
         if self.broken and bytes(data[:5]) == b'{"at"':
             raise OSError(28, "No space left on device")
         super().write(descriptor, data, offset)
-
-
-def noise(manifest, seed):
-    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
 
 def key(name="a", base=0, sequence=1):

@@ -1,7 +1,6 @@
 """Runs of zeroth order: scalars in, scalars down, and the same bits however a version is made."""
 
 import json
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from attrs import evolve
 from deltas import delta_of, merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoints
 from fsl_async.store.delta_kind import Dense, Mixed, Seeds
@@ -18,9 +16,8 @@ from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
-from fsl_async.store.seed_step import Directions, SeedStep, frame_of, keys_of
+from fsl_async.store.seed_step import Directions, SeedStep, keys_of
 from fsl_codecs import (
     CodecSpec,
     add_signs,
@@ -36,11 +33,6 @@ MANIFEST = Manifest.from_shapes([("layer.weight", (20, 8)), ("layer.bias", (9,))
 SHAPE = (2, 3)
 RUN = Directions(seed=2**62 - 5, steps=2, probes=3, rate=1e-2)
 AVERAGE = OuterSettings("average")
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
 
 
 def scalars_of(seed):
@@ -123,17 +115,6 @@ def test_a_version_is_the_steps_of_the_mean_scalars(make_run, resident):
         assert run.weights(base + 1).tobytes() == weights.tobytes()
         assert made.digest == digest_of(weights)
         assert made.update_bytes == 24 + 4 * 6
-
-
-def test_the_mean_of_sites_models_is_the_model_of_the_mean_scalars(make_run):
-    """Within fp32: the sites' models are local steps from the same base."""
-    run = seeds_run(make_run)
-    base = run.weights(0)
-    one_round(run)
-    sites = [stepped(base, 0, scalars_of(i)).astype(np.float64) for i in range(2)]
-    expected = (10.0 * sites[0] + 20.0 * sites[1]) / 30.0
-    assert np.abs(run.weights(1) - expected).max() < 1e-6
-    assert np.abs(run.weights(1) - base).max() > 1e-3
 
 
 @with_both
@@ -289,17 +270,6 @@ def test_300_missed_versions_are_one_frame_of_less_than_10_kb(make_run, resident
 
 
 @with_both
-def test_the_ledgers_state_keeps_the_history(make_run, resident):
-    run = seeds_run(make_run, resident=resident, state_growth=0.0, history=4)
-    for _ in range(6):
-        one_round(run)
-    frame = run.store.read_seeds(2, run.store.version)
-    run.open()
-    assert run.store.read_seeds(2, run.store.version) == frame
-    assert run.store.read_seeds(1, run.store.version) is None
-
-
-@with_both
 def test_a_rollback_forgets_the_steps_after_it(make_run, resident):
     run = seeds_run(make_run, resident=resident, keep_versions=4)
     for _ in range(3):
@@ -383,43 +353,9 @@ def test_a_damaged_version_is_repaired_from_its_record(make_run):
     assert any("steps in its record" in line for line in run.store.notices)
 
 
-def test_a_version_that_is_not_whole_is_read_from_its_record(make_run):
-    run = seeds_run(make_run, resident=True, snapshot_every=100, snapshot_thread=False)
-    for _ in range(3):
-        one_round(run)
-    folder = Checkpoints(Files(), run.root)
-    record = folder.load(3).record
-    found = read_version(Files(), folder, 3, MANIFEST)
-    assert digest_of(found.weights) == record.digest == run.store.digest
-
-
-def test_the_servers_memory_is_the_model_and_no_second_one(make_run):
-    """The sum of a round is scalars."""
-    run = seeds_run(make_run, resident=True)
-    keys = [key_of(name, 0) for name in "abcdefgh"]
-    for key in keys:
-        send(run, key, scalars_of(1))
-    tracemalloc.start()
-    for key in keys:
-        run.store.accumulate(key, 1.0)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 100_000
-    assert run.store._open.resident.vectors.residual is None
-    assert run.store._open.resident.vectors.momentum is None
-
-
 def test_only_averages_of_scalars_are_possible():
     with pytest.raises(ValueError, match="averaged"):
         StoreSettings(kind=Seeds(RUN))
-
-
-def test_steps_that_do_not_follow_each_other_fit_no_frame():
-    steps = [RUN.step(number, np.ones(6)) for number in (1, 2, 4)]
-    assert frame_of(steps) is None
-    assert frame_of(steps[:2]) is not None
-    other = Directions(RUN.seed, 3, 2, RUN.rate)
-    assert frame_of([steps[0], other.step(2, np.ones(6))]) is None
 
 
 def test_scalars_of_a_diverged_client_are_quarantined(make_run):
@@ -502,69 +438,12 @@ def test_where_all_are_dense_the_bits_are_those_of_a_dense_run(make_run, residen
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("order", [["f1", "z1", "z2"], ["z2", "z1", "f1"]])
-def test_where_some_are_removed_or_come_later_the_sum_is_that_of_the_rest(make_run, order):
-    run = mixed_run(make_run)
-    alone = mixed_run(make_run, "alone")
-    keys = [key_of(name, 0) for name in order]
-    gone = key_of("z3", 0)
-    for one in (run, alone):
-        for i, key in enumerate(keys):
-            number = int(key.client[1]) + i * 0
-            if key.client.startswith("z"):
-                send(one, key, scalars_of(number))
-            else:
-                one.send(key, dense_of(number))
-            one.store.accumulate(key, 10.0)
-            if one is run and not i:
-                send(one, gone, scalars_of(9))
-                one.store.accumulate(gone, 55.0)
-        if one is run:
-            one.store.quarantine(gone, "test")
-        commit(one, dict.fromkeys(keys, 10.0))
-    assert run.store.digest == alone.store.digest
-
-
 def test_only_seeds_in_a_mixed_run(make_run):
     run = mixed_run(make_run)
     base = run.weights(0)
     send(run, key_of("z", 0), scalars_of(5))
     commit(run, {key_of("z", 0): 7.0})
     assert np.abs(run.weights(1) - (base - vector_of(0, scalars_of(5)))).max() < 1e-6
-
-
-@pytest.mark.parametrize("kind", [Mixed(RUN), Dense()])
-def test_a_rule_gets_the_dense_values_of_a_delta_chunk_by_chunk(make_run, kind):
-    run = mixed_run(make_run, kind=kind)
-    key = key_of("f", 0)
-    run.send(key, dense_of(1))
-    wanted = {key: dense_of(1)}
-    if kind.has_seeds:
-        key = key_of("z", 0)
-        send(run, key, scalars_of(1))
-        wanted[key] = vector_of(0, scalars_of(1))
-    for one, expected in wanted.items():
-        found = []
-        frames = run.store._open.run.spool.frames(one, MANIFEST)
-        for length, add in zip(kind.parts(MANIFEST), kind.adders(MANIFEST, frames), strict=True):
-            part = np.zeros(length, np.float32)
-            add(part, 0.5)
-            found.append(part)
-        assert np.abs(np.concatenate(found) - expected / 2).max() < 1e-6
-
-
-def test_robust_rules_compare_the_dense_values_of_both(make_run):
-    run = mixed_run(make_run, rule=rule_named("median"))
-    base = run.weights(0)
-    for i, name in enumerate(("f1", "z1", "f2")):
-        key = key_of(name, 0)
-        if name.startswith("z"):
-            send(run, key, scalars_of(i))
-        else:
-            run.send(key, dense_of(i))
-    commit(run, {key_of(name, 0): 1.0 for name in ("f1", "z1", "f2")})
-    rows = [dense_of(0), vector_of(0, scalars_of(1)), dense_of(2)]
-    assert np.abs(run.weights(1) - (base - np.median(rows, axis=0))).max() < 1e-5
 
 
 def test_a_dense_delta_that_ends_early_is_not_taken_for_seeds(make_run):

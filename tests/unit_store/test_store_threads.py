@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from deltas import merged_of
 
-import fsl_async.store.manifest as manifest_module
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.errors import NoWorkerThread, StoreError
@@ -19,13 +18,10 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_codecs import CodecSpec
 
+CHUNK = 64
+"""Seven chunks, the last one shorter."""
+
 SEVEN_CHUNKS = Manifest.from_shapes([("w", (64, 6)), ("b", (17,))])
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Seven chunks, the last one shorter."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 64)
 
 
 class Disk(Files):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
 from fsl_async.store.advance import averaged
 from fsl_async.store.checkpoint import (
     MEAN,
@@ -23,17 +22,14 @@ from fsl_async.store.outer import OuterSettings, OuterStep
 from fsl_async.store.vectors import Vectors
 from fsl_codecs import CodecSpec, decode
 
+CHUNK = 20
+"""A model of 16 chunks of weights, the last one shorter, and two of buffers."""
+
 SETTINGS = {
     "default": {},
     "fp32, average": {"codec_down": CodecSpec("fp32"), "outer": OuterSettings("average")},
     "e4m3, nesterov": {"codec_down": CodecSpec("e4m3"), "outer": OuterSettings("nesterov")},
 }
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """A model of 16 chunks of weights, the last one shorter, and two of buffers."""
-    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 20)
 
 
 @pytest.fixture(params=[1, 3])

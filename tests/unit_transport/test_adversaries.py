@@ -24,7 +24,6 @@ from fsl_transport import (
     TransportSettings,
 )
 from fsl_transport.session import frames
-from fsl_transport.session.frames import is_whole
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
 GROWN_LIMIT_BYTES = 200 << 20
@@ -140,32 +139,3 @@ def test_the_honest_client_is_not_harmed(name, zmq_world, new_source, new_sink):
     assert not client.count(PeerDown)
     assert ps.endpoint.receive_budget.eager_bytes <= ps.endpoint.settings.eager_total_bytes
     assert resident_bytes() - before < GROWN_LIMIT_BYTES
-
-
-def test_the_fast_speaker_sends_valid_messages():
-    """Messages of an older version would be dropped unread, and the attack would prove nothing."""
-    session = bytes(8)
-    words = [frames.parse(parts, 1 << 20, 0) for parts in attacks.control_burst(session, 4, 7)]
-    assert [one.seq for one in words[:-1]] == [6, 5, 5, 6, 6]
-    assert isinstance(words[-1], frames.Beat)
-    seen = set()
-    for index in range(130):
-        head, payload = attacks.unaccepted_chunk(session, index)
-        assert is_whole([head, payload, b"\xc1" + head])
-        chunk = frames.parse(
-            [head, payload], SETTINGS.hello_limit_bytes, SETTINGS.chunk_limit_bytes
-        )
-        assert (chunk.round, chunk.stripe, chunk.number) == (0, 0, index + 1)
-        seen.add((chunk.stream, chunk.index))
-    assert len(seen) == 130
-    assert {stream for stream, _ in seen} == set(range(1, 61))
-
-
-def test_a_message_is_framed_as_a_dialer_frames_it():
-    """A short head; a head, its payload and trailer, of which only the last has no MORE flag."""
-    assert attacks.message([b"ab"]) == b"\x00\x02ab"
-    long = bytes(300)
-    assert (
-        attacks.message([b"ab", long])
-        == b"\x01\x02ab" + b"\x03" + (300).to_bytes(8, "big") + long + b"\x00\x03\xc1ab"
-    )

@@ -1,12 +1,9 @@
 """Endpoints over memory: timers, limits, misuse, events, protocol violations."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from fsl_transport import (
     Conditions,
-    HeartbeatReceived,
     HelloReceived,
     Lane,
     LocalError,
@@ -39,40 +36,6 @@ def raw(world, name):
         lambda peer, lane, parts, origin: received.append(frames.parse(parts, 1 << 20, 1 << 20))
     )
     return link, received
-
-
-def test_an_idle_session_costs_a_beat_and_its_reply(world, pair):
-    """The simulator and a thousand clients depend on what an idle session does not send."""
-    before = world.network.counts["sent"]
-    world.run(100)
-    assert world.network.counts["sent"] - before == pytest.approx(2 * 100 / 2, abs=4)
-
-
-def test_a_request_and_its_answer_cost_one_lone_acknowledgement(world, pair):
-    """The answer carries one; only the last message of an exchange is acknowledged alone."""
-    ps, client = pair
-    ps.on[MessageReceived] = lambda e: ps.endpoint.send(e.peer, {"re": 1})
-    before = world.network.counts["sent"]
-    client.endpoint.send("", {"n": 1})
-    world.run(1)
-    assert world.network.counts["sent"] - before == 3
-
-
-def test_one_timer_per_endpoint(world, pair):
-    """One scheduler call for thousands of peers; the others wait in the endpoint's heap."""
-    for index in range(50):
-        world.dialer(f"other{index}")
-    ps, _ = pair
-    calls, deadlines = [], ps.endpoint._context.deadlines
-    plain = world.scheduler.call_at
-    deadlines._scheduler = SimpleNamespace(
-        time=world.scheduler.time, call_at=lambda *a: calls.append(plain(*a)) or calls[-1]
-    )
-    end = world.scheduler.time() + 30
-    while world.scheduler.time() < end:
-        world.scheduler.run_next()
-        assert sum(call.callback is not None for call in calls) <= 1
-    assert len(calls) > 5
 
 
 def test_events_are_never_nested(world):
@@ -383,17 +346,6 @@ def test_a_dialer_may_disconnect_while_it_handles_a_loss(world, pair):
     assert again.count(HelloReceived) == 0
 
 
-def test_old_deadlines_do_not_pile_up(world, pair):
-    """The heap holds what is due, not every deadline there ever was."""
-    ps, client = pair
-    ps.on[MessageReceived] = lambda e: ps.endpoint.send(e.peer, {"re": 1})
-    for number in range(500):
-        client.endpoint.send("", {"n": number})
-        world.run(0.3)
-    for node in (ps, client):
-        assert len(node.endpoint._context.deadlines._heap) < 50
-
-
 def test_a_process_that_slept_reads_before_it_expires_peers(world, new_settings):
     """After a suspension the heartbeats wait in the sockets."""
     ps = world.listener()
@@ -445,11 +397,3 @@ def test_hello_bodies_are_fresh(world):
     ps.endpoint.disconnect("c", "x")
     world.until(lambda: client.count(PeerUp) == 2)
     assert [e.hello for e in ps.all(HelloReceived)] == [{"version": 0}, {"version": 5}]
-
-
-def test_heartbeat_payloads_default_to_nothing(world, pair):
-    """Beats work before the roles say what to carry."""
-    ps, client = pair
-    world.until(lambda: client.count(HeartbeatReceived))
-    assert client.last(HeartbeatReceived).payload == {}
-    assert ps.endpoint.last_received_ago_s("c") < 1

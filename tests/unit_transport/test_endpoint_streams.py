@@ -90,17 +90,6 @@ def test_a_chunk_over_the_limit_fails_its_stream_at_the_sender(world, pair, new_
     assert not ps.count(PeerDown)
 
 
-def test_any_contiguous_buffer_is_a_chunk(world, pair, new_source, new_sink):
-    """A memoryview of floats counts in bytes, not in values."""
-    ps, client = pair
-    sink = new_sink()
-    world.accept_all(ps, sink)
-    floats = memoryview(bytearray(range(80))).cast("f")
-    client.endpoint.offer("", "s", {}, new_source([floats, bytearray(b"ab"), b""]))
-    world.until(lambda: client.count(StreamSent))
-    assert sink.content == bytes(range(80)) + b"ab"
-
-
 def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink):
     """A thousand clients at once must not each get four megabytes of memory."""
     small = new_settings(receive_budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
@@ -224,32 +213,6 @@ def test_the_stall_timeout_is_armed(world, quiet_pair, new_source, new_sink, *, 
     sink.release()
     world.run(0.2)
     assert client.count(StreamSent)
-
-
-def test_late_answers_of_a_source_are_ignored(world, pair, new_source, new_sink):
-    """A canceled stream's read may still end, with data or without."""
-    ps, client = pair
-    world.accept_all(ps, new_sink())
-    source = new_source([b"x"] * 3, later=True)
-    client.endpoint.offer("", "s", {}, source)
-    world.until(lambda: source.waiting)
-    client.endpoint.cancel("", "s", "x")
-    before = world.network.counts["sent"]
-    deliver, data = source.waiting.pop()
-    deliver(None)
-    deliver(data)
-    assert world.network.counts["sent"] == before
-    assert not client.count(StreamFailed)
-
-
-def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
-    """A source that answers at once must not be called recursively."""
-    ps, client = pair
-    sink = new_sink()
-    world.accept_all(ps, sink)
-    client.endpoint.offer("", "s", {}, new_source([b"x"] * 5000))
-    world.until(lambda: client.count(StreamSent))
-    assert len(sink.got) == 5000
 
 
 def test_eager_chunks_save_a_round_trip(world, pair, new_source, new_sink):

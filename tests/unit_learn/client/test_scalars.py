@@ -102,18 +102,6 @@ def test_300_missed_versions_are_replayed_from_one_frame():
     assert client.events[-1] == Rebased(300)
 
 
-def test_scalars_of_versions_that_are_here_already_are_left_out():
-    """The parameter server may not know yet which version is held."""
-    model = Model()
-    client = attached(model)
-    expected = model.numbers()
-    add_signs(expected, 0, *keys_of(steps_between(0, 5)))
-    give(client, 0, 3)
-    client.exchange.begin_fetch("seeds", 5)
-    client.exchange.put_fetch(5, 0, frame_of(steps_between(1, 5)))
-    assert client.exchange.finish_fetch(5) == digest_of(expected)
-
-
 def test_steps_within_a_round_are_replaced_by_the_version():
     model = Model()
     client = attached(model)
@@ -124,19 +112,6 @@ def test_steps_within_a_round_are_replaced_by_the_version():
     add_signs(expected, 0, *keys_of(steps_between(0, 1)))
     give(client, 0, 1)
     assert model.numbers().tobytes() == expected.tobytes()
-
-
-def test_two_vectors_are_enough():
-    """The base and the one that a version is replayed to; no snapshot is taken."""
-    model, made = Model(), []
-    client = attached(model)
-    allocate = client.exchange._allocate
-    client.exchange._allocate = lambda values: made.append(values) or allocate(values)
-    for version in range(1, 5):
-        end_round(client, version - 1, scalars_of(version - 1))
-        client.exchange.drop_delta(version)
-        give(client, version - 1, version)
-    assert len(made) == 1
 
 
 def test_frames_of_other_versions_leave_the_base_alone():
@@ -177,12 +152,6 @@ def test_scalars_of_another_shape_end_the_task(scalars):
     client = attached(Model())
     with pytest.raises(TaskError, match="1 x 5 fp32 scalars"):
         end_round(client, 0, scalars)
-
-
-def test_training_without_scalars_sends_nothing():
-    client = attached(Model())
-    event = end_round(client, 0, None)
-    assert (event.tokens, event.sequence) == (0, 1)
 
 
 def test_scalars_that_are_not_finite_are_sent_and_marked():

@@ -8,6 +8,7 @@ import time
 import msgpack
 import numpy as np
 import pytest
+from ports import free_ports
 
 from fsl_async.learn.gang.link import Link, NodeLostError, listener
 from fsl_async.learn.gang.memory import Slots, mapped, read_back, sparse, written
@@ -179,16 +180,10 @@ def test_another_token_reaches_no_node(ends):
     with pytest.raises(NodeLostError, match=r"127\.0\.0\.1 port \d+: "):
         RemoteLink.dial(HOST, ends.proxies.port, bytes(32))
     with pytest.raises(NodeLostError, match=r"127\.0\.0\.1: "):
-        RemoteLink.dial(HOST, free_port(), bytes(32))
+        RemoteLink.dial(HOST, free_ports(1)[0], bytes(32))
     ends.listening.settimeout(0.2)
     with pytest.raises(TimeoutError):
         ends.listening.accept()
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def frame(kind, body):

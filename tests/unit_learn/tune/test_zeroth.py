@@ -7,7 +7,7 @@ from torch import nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.tune.directions import add_steps, add_unpacked, unpacked
+from fsl_async.learn.tune.directions import add_steps, add_unpacked
 from fsl_async.learn.tune.zeroth import probe_round, probing
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import add_signs, direction_keys
@@ -28,13 +28,6 @@ def vector(seed):
 
 
 # --- directions ---
-
-
-def test_bits_are_unpacked_lowest_first():
-    assert unpacked(torch.tensor([1, 0x82], dtype=torch.uint8)).tolist() == [
-        *(1, 0, 0, 0, 0, 0, 0, 0),
-        *(0, 1, 0, 0, 0, 0, 0, 1),
-    ]
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 10_007])
@@ -105,36 +98,6 @@ def test_probing_writes_no_weight_of_the_caller():
     below = start.numpy() - signs(0, 0, 0).astype(np.float32) * np.float32(1e-3)
     assert seen[0].numpy().tobytes() == above.tobytes()
     assert seen[1].numpy().tobytes() == below.tobytes(), "from the base, not from the other copy"
-
-
-def test_the_servers_version_is_the_mean_of_the_sites_local_models():
-    """Three sites with data of their own, one step each from the same base."""
-    run = Directions(seed=4, steps=1, probes=5, rate=0.01)
-    start, targets = vector(0), [vector(10 + i) for i in range(3)]
-    scalars = [
-        probe_round(
-            lambda w, target: 0.5 * float((w - target).double().square().sum()),
-            start,
-            [target],
-            run,
-            number=3,
-            mu=1e-2,
-        )
-        for target in targets
-    ]
-    keys = direction_keys(run.seed, 3, 1, 1, 5)
-    local = []
-    for own in scalars:
-        model = start.clone()
-        add_steps(model, keys, run.step(3, own.ravel()).scalars.ravel())
-        local.append(model.double())
-    mean = run.step(3, np.mean([one.ravel().astype(np.float64) for one in scalars], axis=0))
-    version = start.clone()
-    add_steps(version, keys, mean.scalars.ravel())
-    difference = (version.double() - sum(local) / 3).abs().max()
-    assert difference < 1e-6
-    before = sum(float((start - target).square().sum()) for target in targets)
-    assert sum(float((version - target).square().sum()) for target in targets) < before
 
 
 # --- a model ---

@@ -11,15 +11,7 @@ from gang_program import ROWS, build, loss_of, optimizer_of, part
 
 from fsl_async.roles.sync.events import PaceReached
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the ranks
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

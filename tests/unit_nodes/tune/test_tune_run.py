@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
@@ -17,7 +16,10 @@ from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.files import Files
 from fsl_async.store.reading import read_version
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 ROUNDS, STEPS, BATCH, SEED = 3, 4, 2, 7
 TUNE = {"rank": 4, "targets": "q_proj,v_proj", "context": 24, "steps": STEPS}
 SETTINGS = {
@@ -42,14 +44,6 @@ SETTINGS = {
     "listen.address": "tcp://127.0.0.1:0",
 }
 WORDS = {"a": "the film was a joy to watch and ", "b": "a dull plot that never ends; "}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,19 +1,15 @@
 """The trigger buffer: clients send by themselves, and every few deltas make a version."""
 
 import pytest
+from deltas import key
 
 from fsl_async.roles.machine import DrainAsked
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 from fsl_async.roles.sync.ps_state import PaceRules
-
-
-def key(client, sequence=1, base=0):
-    return DeltaKey(client, 1, base, sequence)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A group in a ring: cuts and global weights come between two versions, and merges wait."""
 
 import pytest
+from deltas import key
 from machines import of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, EndSession, Finish, Note, TimerFired
@@ -8,7 +9,6 @@ from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.group_hold import (
     AskLastGlobal,
     CommitGlobal,
@@ -24,10 +24,6 @@ from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
 BROUGHT = GlobalBrought(G1, counted=True)
-
-
-def key(client, sequence=1, base=0):
-    return DeltaKey(client, 1, base, sequence)
 
 
 @pytest.fixture

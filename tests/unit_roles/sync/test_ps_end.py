@@ -1,19 +1,14 @@
 """The parameter server's limits, its end in every phase, and its recovery after a crash."""
 
 import pytest
-from deltas import stored_of
+from deltas import key, stored_of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Refuse, StreamLost, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
-
-
-def key(client, sequence=1, base=0, incarnation=1):
-    return DeltaKey(client, incarnation, base, sequence)
 
 
 def drain(server):

@@ -1,6 +1,7 @@
 """The parameter server from its first client to its end: publishing, rounds, members, deltas."""
 
 import pytest
+from deltas import key
 
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -14,13 +15,8 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
-
-
-def key(client, sequence=1, base=0, incarnation=1):
-    return DeltaKey(client, incarnation, base, sequence)
 
 
 def test_first_client_publishes_second_fetches(server, look):

@@ -8,7 +8,6 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits, RunPosition
-from fsl_async.roles.sync.version_serving import is_near
 
 HISTORY = 5
 
@@ -69,12 +68,6 @@ def test_a_client_that_was_away_gets_all_missed_versions_at_once(server):
     assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 3)]
 
 
-def test_scalars_on_their_way_are_not_sent_again(server):
-    advance(server, holds=False)
-    assert sent(advance(server, holds=False)) == [("a", "seeds", 1, 2), ("b", "seeds", 1, 2)]
-    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 2)], "it asks"
-
-
 def test_a_client_too_far_behind_gets_the_version_in_full(server):
     for _ in range(HISTORY + 1):
         advance(server)
@@ -118,28 +111,6 @@ def test_no_version_is_made_of_late_deltas_alone(make_server):
     made = server.store(DeltaKey("a", 1, 1, 2))
     merged = next(one.merged for one in made if isinstance(one, do.Average))
     assert [(one.key.client, one.staleness) for one in merged] == [("b", 1), ("a", 0)]
-
-
-def test_a_forgotten_digest_is_compared_at_the_client(server):
-    """It compares the digest of the result."""
-    advance(server, holds=False)
-    del server.machine.deltas.digests[0]
-    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "near"),
-    [
-        (RunPosition(tokens=1000), RunPosition(tokens=1010), True),
-        (RunPosition(tokens=1000), RunPosition(tokens=1030), False),
-        (RunPosition(is_planned=True, progress=0.1), RunPosition(is_planned=True), False),
-        (RunPosition(1, 9, True, 0.1), RunPosition(2, 9, True, 0.11), True),
-        (RunPosition(1, 9, True, 0.1), RunPosition(2, 9, True, 0.13), False),
-        (RunPosition(tokens=1000), RunPosition(tokens=1000, decays_from=0.1), False),
-    ],
-)
-def test_positions_that_are_announced_again(one, other, near):
-    assert is_near(other, one) is near
 
 
 def test_a_position_is_sent_when_it_has_moved(make_server):
@@ -202,17 +173,6 @@ def test_a_round_that_begins_at_once_reports_the_version_that_is_held(trained, l
     assert msg.Holding(1, "d1") in look.sent(skipped), "there is no delta to report it"
 
 
-def test_without_a_next_round_the_version_is_reported(trained, look):
-    trained.acknowledge(trained.key(1))
-    assert msg.Holding(1, "d1") in look.sent(receive(trained, 1))
-
-
-def test_scalars_fit_any_version_before(trained):
-    trained.feed(ev.VersionAnnounced(300, "d300", comes=True))
-    offered = trained.feed(ev.FetchOffered("seeds:300", "seeds", 300, 1))
-    assert offered == [do.ReceiveVersion("seeds:300", "seeds", 300)]
-
-
 def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look):
     """The worker replays a frame from the base as it is: nothing may take its place."""
     trained.acknowledge(trained.key(1))
@@ -226,19 +186,6 @@ def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look)
     assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
     trained.replaced(1)
     assert msg.Fetch(1, "d1") in look.sent(trained.rebased(1)), "at once"
-
-
-def test_after_a_replay_that_fails_scalars_are_taken_again(trained):
-    trained.feed(ev.VersionAnnounced(1, "d1", comes=True))
-    trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1, here=True))
-    trained.lose()
-    trained.welcome()
-    trained.feed(ev.VersionAnnounced(2, "d2", comes=True))
-    declined = trained.feed(ev.FetchOffered("seeds:2", "seeds", 2, 1, here=True))
-    assert isinstance(declined[0], DeclineStream), "the worker goes on in a new session"
-    trained.feed(StreamLost("ps", "seeds:1", "not enough memory"))
-    offered = trained.feed(ev.FetchOffered("seeds:2", "seeds", 2, 1, here=True))
-    assert offered == [do.ReceiveVersion("seeds:2", "seeds", 2)]
 
 
 def test_scalars_that_fail_are_asked_for_later(trained, look):

@@ -2,7 +2,7 @@
 
 import pytest
 from buffered import K, buffered
-from deltas import stored_of
+from deltas import key, stored_of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
@@ -12,10 +12,6 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerRules, Phase
 from fsl_async.roles.sync.triggers import TRIGGERS, trigger_of
-
-
-def key(client, sequence=1, base=0, incarnation=1):
-    return DeltaKey(client, incarnation, base, sequence)
 
 
 def begin(server, *names):

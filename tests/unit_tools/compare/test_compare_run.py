@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 import fsl_transport
 from fsl_async.cli import main
@@ -24,13 +23,7 @@ from fsl_async.tools.compare.places import Loopback, net_of
 from fsl_async.tools.compare.plot import check_plot, draw, figure_of
 from fsl_async.tools.compare.problem import check, config_of, used
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def choices_for(images, *methods, **more):

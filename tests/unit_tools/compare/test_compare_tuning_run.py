@@ -4,14 +4,16 @@ import importlib.util
 import json
 
 import pytest
-import torch
 
 from fsl_async.errors import DataError, FslError
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.places import Loopback
 from fsl_async.tools.compare.tuning.choices import TuningChoices
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
+    pytest.mark.usefixtures("one_thread"),
+]
 STEADY = (
     "codec.up=fp32",
     "codec.down=fp32",
@@ -23,14 +25,6 @@ STEADY = (
     "tune.targets=q_proj,v_proj",
     "tune.context=24",
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.chunks import (
-    BACKOFF_LIMIT,
     READS_LIMIT,
     RESUMES_LIMIT,
     ReceiveStream,
@@ -42,16 +41,6 @@ def test_credit_rises_in_steps_of_a_quarter():
     assert credit.consume(50, 1000)
     assert credit.limit == 1250
     assert credit.pending == 350
-
-
-def test_a_window_of_one_chunk_grants_every_time():
-    """With a window of one chunk, a step of a quarter would block both sides."""
-    credit = ReceiveCredit(100, 100)
-    assert credit.covers(100)
-    assert not credit.covers(101)
-    credit.receive(10)
-    assert credit.consume(10, 100)
-    assert credit.limit == 110
 
 
 def test_a_shrinking_window_takes_nothing_back():
@@ -93,15 +82,6 @@ def test_sender_waits_for_accept_and_credit():
     assert stream.confirmed == 1
 
 
-def test_sender_stops_after_the_last_chunk():
-    """No chunk is read beyond the end."""
-    stream = sending(chunks=1)
-    _index, serial = stream.next_read()
-    stream.delivered(serial, b"x")
-    assert stream.take() == (0, b"x")
-    assert stream.next_read() is None
-
-
 def test_a_resume_goes_back_and_drops_the_pending_read():
     """Data from before a resume must not be taken for the chunk requested now."""
     stream = sending()
@@ -129,21 +109,6 @@ def test_a_resume_at_the_current_chunk_keeps_its_read():
     stream.delivered(serial, b"x")
     stream.accept(2, 0, 0, 1000)
     assert stream.take() == (0, b"x")
-
-
-def test_a_resume_drops_a_held_chunk_of_another_index():
-    """A chunk held for lack of credit belongs to one position only."""
-    stream = sending(limit=10)
-    _, serial = stream.next_read()
-    stream.delivered(serial, b"x" * 10)
-    stream.take()
-    stream.grant(15, 0)
-    _, serial = stream.next_read()
-    stream.delivered(serial, b"y" * 10)
-    assert stream.take() is None
-    stream.accept(1, 0, 0, 20)
-    assert stream.take() is None
-    assert stream.next_read()[0] == 0
 
 
 def send_one(stream, size=10):
@@ -280,22 +245,6 @@ def test_a_chunk_has_one_size():
         stream.on_piece(0, 0, 31, 1.0)
 
 
-def test_an_old_round_still_helps():
-    """On a slow path the chunk that is requested again may be in flight already."""
-    stream = accepted()
-    assert stream.handle_timer(10.0)
-    assert take(stream, 0, 0, 10, 11.0) == [0]
-
-
-def test_every_piece_is_progress():
-    """A chunk that takes longer than the stall timeout to arrive must not be requested again."""
-    stream = accepted()
-    for second in range(1, 100):
-        assert stream.on_piece(0, 0, 90, float(second))
-    assert not stream.handle_timer(105.0)
-    assert stream.handle_timer(109.0)
-
-
 def test_receiver_refuses_invalid_pieces():
     """Chunks beyond the end, of a future round, or before ACCEPT."""
     stream = accepted(chunks=3)
@@ -305,15 +254,6 @@ def test_receiver_refuses_invalid_pieces():
         stream.on_piece(1, 0, 10, 1.0)
     with pytest.raises(PeerError):
         ReceiveStream(1, 3, 10.0).on_piece(0, 0, 10, 1.0)
-
-
-def test_chunks_out_of_order_count_too():
-    """A sender that omits the first chunk must not fill the receiver's memory with others."""
-    stream = accepted(window=100)
-    assert take(stream, 0, 3, 60, 1.0) == []
-    assert not stream.on_piece(0, 2, 60, 1.0)
-    assert take(stream, 0, 0, 40, 1.0) == [0]
-    assert not stream.on_piece(0, 1, 1, 1.0)
 
 
 def test_only_lack_of_credit_counts_as_blocked():
@@ -372,16 +312,6 @@ def test_the_stall_timeout():
     stream.on_written(10, 1000, 62.0)
     stream.on_written(10, 1000, 62.0)
     assert stream.next_deadline() == math.inf
-
-
-def test_the_stall_timeout_is_bounded():
-    """However long the silence, the receiver requests the chunk again from time to time."""
-    stream = accepted()
-    now = 0.0
-    for _ in range(20):
-        now = stream.next_deadline()
-        assert stream.handle_timer(now)
-    assert stream.next_deadline() - now == 10.0 * BACKOFF_LIMIT
 
 
 @given(

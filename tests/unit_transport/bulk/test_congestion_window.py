@@ -4,7 +4,6 @@ import pytest
 from simulated_path import Conditions, Path
 
 from fsl_transport.bulk.congestion_window import (
-    BUSY_LOOP_S,
     INITIAL_WINDOW_BYTES,
     MAX_GAIN,
     MIN_GAIN,
@@ -111,41 +110,6 @@ def test_the_gain_grows_while_losses_and_no_queue_limit_sending():
     assert window.gain == MIN_GAIN, "a queue"
 
 
-def test_the_target_is_without_allowances():
-    """A receiver sizes credit by it: this process's delays and piece size are not the path's."""
-    window = CongestionWindow(1 << 30)
-    assert window.target == INITIAL_WINDOW_BYTES
-    now = ack(window, 1, now=1.0, rtt_s=0.1)
-    product = window.rate * window.min_rtt_s
-    assert window.target == pytest.approx(STARTUP_GAIN * product, rel=0.01)
-    allowances = window.rate * BUSY_LOOP_S + 2 * 16_384
-    assert window.window == pytest.approx(window.target + allowances, rel=0.01)
-    target = window.target
-    now = ack(window, 1, now=now + 3.0, rtt_s=0.1, size=1000)
-    now = ack(window, 1, now=now + 3.0, rtt_s=0.1, size=1000)
-    assert window.rate < target
-    assert window.target == target, "it does not shrink during STARTUP"
-    window.set_limit(1000)
-    assert window.target == 1000
-
-
-def test_pieces_delayed_by_a_loss_do_not_count_for_the_rate():
-    """They arrive in a burst when the gap is filled; a window from that would flood the path."""
-    window = CongestionWindow(1 << 30)
-    now = ack(window, 10, now=1.0, rtt_s=0.1)
-    before = window.rate, window.window
-    for _ in range(20):
-        window.on_ack(
-            1 << 16,
-            sent_at=now - 0.5,
-            sent_state=(0, now - 0.5),
-            is_busy=True,
-            piece_bytes=16_384,
-            now=now,
-        )
-    assert (window.rate, window.window) == before
-
-
 def test_an_old_min_rtt_is_measured_again():
     """A path may get longer, and the sender's own queue looks the same."""
     window = CongestionWindow(1 << 30)
@@ -159,30 +123,6 @@ def test_an_old_min_rtt_is_measured_again():
     now = ack(window, 5, now=now, rtt_s=0.13, size=1 << 20)
     assert window.min_rtt_s == pytest.approx(0.13), "longer, but without the queue"
     assert window.window > before / 2
-
-
-def test_an_empty_path_has_no_queue_to_drain():
-    """With little to send, half a window would only delay it; and the RTT may have changed."""
-    window = CongestionWindow(1 << 30)
-    now = ack(window, 10, now=1.0, rtt_s=0.1)
-    before = window.window
-    for rtt_s in (0.2, 0.05):
-        now += 2 * PROBE_RTT_EVERY_S
-        state = window.on_send(now, is_empty=True)
-        assert window.window == before, "the first pieces of a burst are sent as usual"
-        window.on_ack(
-            1 << 20,
-            sent_at=now,
-            sent_state=state,
-            is_busy=False,
-            piece_bytes=16_384,
-            now=now + rtt_s,
-        )
-        assert window.min_rtt_s == pytest.approx(rtt_s)
-        assert window.window > 1 << 20
-        now, before = now + rtt_s, window.window
-    window.on_send(now + 1.0, is_empty=True)
-    assert window.min_rtt_s == pytest.approx(0.05), "a recent value is kept"
 
 
 def test_the_limit_holds_in_probe_rtt():

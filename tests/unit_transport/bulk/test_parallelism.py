@@ -5,9 +5,7 @@ import math
 from fsl_transport.bulk.parallelism import (
     FIRST_WAIT_S,
     LONG_START,
-    MAX_WAIT_S,
     PROBE_DOWN_S,
-    RTT_TRUSTED_BYTES,
     Parallelism,
     State,
 )
@@ -63,24 +61,6 @@ def test_a_long_path_starts_with_several():
     assert machine.count == 2 * LONG_START, "never fewer than the setting"
 
 
-def test_a_long_path_starts_with_several_where_nothing_ever_waits():
-    """A model of 64 KB never waits for a window; over one connection it took three round trips."""
-    machine = Parallelism(1, 64)
-    assert not machine.start(RTT_TRUSTED_BYTES - 1, 0.09), "the first acks may be late"
-    assert not machine.start(RTT_TRUSTED_BYTES, 0.0), "nothing was acknowledged so far"
-    assert machine.start(RTT_TRUSTED_BYTES, 0.09)
-    assert (machine.count, machine.state) == (LONG_START, State.STARTUP)
-    assert not machine.start(1 << 30, 0.09)
-    _, counts = simulate(lambda n: 1e6 * n, 2, machine=machine, rtt_s=0.09, useful=40)
-    assert counts[:2] == [LONG_START, 40], "STARTUP goes on"
-    short, few, fixed = Parallelism(1, 64), Parallelism(1, 4), Parallelism(2, 2)
-    assert not short.start(RTT_TRUSTED_BYTES, 0.001)
-    assert not short.start(RTT_TRUSTED_BYTES, 0.09), "the path was short"
-    assert few.start(RTT_TRUSTED_BYTES, 0.09)
-    assert not fixed.start(RTT_TRUSTED_BYTES, 0.09)
-    assert (short.count, few.count, fixed.count) == (1, 4, 2)
-
-
 def test_startup_opens_as_many_as_the_window_makes_useful():
     """The window grows faster than trials could follow; once it has stopped, trials go on."""
     machine, counts = simulate(lambda n: 1e6 * n, 1.0, rtt_s=0.09, useful=40)
@@ -102,46 +82,6 @@ def test_startup_opens_as_many_as_the_window_makes_useful():
     assert machine.count == 4, "never fewer than the setting"
 
 
-def test_a_path_that_turns_out_short_is_tried_from_below():
-    """Whenever that shows, unless a trial has shown that many connections help."""
-
-    def rate(count):
-        return 100e6 / count**0.5
-
-    machine, _ = simulate(rate, 2, rtt_s=0.03, useful=64)
-    assert machine.count >= LONG_START
-    machine, counts = simulate(rate, 5, machine=machine, begun=2.0, rtt_s=0.015, useful=64)
-    assert counts[1:] == [1, 2, 1]
-    machine, counts = simulate(lambda n: 1e6 * n, 4, rtt_s=0.03, useful=1)
-    assert machine.count == 2 * LONG_START
-    _, counts = simulate(lambda n: 1e6 * n, 2, machine=machine, begun=4.0, rtt_s=0.015)
-    assert counts == [32, 64]
-
-
-def test_a_probe_up_that_brings_less_fails_if_fewer_bring_more_again():
-    """A router that is slow with small packets makes every trial cost; the path did not slow."""
-    machine = Parallelism(16, 64)
-    machine._judge(357.0, 0.0)
-    assert (machine.state, machine.count) == (State.PROBE_UP, 32)
-    machine._judge(246.0, 1.0)
-    assert (machine.state, machine.count) == (State.HOLD, 16)
-    machine._judge(334.0, 2.0)
-    assert (machine.state, machine.count) == (State.HOLD, 16)
-    machine._judge(334.0, 2.0 + FIRST_WAIT_S)
-    assert (machine.state, machine.count) == (State.PROBE_DOWN, 8)
-
-
-def test_a_doubt_concerns_the_last_trial_only():
-    """The result of an old trial does not count."""
-    machine = Parallelism(16, 64)
-    for rate, now in ((100.0, 0.0), (50.0, 1.0), (50.0, 2.0)):
-        machine._judge(rate, now)
-    assert (machine.state, machine.count) == (State.PROBE_UP, 32), "the path slowed: trials go on"
-    machine._judge(50.0, 3.0)
-    machine._judge(500.0, 4.0)
-    assert machine._failures == 1, "the same rate counts as one failure"
-
-
 def test_a_path_on_which_each_connection_costs_ends_with_one():
     """Also from too many at the start, and if doubling costs only a tenth."""
     machine = Parallelism(1, 64)
@@ -149,78 +89,6 @@ def test_a_path_on_which_each_connection_costs_ends_with_one():
     _, counts = simulate(lambda n: 40e6 * 0.9 ** math.log2(n), 300, machine=machine)
     assert machine.count == 1
     assert len(counts) < 20
-
-
-def test_a_new_session_keeps_the_number_of_a_long_path():
-    """Its RTT is unknown at first, which does not make the path short."""
-    machine = Parallelism(1, 64)
-    assert machine.start(RTT_TRUSTED_BYTES, 0.09)
-    machine.begin_session()
-    assert not machine.update(10.0, 0, open_count=LONG_START, rtt_s=0.0, useful=1)
-    assert machine.count == LONG_START
-
-
-def test_a_failed_probe_down_shows_that_many_connections_help():
-    """A single RTT below LONG_RTT_S no longer undoes STARTUP."""
-    machine, counts = simulate(lambda n: min(2e6 * n, 25e6), 120, rtt_s=0.03, useful=16)
-    assert machine.count == LONG_START
-    assert LONG_START // 2 in counts
-    _, counts = simulate(lambda n: min(2e6 * n, 25e6), 1, machine=machine, begun=120.0, rtt_s=0.019)
-    assert min(counts) >= LONG_START // 2
-
-
-def test_so_does_one_that_brought_a_little_less_for_long():
-    """Seven percent less fails a PROBE_DOWN only at its end."""
-
-    def rate(count):
-        return 25e6 if count >= LONG_START else 23e6
-
-    machine, counts = simulate(rate, 60, rtt_s=0.03, useful=16)
-    assert (machine.count, LONG_START // 2 in counts) == (LONG_START, True)
-    _, counts = simulate(rate, 1, machine=machine, begun=60.0, rtt_s=0.019)
-    assert 1 not in counts
-
-
-def test_a_doubt_ends_with_its_session():
-    """Rates are compared within a session only."""
-    machine = Parallelism(16, 64)
-    machine._judge(100.0, 0.0)
-    machine._judge(50.0, 1.0)
-    machine.begin_session()
-    machine._judge(100.0, 3600.0)
-    assert (machine.state, machine.count) == (State.PROBE_UP, 32)
-
-
-def test_a_path_that_turns_out_short_is_tried_at_once():
-    """The waits after earlier failures do not apply."""
-    machine, _ = simulate(lambda n: 25e6, 40, rtt_s=0.03, useful=64)
-    machine.count, machine._startup_from, machine._failures = 64, 1, 7
-    _, counts = simulate(lambda n: 1e6 * n, 8, machine=machine, begun=40.0, rtt_s=0.01)
-    assert counts[:4] == [64, 1, 2, 4]
-
-
-def test_settings_bound_the_number_from_before_startup():
-    """They arrive with a session's welcome."""
-    for first, limit, back in ((1, 4, 1), (4, 64, 4)):
-        machine = Parallelism(8 if limit == 4 else 1, 64)
-        machine.start(RTT_TRUSTED_BYTES, 0.09)
-        machine.set_limits(first, limit)
-        machine.update(0.1, 1, open_count=16, rtt_s=0.001, useful=64)
-        assert machine.count == (min(8, limit) if limit == 4 else back)
-
-
-def test_a_path_that_slowed_meanwhile_is_no_failure():
-    """A connection slows for seconds after its slow start; that must not delay later trials."""
-    slowed, same = Parallelism(1, 64), Parallelism(1, 64)
-    for machine in (slowed, same):
-        machine._judge(10.0, 0.0)
-        assert (machine.state, machine.count) == (State.PROBE_UP, 2)
-    slowed._judge(5.0, 1.0)
-    same._judge(10.0, 1.0)
-    assert slowed.count == same.count == 1
-    slowed._judge(5.0, 2.0)
-    same._judge(10.0, 2.0)
-    assert (slowed.state, same.state) == (State.PROBE_UP, State.HOLD)
 
 
 def test_a_path_that_one_connection_fills_keeps_one():
@@ -273,15 +141,6 @@ def test_settings_bound_the_number_found():
     assert machine.count == 4, "a higher first number, with the same limit"
     machine.set_limits(1, 64)
     assert machine.count == 4
-
-
-def test_waits_between_trials_are_bounded():
-    """Each failed trial makes the next wait longer, for a year on a path that one fills."""
-    machine = Parallelism(2, 4)
-    for number in range(1, 1100):
-        machine._hold(float(number))
-        assert machine._next_trial_at <= number + MAX_WAIT_S
-    assert machine._next_trial_at == 1099 + MAX_WAIT_S
 
 
 def test_the_limit_bounds_the_number():

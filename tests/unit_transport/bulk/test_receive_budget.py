@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fsl_transport import Conditions, PeerDown, PeerUp, StreamOffered, StreamReceived, StreamSent
+from fsl_transport import Conditions, PeerUp, StreamOffered, StreamReceived, StreamSent
 from fsl_transport.bulk.chunks import RESUMES_LIMIT
 from fsl_transport.bulk.receive_budget import FRUITLESS_REQUESTS_LIMIT, ReceiveBudget, Reservation
 from fsl_transport.session import frames
@@ -136,27 +136,6 @@ def test_dropped_chunks_are_requested_one_stream_after_the_other(crowd):
     assert world.budget.waiting == []
 
 
-def incoming_of(ps, name):
-    """The server's record of a client's first stream."""
-    return ps.endpoint._peers[name].streams.incoming._streams[1]
-
-
-def test_a_stream_that_waits_for_memory_is_not_requested_for_its_silence(crowd):
-    """Its chunk would be dropped again and again, and its timeout grow as on a bad path."""
-    world = crowd("b", chunks=1)
-    world.world.run(60)
-    assert world.requested == []
-    (waiting,) = world.budget.waiting
-    incoming = incoming_of(world.ps, "b")
-    assert waiting is incoming.reservation
-    timeouts = incoming.machine._timeout_s, incoming.machine._backoff_s
-    world.write("first", 4)
-    assert world.requested == ["b"]
-    assert (incoming.machine._timeout_s, incoming.machine._backoff_s) == timeouts
-    world.write("b")
-    assert world.clients["b"].count(StreamSent) == 1
-
-
 def test_a_stream_that_does_not_answer_a_request_blocks_no_other(crowd):
     """Writes request the next stream; if nothing is written, the timer does."""
     calm = {"heartbeat_every_s": 100, "expire_after_s": 300, "stall_s": 100}
@@ -207,17 +186,9 @@ def test_memory_full_of_chunks_out_of_order_is_no_deadlock(
     assert ps.endpoint.receive_budget.used_bytes == 0
 
 
-def test_a_stream_whose_chunk_never_fits_is_left_to_its_stall_timer(crowd):
-    """After 64 fruitless resumes its sender would end the session, although both are honest."""
-    world = crowd("b", chunks=1, stall_s=1000, heartbeat_every_s=100, expire_after_s=300)
-    world.sinks["first"].release()  # it is requested
-    for _ in range(2 * FRUITLESS_REQUESTS_LIMIT):
-        world.budget.used_bytes += 4 * Crowd.CHUNK  # a stream with a shorter path
-        world.world.run(0.5)
-        world.budget.used_bytes -= 4 * Crowd.CHUNK
-        world.budget.request_next()
-    assert len(world.requested) in {FRUITLESS_REQUESTS_LIMIT, FRUITLESS_REQUESTS_LIMIT + 1}
-    assert world.ps.count(PeerDown) == 0
+def incoming_of(ps, name):
+    """The server's record of a client's first stream."""
+    return ps.endpoint._peers[name].streams.incoming._streams[1]
 
 
 class Lone:
@@ -253,33 +224,6 @@ class Lone:
 @pytest.fixture
 def lone(memory, new_settings, new_source, new_sink):
     return Lone(memory, new_settings, new_source, new_sink)
-
-
-def test_chunks_that_a_stream_drops_make_room_for_the_one_it_needs(lone):
-    """A stream does not request a chunk again and again while its own chunks take the memory."""
-    lone.leave(1)
-    lone.piece(1)
-    lone.piece(0)
-    assert sorted(lone.sink.got) == [0]
-    assert list(lone.incoming.kept) == []
-    assert lone.incoming.dropped_round == 0, "chunk 1 is sent again"
-
-
-def test_chunks_beyond_a_gap_do_not_use_the_memory_that_it_frees(lone):
-    """They would be dropped with the next chunk."""
-    lone.leave(1)
-    lone.piece(1)
-    lone.piece(2)
-    assert list(lone.incoming.kept) == []
-
-
-def test_a_chunk_from_before_a_resume_is_dropped_without_consequences(lone):
-    """The sender has gone back since: what it sends now must not be dropped for that."""
-    lone.incoming.machine.resume(0.0)
-    lone.leave(0)
-    lone.piece(0, round_=0)
-    assert lone.incoming.dropped_round == -1
-    assert lone.budget.waiting == []
 
 
 def test_a_lost_part_is_requested_while_its_stream_waits_for_memory(lone):
@@ -397,20 +341,6 @@ def test_space_is_reserved_for_the_longest_waiting_until_its_chunk_arrives():
     assert queue.admits("d")
 
 
-def test_a_request_that_is_not_needed_is_skipped():
-    """The next stream is requested instead, and none twice."""
-    queue = Queue("abc")
-    queue.wait("a", needed=False)
-    queue.wait("b")
-    queue.budget.wait(queue.reservations["a"], pytest.fail)
-    queue.budget.wait(queue.reservations["c"], pytest.fail)
-    queue.budget.release(queue.reservations["c"])
-    queue.budget.request_next()
-    assert queue.requested == ["a", "b"]
-    queue.budget.request_next()
-    assert queue.requested == ["a", "b"]
-
-
 @pytest.mark.parametrize("how", ["stopped", "gone"])
 def test_a_stream_that_ends_leaves_its_place_to_the_next(crowd, how):
     """No stream waits behind one that will not come."""
@@ -426,20 +356,6 @@ def test_a_stream_that_ends_leaves_its_place_to_the_next(crowd, how):
     world.clients["c"].endpoint.cancel("", "s", "before the request arrived")
     world.world.run(0.5)
     assert world.requested == ["c", "d", "e"]
-
-
-def test_a_repeated_chunk_needs_no_memory(crowd):
-    """It is there already: nothing is missing, and nothing is requested."""
-    world = crowd("b")
-    (waiting,) = world.budget.waiting
-    assert waiting is incoming_of(world.ps, "b").reservation
-    streams = world.ps.endpoint._peers["first"].streams
-    again = bytes(Crowd.CHUNK)
-    streams.handle_bulk(
-        frames.Chunk(b"", 1, 0, 0, 0, Crowd.CHUNK, 0, 99, False, again),
-        world.world.scheduler.time(),
-    )
-    assert world.budget.waiting == [waiting]
 
 
 class SlowDisk:

@@ -3,7 +3,6 @@
 import pytest
 
 from fsl_transport.bulk.chunks import ReceiveStream
-from fsl_transport.bulk.credit import ReceiveCredit
 
 
 def accepted(chunks=10, window=1000, limit=100, chunk=0):
@@ -35,19 +34,6 @@ def test_a_window_follows_the_path_and_grows_beyond_it_with_losses():
     for limit in (300, 600, 1000):
         stream.on_blocked(limit, 150, 1000)
     assert stream.credit.limit == 1000
-
-
-def test_a_window_above_its_limit_is_not_raised():
-    """Other streams share the budget since it was granted."""
-    stream = accepted(window=100, limit=10)
-    write(stream, 0, 40)
-    assert stream.credit.limit == 140
-    assert not stream.on_blocked(140, 50, 50)
-    assert stream.credit.limit == 140
-    write(stream, 1, 40)
-    assert stream.credit.limit == 140, "80 are written: up to 130 it may be"
-    write(stream, 2, 40)
-    assert stream.credit.limit == 170
 
 
 def test_committed_bytes_are_what_may_arrive():
@@ -95,29 +81,3 @@ def test_a_writer_is_behind_when_it_has_more_than_a_quarter_of_the_window(unwrit
     stream = accepted(window=400, limit=50)
     take(stream, 0, unwritten)
     assert stream.on_blocked(400, 400, 2000) == grows
-
-
-def test_written_chunks_are_reported_in_time_for_a_sender_with_smaller_chunks():
-    """A sender stops at its own largest window (at least 8 MiB) and a chunk. The receiver's may be
-    larger, and its limit stays.
-    """
-    mib = 1 << 20
-    credit = ReceiveCredit(64 * mib, 16 * mib)
-    credit.receive(10 * mib)
-    due = [credit.consume(mib, 20 * mib) for _ in range(10)]
-    assert due == [False] * 7 + [True] + [False] * 2
-    assert credit.limit == 64 * mib
-
-
-def test_a_window_above_the_paths_need_shrinks_while_the_writer_is_behind():
-    """The excess only waits in memory. Granted credit stays; later it rises by the new window."""
-    stream = accepted(window=400, limit=50, chunks=20)
-    for index in range(8):
-        take(stream, index, 50)
-    assert not stream.on_blocked(400, 100, 1000)
-    for _ in range(6):
-        stream.on_written(50, 1000, 1.0)
-    assert stream.credit.limit == 400
-    stream.on_written(50, 1000, 1.0)
-    stream.on_written(50, 1000, 1.0)
-    assert stream.credit.limit == 500

@@ -91,31 +91,6 @@ def test_at_most_a_window_is_in_flight():
     assert send_all(bulk, 0.1)
 
 
-def test_a_full_window_asks_for_few_acknowledgements():
-    """An acknowledgement costs both ends more than a piece; not every one may ask for the next."""
-    bulk = sender()
-    path = Path(bulk, rate=25e6, delay_s=0.01)
-    path.run(3.0)
-    before, answers = bulk.delivered, len(path.acked)
-    path.run(3.0)
-    window = min(bulk.congestion_window.window, bulk._stripes[0].window)
-    assert len(path.acked) - answers < 6 * (bulk.delivered - before) / window
-
-
-def test_a_waiting_sender_has_asked():
-    """If the window shrinks below what is in flight unasked, no acknowledgement would be due."""
-    bulk = sender()
-    path = Path(bulk, rate=25e6, delay_s=0.01)
-    path.run(3.0)
-    bulk.on_ack(0, bulk._stripes[0].sent[0].number, bulk._stripes[0].last_number, path.now)
-    bulk.add(1, 0, path.index, bytes(64 * KIB))
-    (_, _, first_asks, _) = bulk.next(path.now)
-    assert not first_asks
-    bulk.congestion_window.window = 1
-    ((_, _, asks, _),) = send_all(bulk, path.now)
-    assert asks
-
-
 class Path:
     """``rate`` bytes per second for each stripe, a delay each way, free acknowledgements.
 
@@ -180,31 +155,6 @@ def test_the_window_suits_the_path(rate, delay_s):
     assert stripe.piece_bytes >= min(0.5 * 0.9 * product / PIECES_PER_WINDOW, 1 << 20)
 
 
-def test_a_piece_is_at_most_a_chunk():
-    """Also on a path that could take more."""
-    bulk = BulkSender(min_probe_timeout_s=0.5, piece_limit=100_000, window_limit=1 << 26)
-    Path(bulk, rate=125e6, delay_s=0.02).run(2.0)
-    assert bulk._stripes[0].piece_bytes == 100_000
-
-
-def test_piece_size_follows_the_bandwidth_delay_product():
-    """At the same rate, a longer path gets larger pieces."""
-    sizes = []
-    for delay_s in (0.002, 0.03, 0.15, 0.6):
-        bulk = sender()
-        Path(bulk, rate=1.25e6, delay_s=delay_s).run(5.0 + 20 * delay_s)
-        sizes.append(bulk._stripes[0].piece_bytes)
-    assert sizes[0] == MIN_PIECE_BYTES
-    assert sizes == sorted(set(sizes))
-
-
-def test_the_senders_own_queue_does_not_grow_the_window():
-    """The RTT that sizes the window must not include the queue that the window causes."""
-    path = Path(sender(), rate=1.25e6, delay_s=0.03)
-    most = [path.run(10.0, step_s=0.005)[0] for _ in range(6)]
-    assert max(most[1:]) < 1.3 * most[0]
-
-
 def test_the_stripe_with_the_freest_window_gets_the_next_piece():
     """A slow stripe must carry less and not delay the others."""
     bulk = sender(2)
@@ -227,54 +177,6 @@ def test_a_small_chunk_uses_all_connections():
     assert sum(sizes) == 97_000
     assert max(sizes) <= INITIAL_FLIGHT_BYTES
     assert max(sizes) - min(sizes) < 8
-
-
-def test_a_small_stream_does_not_prefer_the_connection_that_carried_most():
-    """Windows matter only when they are full; otherwise the first connection would get most of each
-    burst because it got most of the ones before.
-    """
-    bulk = sender(16)
-    bulk.congestion_window.window = 1 << 20
-    for stripe in bulk._stripes.values():
-        stripe.window, stripe.piece_bytes = 100_000, 1 << 16
-    first = bulk._stripes[0]
-    first.window, first.piece_bytes = 1 << 20, 1 << 18
-    carried = dict.fromkeys(range(16), 0)
-    for index in range(4):  # one after the other, as an encoder makes them
-        bulk.add(1, 0, index, bytes(140_000), chunks=4)
-        for stripe, _, _, piece in send_all(bulk):
-            carried[stripe] += len(piece.data)
-    assert set(carried.values()) == {35_000}
-
-
-def test_a_large_stream_goes_in_large_pieces_from_its_first_chunk_on():
-    """Whatever waits just now: a slow source must not make the transfer cost more."""
-    bulk = sender(16)
-    bulk.congestion_window.window = 1 << 24
-    for stripe in bulk._stripes.values():
-        stripe.window, stripe.piece_bytes = 1 << 20, 1 << 16
-    bulk.add(1, 0, 0, bytes(1 << 18), chunks=1000)
-    assert [len(piece.data) for *_, piece in send_all(bulk)] == [1 << 16] * 4
-
-
-@pytest.mark.parametrize("stripes", [4, 16])
-def test_waiting_data_is_cut_by_what_a_connection_carries(stripes):
-    """When windows are full, small pieces only cost time; and a faster connection gets more."""
-    bulk = sender(stripes)
-    for stripe in bulk._stripes.values():
-        stripe.window, stripe.piece_bytes = 1 << 18, 1 << 16
-    bulk._stripes[3].window = 1 << 20
-    bulk.congestion_window.window = 1 << 17
-    for index in range(2):
-        bulk.add(1, 0, index, bytes(400_000))
-    carried = dict.fromkeys(range(stripes), 0)
-    sent = send_all(bulk)
-    bulk.congestion_window.window = 1 << 22
-    later = send_all(bulk)
-    for stripe, _, _, piece in sent + later:
-        carried[stripe] += len(piece.data)
-    assert [len(piece.data) for *_, piece in later[:2]] == [1 << 16] * 2
-    assert stripes > 4 or carried[3] > 2 * carried[2]
 
 
 def test_a_stalled_stripe_does_not_stall_the_transfer():
@@ -303,17 +205,6 @@ def test_a_lone_stripe_is_probed_before_anything_is_resent():
     ((stripe, seq, asks, piece),) = send_all(bulk, when + 1)
     assert (stripe, seq, asks, len(piece.data)) == (0, 3, True, 20_000)
     assert bulk.resent_bytes == 20_000
-
-
-def test_a_tiny_piece_does_not_make_a_long_probe_timeout():
-    """Five bytes in 0.06 s do not measure a path; later losses were detected only after minutes."""
-    bulk = sender()
-    bulk.add(1, 0, 0, bytes(5))
-    send_all(bulk)
-    bulk.on_ack(0, 1, 1, 0.06)
-    bulk.add(1, 0, 1, bytes(30_000))
-    assert send_all(bulk, 1.0)
-    assert bulk.next_deadline() < 1.0 + 11
 
 
 def test_a_gap_is_a_loss():

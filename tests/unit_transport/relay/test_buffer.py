@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import random
 import select
 import socket
@@ -13,7 +12,6 @@ from fsl_transport.relay import buffer as buffers
 from fsl_transport.relay.buffer import (
     COPY_BYTES,
     PIPE_BYTES,
-    PIPES,
     CopyBuffer,
     PipeBuffer,
     PipePool,
@@ -67,34 +65,6 @@ def test_what_goes_in_comes_out(pair, new_buffer, kind):
     client.shutdown(socket.SHUT_WR)
     select.select([source], [], [], 20)
     assert one.fill(source) == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_source_that_has_nothing_blocks(pair, new_buffer, kind):
-    """No bytes yet is not the end, which closes the connection."""
-    with pytest.raises(BlockingIOError):
-        new_buffer(kind).fill(pair[1])
-
-
-@splices
-def test_pipes_are_lent_before_buffers_and_there_are_only_so_many(pair):
-    """Stalled connections keep theirs: further ones copy, and file descriptors stay free."""
-    pool = PipePool()
-    lent = [pool.take() for _ in range(PIPES + 2)]
-    assert [type(one) for one in lent] == [PipeBuffer] * PIPES + [CopyBuffer] * 2
-    pair[0].send(b"waits for ever")
-    lent[0].fill(pair[1])
-    for one in lent:
-        pool.give(one)
-    again = [pool.take() for _ in range(PIPES)]
-    assert [type(one) for one in again] == [PipeBuffer] * PIPES
-    assert [one.held for one in again] == [0] * PIPES, "what was left in it went with its pipe"
-    with pytest.raises(BlockingIOError):
-        os.read(again[-1]._out, 1)
-    for one in again:
-        pool.give(one)
-    pool.close()
-    assert type(pool.take()) is CopyBuffer
 
 
 @pytest.mark.parametrize("why", ["no splice", "no descriptor"])

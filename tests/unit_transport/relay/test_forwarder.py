@@ -6,7 +6,6 @@ import socket
 import struct
 
 import pytest
-from waiting import until
 
 from fsl_transport.loop import run
 from fsl_transport.relay import buffer as buffers
@@ -100,33 +99,6 @@ def test_what_came_before_a_reset_passes_in_more_than_one_turn(pair, monkeypatch
         async with forwarding(pair) as (one, _):
             assert await asyncio.wait_for(read(server, 1 << 20), 20) == bytes(sent)
             assert isinstance(await one.over, ConnectionResetError | None)
-
-    run(main())
-
-
-@needs_splice
-def test_a_pipe_is_lent_only_while_something_moves_or_waits(pair):
-    """So 32 of them serve thousands of quiet connections."""
-    client, _, _, server = pair
-
-    async def main():
-        async with forwarding(pair) as (one, pipes):
-            made = pipes._to_make
-            client.send(b"ping")
-            assert await asyncio.wait_for(read(server, 4), 20) == b"ping"
-            assert (pipes._to_make, len(pipes._free)) == (made - 1, 1)
-
-            def is_stuck():
-                with contextlib.suppress(BlockingIOError):
-                    client.send(bytes(1 << 16))
-                return one.held
-
-            await until(is_stuck)
-            assert pipes._free == []
-            client.close()
-            assert await asyncio.wait_for(read(server, 1 << 30), 20)
-            assert await asyncio.wait_for(one.over, 20) is None
-            assert len(pipes._free) == 1
 
     run(main())
 

@@ -5,14 +5,11 @@ import socket
 
 import pytest
 
-from fsl_transport import LocalError
-from fsl_transport.loop import run
 from fsl_transport.relay import resolver
 from fsl_transport.relay.resolver import Resolver
 
 NEW = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 7100, 0, 0))
 OLD = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 7100))
-LINK = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 7100, 0, 3))
 
 
 class Names:
@@ -114,28 +111,3 @@ def test_the_last_address_is_used_while_no_resolver_answers(monkeypatch):
         assert one._lookup is other._lookup is None
 
     asyncio.run(main())
-
-
-def test_a_links_own_address_keeps_its_link(monkeypatch):
-    """Loops take host and port from it; without the link there is no such host."""
-
-    async def main():
-        names = Names(monkeypatch)
-        names.answers = [[LINK]]
-        one = Resolver("[fe80::1%eth0]:7100")
-        assert await one.addresses() == [(socket.AF_INET6, ("fe80::1%3", 7100, 0, 3))]
-
-    asyncio.run(main())
-
-
-def test_real_names_are_found():
-    """This machine's names."""
-
-    async def main():
-        for text, place in (("127.0.0.1:7100", "127.0.0.1"), ("localhost:7100", "127.0.0.1")):
-            found = await Resolver(text).addresses()
-            assert found[0] == (socket.AF_INET, (place, 7100))
-
-    run(main())
-    with pytest.raises(LocalError):
-        Resolver("no port")

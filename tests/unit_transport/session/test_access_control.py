@@ -32,12 +32,11 @@ def test_a_bucket():
     assert bucket.fill(1e9) == 3.0
 
 
-def test_more_than_a_burst_leaves_a_debt():
-    """A message larger than the burst must pass eventually, and be paid for."""
-    bucket = TokenBucket(Rate(1.0, 4.0), 0.0)
-    assert bucket.take(0.0, 10.0)
-    assert not bucket.take(6.9)
-    assert bucket.take(7.0)
+@pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
+def test_a_rate_allows_something(rate):
+    """A limit of nothing is a mistake, not a limit."""
+    with pytest.raises(LocalError):
+        Rate(*rate)
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 5)), max_size=60))
@@ -49,13 +48,6 @@ def test_a_bucket_never_allows_more_than_its_rate(steps):
         if bucket.take(now, tokens):
             taken += tokens
     assert taken <= 4.0 + 1.5 * now + 5.0 + 1e-6
-
-
-@pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
-def test_a_rate_allows_something(rate):
-    """A limit of nothing is a mistake, not a limit."""
-    with pytest.raises(LocalError):
-        Rate(*rate)
 
 
 def test_buckets_are_bounded():
@@ -72,26 +64,6 @@ def test_buckets_are_bounded():
     assert len(buckets) == 0
 
 
-def test_full_buckets_are_looked_for_among_the_oldest_few():
-    """For every connection and HELLO: it must not iterate over thousands of keys."""
-    looked = 0
-
-    class Counted(dict):
-        def __iter__(self):
-            nonlocal looked
-            for key in super().__iter__():
-                looked += 1
-                yield key
-
-    buckets = RateLimit(Rate(1.0, 2.0), 4096)
-    buckets._buckets = Counted()
-    for number in range(4096):
-        buckets.take(str(number), 0.0)
-    buckets.forget_full(100.0)
-    assert looked <= 65
-    assert len(buckets) == 4096 - 64
-
-
 def hello_limits(**changes):
     values = {
         "hellos_of_an_origin": Rate(1.0, 3.0),
@@ -100,24 +72,6 @@ def hello_limits(**changes):
         **changes,
     }
     return HelloLimits(TransportSettings(**values), 0.0)
-
-
-def test_an_origin_has_its_own_rate():
-    """A site that redials in a loop must not shut out others."""
-    limits = hello_limits()
-    mad = [limits.allows(f"n{n}", "10.0.0.1", 0.0, is_known=True) for n in range(5)]
-    assert mad == [True, True, True, False, False]
-    assert limits.allows("b", "10.0.0.2", 0.0, is_known=True)
-    assert limits.allows("n9", "10.0.0.1", 1.0, is_known=True)
-    assert limits.dropped == 2
-
-
-def test_known_names_do_not_use_the_common_rate():
-    """A flood from many origins must not keep them out."""
-    limits = hello_limits()
-    flood = [limits.allows(f"n{n}", f"10.0.{n}.1", 0.0, is_known=False) for n in range(20)]
-    assert sum(flood) == 5
-    assert limits.allows("member", "10.9.9.9", 0.0, is_known=True)
 
 
 def test_half_open_names_are_limited():
