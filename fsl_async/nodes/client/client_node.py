@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
@@ -50,6 +50,9 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientRules
 from fsl_async.store.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
+
+if TYPE_CHECKING:
+    from fsl_async.learn.client.exchange import Exchange
 
 
 class Session(Protocol):
@@ -108,6 +111,19 @@ def progress_words(progress: Mapping[str, float], counts: str = "tokens") -> str
     if progress["tokens_per_s"]:
         parts.append(f"{progress['tokens_per_s']:,.0f} {counts}/s")
     return ", ".join(parts)
+
+
+def configure(exchange: Exchange, config: Config) -> None:
+    """Have `exchange` code deltas as the run's configuration asks."""
+    codec = config.codec
+    exchange.configure(
+        codec.spec_up,
+        feedback=codec.feedback_up,
+        whole=config.split.sends_whole,
+        threads=codec.threads,
+        directions=directions_of(config),
+        only_scalars=config.tune.method == "zeroth",
+    )
 
 
 class LoopSide:
@@ -400,15 +416,7 @@ class ClientNode:
         parts = self._parts
         config = from_wire(welcome.config)
         self._check_policy(welcome, config)
-        codec = config.codec
-        parts.exchange.configure(
-            codec.spec_up,
-            feedback=codec.feedback_up,
-            whole=config.split.sends_whole,
-            threads=codec.threads,
-            directions=directions_of(config),
-            only_scalars=config.tune.method == "zeroth",
-        )
+        configure(parts.exchange, config)
         # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(transport_settings(config))
         parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
