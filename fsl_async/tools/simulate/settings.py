@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import field, frozen
 
 import fsl_transport as tp
@@ -71,19 +69,16 @@ def read_link(text: str) -> Link:
 def read_rates(text: str) -> tuple[float, ...]:
     """Read speeds of clients, like "1,1,0.3". Raises UsageError."""
     try:
-        rates = tuple(float(part) for part in text.split(","))
+        return check_rates(tuple(float(part) for part in text.split(",")))
     except ValueError:
-        rates = ()
-    return check_rates(rates, text)
+        return check_rates(())
 
 
-def check_rates(rates: Sequence[float], text: str) -> tuple[float, ...]:
+def check_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
     """Return the rates. Raises UsageError for those that are no speeds."""
     if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
-        raise UsageError(
-            f"--rates {text[:80]}: speeds of clients, above 0, with commas between them: 1,1,0.3"
-        )
-    return tuple(rates)
+        raise UsageError("--rates: speeds of clients above 0, with commas between them: 1,1,0.3")
+    return rates
 
 
 @frozen(kw_only=True)

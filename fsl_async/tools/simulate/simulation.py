@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import torch
 
 import fsl_transport as tp
@@ -64,6 +63,11 @@ def simulate(
     _check_new(run_dir)
     implied = with_implied(config)
     check_aggregation(implied)
+    if settings.step_seconds is None:
+        log(
+            "steps cost the time that they take here, so another computer makes other versions:"
+            " give step_seconds (--step-seconds) to make them repeatable"
+        )
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
     try:
@@ -385,10 +389,3 @@ class _Simulation:
         self._network.heal(name, SERVER)
         self._plan(self._profile.partition_every_s, self._cut, name)
 
-
-def implied_of(config: Config, clients: int) -> Config:
-    """Return the configuration with as many clients as are simulated, unless it sets others."""
-    if config.sync.clients == clients:
-        return config
-    made: Config = attrs.evolve(config, sync=attrs.evolve(config.sync, clients=clients))
-    return made
