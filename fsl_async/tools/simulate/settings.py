@@ -124,6 +124,8 @@ def check_simulated(config: Config, settings: SimulateSettings) -> None:
         )
     if config.ring.servers:
         raise UsageError("ring.servers: sim --task simulates one parameter server, without groups")
+    if config.train.decay_at:
+        raise UsageError("train.decay_at is a date, and simulated time has none: set run.rounds")
     if settings.hours is None and not (run.rounds or run.tokens or run.seconds):
         raise UsageError(
             "the simulated run has no end: add --hours H, or --set run.rounds=N (run.tokens,"
