@@ -24,9 +24,7 @@ class _Journal(Protocol):
 class TrafficNotes:
     """Writes notes until closed."""
 
-    def __init__(
-        self, loop: tp.Scheduler, journal: _Journal, traffic: _Counters
-    ) -> None:
+    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: _Counters) -> None:
         self._loop, self._journal, self._traffic = loop, journal, traffic
         self._last: dict[str, Any] = {}
         self._timer = loop.call_at(loop.time() + EVERY_S, self._fire)

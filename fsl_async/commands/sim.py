@@ -177,8 +177,8 @@ def command(
 
     With --task each client trains your own function, and the end is a run directory and a table.
 
-    Without it the invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when
-    all held, 1 when one was violated.
+    Without it the invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit
+    code 0 when all held, 1 when one was violated.
     """
     output = Output(as_json=as_json)
     if own.task:

@@ -6,7 +6,7 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.node import store_settings, rules_of
+from fsl_async.nodes.ps.node import rules_of, store_settings
 from fsl_async.roles.sync.weighting import (
     BatchWeighting,
     LatestWeighting,

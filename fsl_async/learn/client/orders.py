@@ -8,39 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
 from fsl_async.learn.client.ports import RoundOrder, SnapshotOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fsl_async.learn.client.ports import Order
-
-
-class Changed(Protocol):
-    """The part of `threading.Condition` that `Orders` uses."""
-
-    def __enter__(self) -> bool:
-        """Begin to read or change what is waited for."""
-        ...
-
-    def __exit__(self, *_: object) -> None:
-        """End that."""
-        ...
-
-    def wait(self) -> bool:
-        """Wait for the next `notify_all`."""
-        ...
-
-    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
-        """Wait until `predicate()` is true, at most `timeout` seconds; return its result."""
-        ...
-
-    def notify_all(self) -> None:
-        """Wake the thread that waits."""
-        ...
 
 
 class RunFinishedError(TaskError):
@@ -53,17 +27,17 @@ class Orders:
     """A `TrainingPort` on one side, the queue of the training thread on the other.
 
     by_rounds: the training function waits for rounds (`take_round`), so `take` leaves them alone.
-    changed: where the training thread waits; by default a `threading.Condition`.
+    changed: where the training thread waits.
     """
 
-    def __init__(self, changed: Changed | None = None) -> None:
+    def __init__(self, changed: threading.Condition | None = None) -> None:
         # All that fed.step reads when nothing is asked. True until a model is attached, so that a
         # step before that reaches `Training.attend`, which complains.
         self.attention = True
         self.stopped = False
         self.by_rounds = False
         self.pace_steps = 0
-        self._changed: Changed = changed or threading.Condition()
+        self._changed = changed or threading.Condition()
         self._orders: deque[Order] = deque()
         self._refusal: tuple[str, str] | None = None
         self._holding = False

@@ -139,11 +139,9 @@ class TrainingThread:
 
     def wait(self, deadline: float | None) -> None:
         """Return after `wake`, or at the virtual time `deadline`."""
-        begun = self._clock.time()
         if deadline is not None:
             self._wakes = self._clock.call_at(deadline, self._resume)
         self._park()
-        self.waited_s += self._clock.time() - begun
 
     def wake(self) -> None:
         """End a `wait` at the present virtual time; in any thread that has the baton."""
@@ -201,6 +199,15 @@ class Changed:
             self._wait(deadline)
         return found
 
+    def pause(self, deadline: float) -> None:
+        """Return at the next `notify_all` or at the virtual time `deadline`: it is no waiting."""
+        assert self.thread is not None
+        self._waits = True
+        try:
+            self.thread.wait(deadline)
+        finally:
+            self._waits = False
+
     def notify_all(self) -> None:
         """Wake the thread if it waits."""
         if self._waits and self.thread is not None:
@@ -209,8 +216,10 @@ class Changed:
 
     def _wait(self, deadline: float | None) -> None:
         assert self.thread is not None
+        begun = self._clock.time()
         self._waits = True
         try:
             self.thread.wait(deadline)
         finally:
             self._waits = False
+            self.thread.waited_s += self._clock.time() - begun

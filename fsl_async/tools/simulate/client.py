@@ -12,7 +12,7 @@ import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from torch import nn
@@ -32,6 +32,7 @@ from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.exchanged import View
 from fsl_async.learn.user_code import Task
 from fsl_async.nodes.client.client_node import configure
@@ -45,6 +46,9 @@ from fsl_async.roles.sync.events import Attached
 from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_async.tools.sim.world import ProcessClock
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+
+if TYPE_CHECKING:
+    import threading
 
 SERVER = "ps"
 JOB_S = 0.001
@@ -69,7 +73,7 @@ class ClientSite:
     log: Callable[[str, str], None]
     """Takes a client's name and a line."""
     attached: Callable[[int], None]
-    """Takes the number of values of a client's model. Raises FslError if there is no room for it."""
+    """Takes the number of values of a model. Raises FslError if there is no room for it."""
     finished: Callable[[str, BaseException | None], None]
     """Takes the name of a client that has ended by itself, and the error that ended it."""
     owners: weakref.WeakKeyDictionary[nn.Module, object] = attrs.field(
@@ -102,21 +106,59 @@ class OwnedTraining(Training):
         super().attach(module, exchange)
 
 
-class StepTime:
-    """The virtual time of steps. seconds: of a step at rate 1; None: as long as it took here."""
+class LateOrders(Orders):
+    """Orders of which a step that has ended before they came sees none."""
 
-    def __init__(self, thread: TrainingThread, seconds: float | None, rate: float) -> None:
-        self._thread = thread
-        self._seconds = seconds
-        self._rate = rate
-        self._from_s = thread.worked_s
+    is_late = False
+    """Whether the step that ends now has ended earlier in virtual time."""
+
+    def asked(self) -> bool:
+        """Whether something is asked that this step can carry out."""
+        return self.attention and not self.is_late
+
+
+class StepTime:
+    """The virtual time of steps.
+
+    Where the cost of a step is known, and nothing depends on when it is computed, training lags
+    behind: its thread pauses until an order comes, or for `lag_s`, and then computes the steps that
+    have ended meanwhile in one go. The step in which the order came is the first to see it.
+
+    seconds: of a step; None: as long as it took here. lag_s: 0: each step by itself.
+    """
+
+    def __init__(
+        self, client: SimulatedClient, seconds: float | None, rate: float, lag_s: float
+    ) -> None:
+        self._thread, self._orders, self._changed = client.thread, client.orders, client.changed
+        self._clock = client.clock
+        self._seconds, self._rate, self._lag_s = seconds, rate, lag_s
+        self._from_s = self._thread.worked_s
+        self._begun = self._clock.time()
+
+    def now(self) -> float:
+        """Return the virtual time of the training thread."""
+        return self._begun if self._orders.is_late else self._clock.time()
 
     def end(self, steps: int = 1) -> None:
-        """Sleep until `steps` steps that end here are over in virtual time."""
-        took_s = self._thread.worked_s - self._from_s
-        seconds = took_s if self._seconds is None else steps * self._seconds
-        self._thread.sleep(seconds / self._rate)
+        """Return when `steps` steps that end here are over in virtual time."""
+        if self._seconds is None:
+            self._thread.sleep((self._thread.worked_s - self._from_s) / self._rate)
+            return
+        over = self._begun + steps * self._seconds / self._rate
+        while not self._orders.attention and self._lag_s and self._clock.time() < over:
+            self._changed.pause(max(over, self._clock.time() + self._lag_s))
+        now = self._clock.time()
+        self._orders.is_late = bool(self._lag_s) and now > over
+        if now < over:
+            self._thread.sleep(over - now)
+        self._begun = over
+
+    def begin(self) -> None:
+        """The next step begins."""
         self._from_s = self._thread.worked_s
+        if not self._orders.is_late:
+            self._begun = self._clock.time()
 
 
 class SimulatedFed(Fed):
@@ -126,17 +168,30 @@ class SimulatedFed(Fed):
         super().__init__(training, context)
         self._time = time
 
+    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
+        """See `Fed.attach`."""
+        super().attach(model, exchange=exchange)
+        self._time.begin()
+
+    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
+        super()._attach_adapters(model, adapters)
+        self._time.begin()
+
     def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """See `Fed.step`."""
         self._time.end()
-        return super().step(tokens=tokens, metrics=metrics)
+        goes_on = super().step(tokens=tokens, metrics=metrics)
+        self._time.begin()
+        return goes_on
 
     def end_round(
         self, *, samples: Whole, metrics: Metrics | None = None, scalars: Vector | None = None
     ) -> bool:
         """See `Fed.end_round`. A round of zeroth order lasts `tune.zo_steps` steps, others one."""
         self._time.end(1 if scalars is None else int(self.config["tune"]["zo_steps"]))
-        return super().end_round(samples=samples, metrics=metrics, scalars=scalars)
+        goes_on = super().end_round(samples=samples, metrics=metrics, scalars=scalars)
+        self._time.begin()
+        return goes_on
 
 
 class SimulatedClient:
@@ -157,14 +212,15 @@ class SimulatedClient:
     ) -> None:
         self.name = name
         self._site = site
-        self._clock = clock
+        self.clock = clock
         self._number = number
         self._rate = rate
         self._member: Membership | None = None
-        self._changed = Changed(clock)
-        orders = Orders(self._changed)
-        self._exchange = Exchange(orders, on_event=self._post)
-        self.training = OwnedTraining(orders, self._exchange, clock.time)
+        self._time: StepTime | None = None
+        self.changed = Changed(clock)
+        self.orders = LateOrders(cast("threading.Condition", self.changed))
+        self._exchange = Exchange(self.orders, on_event=self._post)
+        self.training = OwnedTraining(self.orders, self._exchange, self._now)
         self.training.owners = site.owners
         chance = random.Random(f"{site.seed}/{name}/{incarnation}")  # noqa: S311 - not for secrets
         self.machine = ClientMachine(ClientRules(), name, incarnation)
@@ -183,7 +239,7 @@ class SimulatedClient:
         )
         seed = f"{site.seed}/{name}/{incarnation}/training"
         self.thread = TrainingThread(clock, site.states, self._train, self._thread_ended, seed)
-        self._changed.thread = self.thread
+        self.changed.thread = self.thread
 
     def start(self) -> None:
         """Dial, and start the training thread."""
@@ -192,7 +248,7 @@ class SimulatedClient:
 
     def kill(self) -> None:
         """End it as kill -9 does."""
-        self._clock.alive = False
+        self.clock.alive = False
         self._site.network.kill(self.name)
         self.thread.kill()
 
@@ -203,7 +259,7 @@ class SimulatedClient:
     ) -> tp.DialerEndpoint:
         self._endpoint = endpoint = tp.DialerEndpoint(
             self._site.network.dialer(self.name, SERVER),
-            self._clock,
+            self.clock,
             tp.TransportSettings(),  # until the welcome brings the run's
             take,
             self.name,
@@ -221,11 +277,11 @@ class SimulatedClient:
         self.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
         if self._member is None:
             self._member = Membership(welcome, config)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _finished(self, effect: Finish) -> None:
         failed = RefusedError(effect.reason) if effect.exit_code else None
-        self._clock.call_at(self._clock.time(), self._site.finished, self.name, failed)
+        self.clock.call_at(self.clock.time(), self._site.finished, self.name, failed)
 
     def _thread_ended(self, error: BaseException | None) -> None:
         if error is not None:
@@ -236,19 +292,32 @@ class SimulatedClient:
     def _post(self, event: Event) -> None:
         if isinstance(event, Attached):
             self._site.attached(event.values)
-        self._clock.call_at(self._clock.time(), self._shell.node.feed, event)
+        self.clock.call_at(self.clock.time(), self._shell.node.feed, event)
 
     def _train(self) -> None:
         training = self.training
         with contextlib.suppress(RunFinishedError):
-            self._changed.wait_for(lambda: self._member is not None or training.stopped)
+            self.changed.wait_for(lambda: self._member is not None or training.stopped)
             if self._member is not None:
-                time = StepTime(self.thread, self._site.step_seconds, self._rate)
-                self._site.task(SimulatedFed(training, self._context(self._member), time))
+                self._time = self._step_time(self._member.config)
+                context = self._context(self._member)
+                self._site.task(SimulatedFed(training, context, self._time))
+        self.orders.is_late = False
         training.meter.step_ended()
         self._post(TrainingEnded(None))
         while True:  # the last weights are still to be copied; `_finished` ends the thread
             training.attend_for(ATTEND_S)
+
+    def _now(self) -> float:
+        return self.clock.time() if self._time is None else self._time.now()
+
+    def _step_time(self, config: Config) -> StepTime:
+        """Return the time of steps. Where clients are not called by the clock, steps are counted
+        as they are made.
+        """
+        by_clock = config.sync.trigger == "clock" and not config.tune.is_on
+        lag_s = config.session.heartbeat_every_s if by_clock else 0.0
+        return StepTime(self, self._site.step_seconds, self._rate, lag_s)
 
     def _context(self, member: Membership) -> ClientContext:
         site, config = self._site, self._site.config

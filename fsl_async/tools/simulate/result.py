@@ -139,7 +139,10 @@ class Result:
         lines = drawn(head, rows)
         curve = [point.loss for point in self.points if math.isfinite(point.loss)]
         if curve:
-            lines += ["", f"loss by version  {sparkline(curve, BARS)}  {curve[0]:.4g} -> {curve[-1]:.4g}"]
+            lines += [
+                "",
+                f"loss by version  {sparkline(curve, BARS)}  {curve[0]:.4g} -> {curve[-1]:.4g}",
+            ]
         return [*lines, "", *self._client_table()]
 
     def _client_table(self) -> list[str]:

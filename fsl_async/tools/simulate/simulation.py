@@ -245,11 +245,10 @@ class _Simulation:
         self._is_sized = True
         clients = self._settings.clients
         need, have = least_bytes(values, clients), available_bytes()
-        line = (
-            f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB, and"
-            f" {have / 1e9:.1f} GB are available"
-        )
-        if need > have:
+        line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
+        if have is not None:
+            line += f", and {have / 1e9:.1f} GB are available"
+        if have is not None and need > have:
             raise UsageError(f"{line}: simulate fewer clients (--clients), or a smaller model")
         self._log(line)
 
@@ -358,7 +357,9 @@ class _Simulation:
     def _kill_client(self, name: str) -> None:
         if not self._calm and self._remove(name):
             self._counts.fault("client killed")
-            self._at(self._chance.uniform(*self._profile.client_return_s), self._launch_client, name)
+            self._at(
+                self._chance.uniform(*self._profile.client_return_s), self._launch_client, name
+            )
         self._plan(self._profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
@@ -388,4 +389,3 @@ class _Simulation:
     def _heal(self, name: str) -> None:
         self._network.heal(name, SERVER)
         self._plan(self._profile.partition_every_s, self._cut, name)
-

@@ -25,7 +25,7 @@ def free_directory(runs: Path = RUNS) -> Path:
     )
 
 
-def start(  # noqa: PLR0917 - by keyword, from two places
+def start(
     task: str | Task,
     *,
     clients: int,

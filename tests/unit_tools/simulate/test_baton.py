@@ -20,7 +20,9 @@ def _threads(clock, works, ended=lambda _: None):
     """Start a thread for each function, which takes its thread."""
     states, made = RandomStates(), []
     for number, work in enumerate(works):
-        thread = TrainingThread(clock, states, lambda w=work, n=number: w(made[n]), ended, f"{number}")
+        thread = TrainingThread(
+            clock, states, lambda w=work, n=number: w(made[n]), ended, f"{number}"
+        )
         made.append(thread)
     for thread in made:
         thread.start()
@@ -105,7 +107,7 @@ def test_each_thread_has_default_random_generators_of_its_own(clock):
     def draws(seen):
         def work(thread):
             for _ in range(3):
-                seen.append((random.random(), np.random.rand(), float(torch.rand(()))))
+                seen.append((random.random(), np.random.rand(), float(torch.rand(()))))  # noqa: NPY002
                 thread.sleep(1.0)
 
         return work

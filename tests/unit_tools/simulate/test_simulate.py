@@ -10,6 +10,7 @@ from torch import nn
 import fsl_async
 from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
+from fsl_async.tools.simulate import client
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
 POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
@@ -74,6 +75,17 @@ def test_the_same_seed_gives_the_same_versions_in_a_storm(tmp_path):
     assert first.faults["client killed"] > 0
     assert first.faults["server killed"] > 0
     assert sum(client.launches for client in first.clients) > 5
+
+
+def test_steps_are_computed_late_and_none_sees_an_order_of_later(tmp_path, monkeypatch):
+    """Threads pause for several steps and catch up; the versions are those of single steps."""
+    late = simulated(tmp_path, name="late", rates=[1, 0.7], settings={"sync.every_s": 11.3})
+    usual = client.StepTime.__init__
+    single = lambda self, of, seconds, rate, _: usual(self, of, seconds, rate, 0.0)  # noqa: E731
+    monkeypatch.setattr(client.StepTime, "__init__", single)
+    by_step = simulated(tmp_path, name="by", rates=[1, 0.7], settings={"sync.every_s": 11.3})
+    assert late.digests == by_step.digests
+    assert [one.tokens for one in late.clients] == [one.tokens for one in by_step.clients]
 
 
 def test_transfers_take_the_time_of_the_link(tmp_path):
@@ -143,9 +155,7 @@ def test_errors_of_the_training_function_end_the_simulation_in_one_line(tmp_path
     with pytest.raises(TaskError, match="build the model inside"):
         simulated(tmp_path, lambda fed: fed.attach(shared), name="shared")
     with pytest.raises(FslError, match=r"c000\d: .*is not the run's"):
-        simulated(
-            tmp_path, lambda fed: fed.attach(nn.Linear(1 + fed.part[0], 1)), name="refused"
-        )
+        simulated(tmp_path, lambda fed: fed.attach(nn.Linear(1 + fed.part[0], 1)), name="refused")
 
 
 def test_a_run_whose_clients_have_all_ended_ends(tmp_path):
