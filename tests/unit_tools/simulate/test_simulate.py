@@ -129,7 +129,7 @@ def adapt(fed):
 
 
 def test_the_run_directory_is_one_like_any_other(tmp_path, capsys):
-    """`status`, `export` and TensorBoard's points read it."""
+    """`status` and `export` read it, and a second simulation is refused in it."""
     result = simulated(tmp_path)
     run_dir = str(result.run_dir)
     assert cli.main(["status", run_dir, "--json"]) == 0
