@@ -7,9 +7,9 @@ takes the callback `fsl_async.lightning.Sync`. Errors that a user can act on are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.errors import FslError
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from fsl_async.config.site_tuning import Order
     from fsl_async.nodes.client.gang_joining import JoinedRank
     from fsl_async.nodes.client.joining import Joined
+    from fsl_async.tools.simulate.result import Result
 
-__all__ = ["FslError", "clean_exit", "join"]
+__all__ = ["FslError", "clean_exit", "join", "simulate"]
 
 
 def clean_exit() -> AbstractContextManager[None]:
@@ -99,4 +100,62 @@ def join(
         rank=rank,
         order=order,
         layers=layers,
+    )
+
+
+def simulate(
+    task: str | Callable[[Any], object],
+    *,
+    clients: int = 100,
+    settings: Mapping[str, Any] | None = None,
+    config: str | Path | None = None,
+    links: str | Iterable[str] | None = None,
+    faults: str = "none",
+    seed: int | None = None,
+    hours: float | None = None,
+    rates: Sequence[float] | None = None,
+    step_seconds: float | None = None,
+    run_dir: str | Path | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Result:
+    """Simulate a run of many clients in this process, in virtual time, also in a notebook.
+
+        result = fsl_async.simulate(
+            "train.py:train", clients=100, settings={"run.rounds": 60, "sync.every_s": 600},
+            step_seconds=0.5, rates=[1, 1, 0.3], links="10mbit:50mbit,30ms", faults="mild",
+        )
+        print(result)
+
+    Each client runs the training function unchanged, in a thread of its own, one at a time; all
+    else is the code of a real run. Clients share the process: the function builds its own model.
+
+    task: a function that takes `fed`, or its name as for `--task`.
+    settings: of the run, like {"sync.every_s": 60}, over those of the TOML file `config`.
+    links: "RATE,DELAY[,LOSS%]" or "UP:DOWN,DELAY[,LOSS%]"; several, and `rates`, are those of the
+        first clients, then of the next ones again.
+    faults: none, mild or storm, as in `fsl-node sim`.
+    seed: sets run.seed; it also decides faults and random generators.
+    hours: of virtual time, where neither run.rounds, run.tokens nor run.seconds ends the run.
+    step_seconds: virtual seconds of a step at rate 1; by default as long as it takes here, and then
+        versions differ from one computer to the next.
+    run_dir: a new run directory; by default runs/sim-1, or the next number.
+    log: called with one line of text at a time; by default it is printed.
+    Raises FslError with a remedy in one line, and TaskRaisedError where the function raises.
+    """
+    from fsl_async.process.script import print_line
+    from fsl_async.tools.simulate.start import start
+
+    return start(
+        task,
+        clients=clients,
+        config=config,
+        settings=settings or {},
+        links=links,
+        faults=faults,
+        seed=seed,
+        hours=hours,
+        rates=rates,
+        step_seconds=step_seconds,
+        run_dir=run_dir,
+        log=log or print_line,
     )

@@ -6,8 +6,9 @@ counts. A killed process loses at most the counts of its last `EVERY_S` seconds.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Protocol
+
+import fsl_transport as tp
 
 EVERY_S = 10.0
 
@@ -23,12 +24,10 @@ class _Journal(Protocol):
 class TrafficNotes:
     """Writes notes until closed."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, journal: _Journal, traffic: _Counters
-    ) -> None:
+    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: _Counters) -> None:
         self._loop, self._journal, self._traffic = loop, journal, traffic
         self._last: dict[str, Any] = {}
-        self._timer = loop.call_later(EVERY_S, self._fire)
+        self._timer = loop.call_at(loop.time() + EVERY_S, self._fire)
 
     def _fire(self) -> None:
         found = self._traffic.as_dict()
@@ -36,7 +35,7 @@ class TrafficNotes:
         if found["payload"] != self._last.get("payload"):
             self._last = found
             self._journal.note("traffic", self._loop.time(), **found)
-        self._timer = self._loop.call_later(EVERY_S, self._fire)
+        self._timer = self._loop.call_at(self._loop.time() + EVERY_S, self._fire)
 
     def close(self) -> None:
         """Write the last note."""

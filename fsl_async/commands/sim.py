@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 from attrs import asdict
 
+from fsl_async.commands import sim_task
 from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
@@ -116,10 +117,13 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
 
 @click.command("sim")
 @click.option("--clients", default=100, show_default=True, type=Whole(1, 100_000))
-@click.option("--hours", default=24.0, show_default=True, type=Finite(0, min_open=True))
-@click.option("--seed", default=0, show_default=True, type=Whole(0))
 @click.option(
-    "--faults", default="storm", show_default=True, type=click.Choice(["none", "mild", "storm"])
+    "--hours", type=Finite(0, min_open=True),
+    help="Of virtual time: 24; with --task to the end of the run.",
+)  # fmt: skip
+@click.option("--seed", type=Whole(0), help="0; with --task that of the run (run.seed).")
+@click.option(
+    "--faults", type=click.Choice(["none", "mild", "storm"]), help="storm; with --task none."
 )
 @click.option(
     "--every", "every_s", default=600.0, show_default=True, type=Finite(10.0),
@@ -149,14 +153,15 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     "--groups", default=1, show_default=True, type=Whole(1, 1000),
     help="Groups of --clients each, whose parameter servers average after six syncs.",
 )  # fmt: skip
+@sim_task.options
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     *,
     clients: int,
-    hours: float,
-    seed: int,
-    faults: str,
+    hours: float | None,
+    seed: int | None,
+    faults: str | None,
     every_s: float,
     method: str,
     lockstep: bool,
@@ -166,21 +171,28 @@ def command(
     groups: int,
     journal: str | None,
     as_json: bool,
+    own: sim_task.TaskOptions,
 ) -> int:
     """Simulate a run: production code, virtual time, and a counter instead of training.
 
-    The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when
-    all held, 1 when one was violated.
+    With --task each client trains your own function, and the end is a run directory and a table.
+
+    Without it the invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit
+    code 0 when all held, 1 when one was violated.
     """
+    output = Output(as_json=as_json)
+    if own.task:
+        return sim_task.run(
+            own, output, clients=clients, hours=hours, seed=seed, faults=faults or "none"
+        )
     from fsl_async.tools.sim.report import report
     from fsl_async.tools.sim.simulation import SimulationSettings
 
-    output = Output(as_json=as_json)
     settings = SimulationSettings(
         clients=clients,
-        hours=hours,
-        seed=seed,
-        faults=faults,
+        hours=hours or 24.0,
+        seed=seed or 0,
+        faults=faults or "storm",
         every_s=every_s,
         pace=_pace(pace, has_rounds=bool(method or mode)),
         latest=latest,

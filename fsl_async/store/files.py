@@ -147,7 +147,7 @@ class Files:
     def names(self, path: Path) -> list[str]:
         """Return the sorted names in the folder `path`; empty when it does not exist."""
         try:
-            return sorted(entry.name for entry in path.iterdir())
+            return sorted(os.listdir(path))  # noqa: PTH208 - a spool of many deltas is listed often
         except FileNotFoundError:
             return []
 

@@ -25,7 +25,6 @@ tell.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -263,11 +262,12 @@ class Fed(FedBase):
         return self._waited_s + (self._rounds.waited_s if self._rounds is not None else 0.0)
 
     def _timed(self, wait: Callable[[], T]) -> T:
-        begun = time.monotonic()
+        now = self._own_training.now
+        begun = now()
         try:
             return wait()
         finally:
-            self._waited_s += time.monotonic() - begun
+            self._waited_s += now() - begun
 
     def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged.

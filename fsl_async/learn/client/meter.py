@@ -7,6 +7,7 @@ does no harm there.
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.script_values import Metrics, Whole
@@ -25,15 +26,19 @@ STEPS_KEPT = 64
 
 
 class Meter:
-    """Counts. `steps` and `tokens` are totals; `unsent_*` are those since `take` or `forget`."""
+    """Counts. `steps` and `tokens` are totals; `unsent_*` are those since `take` or `forget`.
 
-    def __init__(self) -> None:
+    now: seconds of a monotonic clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self.steps = 0
         self.tokens = 0
         self._sent = (0, 0)
         self._sums: dict[str, tuple[float, int]] = {}
         self._means: dict[str, float] = {}
-        self._rate_mark = (time.monotonic(), 0)
+        self._rate_mark = (now(), 0)
         self._tokens_per_s = 0.0
         self._bad_share = 0.0  # running mean, of steps with a metric that is not finite, or skipped
         self.left_out = 0
@@ -64,7 +69,7 @@ class Meter:
         values = script_values.numbers(f"{where}: metrics", metrics) if metrics is not None else {}
         self.steps += 1
         self.tokens += count
-        now = time.monotonic()
+        now = self._now()
         since, before = self._rate_mark
         if now - since >= RATE_WINDOW_S:
             self._tokens_per_s = (self.tokens - before) / (now - since)
@@ -85,7 +90,7 @@ class Meter:
 
     def step_ended(self) -> None:
         """The training thread is in fed.step, and may wait there."""
-        now = time.monotonic()
+        now = self._now()
         if self.step_begun is not None:
             self.step_times.append(self._before_wait_s + now - self.step_begun)
         self.step_begun, self._before_wait_s = None, 0.0
@@ -94,7 +99,7 @@ class Meter:
         """Training waits for others within a step, until `step_begins`; False: it is in none."""
         if self.step_begun is None:
             return False
-        self._before_wait_s += time.monotonic() - self.step_begun
+        self._before_wait_s += self._now() - self.step_begun
         self.step_begun = None
         return True
 
@@ -104,7 +109,7 @@ class Meter:
 
     def step_begins(self) -> None:
         """The training thread goes back to the user's code."""
-        self.step_begun = time.monotonic()
+        self.step_begun = self._now()
 
     def take(self) -> tuple[int, int, dict[str, float]]:
         """(tokens, steps, mean of each metric) since the last time, which now count as sent."""

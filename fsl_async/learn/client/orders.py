@@ -27,16 +27,17 @@ class Orders:
     """A `TrainingPort` on one side, the queue of the training thread on the other.
 
     by_rounds: the training function waits for rounds (`take_round`), so `take` leaves them alone.
+    changed: where the training thread waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: threading.Condition | None = None) -> None:
         # All that fed.step reads when nothing is asked. True until a model is attached, so that a
         # step before that reaches `Training.attend`, which complains.
         self.attention = True
         self.stopped = False
         self.by_rounds = False
         self.pace_steps = 0
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._orders: deque[Order] = deque()
         self._refusal: tuple[str, str] | None = None
         self._holding = False

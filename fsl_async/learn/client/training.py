@@ -42,12 +42,21 @@ from fsl_async.roles.sync.delta import ORDER
 
 
 class Training:
-    """Carries out orders on a torch module. For the training thread, but for two properties."""
+    """Carries out orders on a torch module. For the training thread, but for two properties.
 
-    def __init__(self, orders: OrderQueue, exchange: ExchangePort) -> None:
+    now: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        orders: OrderQueue,
+        exchange: ExchangePort,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.orders: OrderQueue = orders
-        self.meter = Meter()
-        self.clock = RunClock()
+        self.now = now
+        self.meter = Meter(now)
+        self.clock = RunClock(now)
         self.version = NO_VERSION  # what the model was last moved onto
         self.joined_at = NO_VERSION
         """The version that the model was moved onto first."""
@@ -242,7 +251,7 @@ class Training:
             self.attend()
 
     def _snapshot(self, sequence: int, *, hold: bool) -> None:
-        begun = time.monotonic()
+        begun = self.now()
         assert self._weights is not None
         snapshot = self._exchange.free_vector(self._weights.manifest.values)
         finite = self._weights.copy_out(snapshot)
@@ -259,7 +268,7 @@ class Training:
             # Sent all the same: the parameter server quarantines it, where an operator can look at
             # it.
             metrics["nonfinite"] = 1.0
-        metrics["snapshot_s"] = time.monotonic() - begun
+        metrics["snapshot_s"] = self.now() - begun
         self.orders.hold(hold)  # before the answer, which may bring the resume
         facts = {**self.facts, **self.more_facts(), **self.position()}
         work = Work(tokens, steps, metrics, finite, facts)

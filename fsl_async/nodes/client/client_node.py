@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
@@ -51,6 +51,9 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientRules
 from fsl_async.store.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
+
+if TYPE_CHECKING:
+    from fsl_async.learn.client.exchange import Exchange
 
 
 class Session(Protocol):

@@ -207,6 +207,18 @@ def _recover(store: Store, run_dir: Path) -> ev.Recovered:
         raise RunDirError(str(error)) from None
 
 
+def start_facts(config: Config) -> dict[str, Any]:
+    """Return the fields of the note node_started that follow from the configuration."""
+    sync = config.sync
+    return {
+        "every_s": sync.every_s if sync.trigger == "clock" else 0.0,
+        "quorum": sync.quorum,
+        "grace": [sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s],
+        "needs": list(needs_of(config)),
+        "counts": "samples" if config.split.is_on else "tokens",
+    }
+
+
 def check_bindable(address: str) -> None:
     """Raise AddressError if no socket can listen at `address`. Nothing is created on disk."""
     given = addresses.parse_listen(address)
@@ -490,7 +502,7 @@ class _Server:
             self._shell.node.close()
 
     def _note_start(self) -> None:
-        config, taken = self._config, self._taken
+        taken = self._taken
         self._journal.note(
             "node_started",
             self._loop.time(),
@@ -499,16 +511,8 @@ class _Server:
             address=self._link.address,
             pid=os.getpid(),
             host=socket.gethostname(),
-            every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
-            quorum=config.sync.quorum,
-            grace=[
-                config.sync.grace_mad_factor,
-                config.sync.grace_min_s,
-                config.sync.first_grace_s,
-            ],
             encrypted=taken.access.curve is not None,
-            needs=list(needs_of(config)),
-            counts="samples" if config.split.is_on else "tokens",
+            **start_facts(self._config),
         )
         _note_versions(self._journal, taken.store.records, self._loop.time())
 

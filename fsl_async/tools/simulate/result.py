@@ -1,0 +1,205 @@
+"""The result of a simulated run: its course, and the part of each client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, field, frozen, mutable
+
+from fsl_async.observe.table import sparkline
+from fsl_async.roles.sync.delta import MergedDelta
+from fsl_async.tools.compare.table import drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS = 12
+"""Versions, and clients, of a table at most."""
+BARS = 48
+"""Of the line of losses at most."""
+
+
+@frozen
+class Point:
+    """A version. Bytes: at the parameter server's link so far, all clients, heads included.
+
+    loss: mean of the merged deltas by tokens; eval_loss: the newest; NaN where none was reported.
+    """
+
+    version: int
+    digest: str
+    hours: float
+    tokens: int
+    bytes_up: int
+    bytes_down: int
+    loss: float = math.nan
+    eval_loss: float = math.nan
+    merged: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Both directions."""
+        return self.bytes_up + self.bytes_down
+
+
+@mutable
+class ClientPart:
+    """A client's part in the run, over all of its launches."""
+
+    name: str
+    rate: float = 1.0
+    steps: int = 0
+    """Trained, sent or not."""
+    deltas: int = 0
+    """Merged."""
+    tokens: int = 0
+    """Of merged deltas."""
+    staleness: int = 0
+    """Of merged deltas, summed up."""
+    waited_s: float = 0.0
+    """Virtual time in which training waited: for the first weights, for a round, in a hold."""
+    launches: int = 0
+
+
+def loss_of(merged: Sequence[MergedDelta], name: str) -> float:
+    """Return the mean of a metric over merged deltas, by tokens; NaN where none reports it."""
+    found = [
+        (float(value), max(1, one.delta.tokens))
+        for one in merged
+        if (value := one.delta.metrics.get(name)) is not None and math.isfinite(value)
+    ]
+    weight = sum(tokens for _, tokens in found)
+    return sum(value * tokens for value, tokens in found) / weight if found else math.nan
+
+
+@frozen(repr=False)
+class Result:
+    """A simulated run. `print(result)` shows its tables; `result.figure()` draws it.
+
+    seconds: it took here. memory: peak resident bytes of this process.
+    """
+
+    run_dir: Path
+    run: str
+    reason: str
+    """Why it ended."""
+    points: tuple[Point, ...]
+    clients: tuple[ClientPart, ...]
+    faults: dict[str, int] = field(factory=dict)
+    seconds: float = 0.0
+    memory: int = 0
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """The digest of each version, SHA-256 in hexadecimal."""
+        return {point.version: point.digest for point in self.points}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; None where a loss is unknown."""
+
+        def plain(values: dict[str, Any]) -> dict[str, Any]:
+            return {
+                key: None if isinstance(value, float) and math.isnan(value) else value
+                for key, value in values.items()
+            }
+
+        last = self.points[-1] if self.points else None
+        return {
+            "run": self.run,
+            "run_dir": str(self.run_dir),
+            "reason": self.reason,
+            "versions": last.version if last else -1,
+            "hours": last.hours if last else 0.0,
+            "tokens": last.tokens if last else 0,
+            "seconds": round(self.seconds, 3),
+            "memory": self.memory,
+            "faults": self.faults,
+            "points": [plain(asdict(point)) for point in self.points],
+            "clients": [asdict(client) for client in self.clients],
+        }
+
+    def table(self) -> list[str]:
+        """Return the lines that are printed at the end."""
+        shown = _spread(self.points)
+        head = ["version", "hours", "tokens", "MB up", "MB down", "loss", "held-out"]
+        rows = [
+            [
+                str(one.version),
+                f"{one.hours:,.2f}",
+                f"{one.tokens:,}",
+                f"{one.bytes_up / 1e6:,.1f}",
+                f"{one.bytes_down / 1e6:,.1f}",
+                *("-" if math.isnan(loss) else f"{loss:.4g}" for loss in (one.loss, one.eval_loss)),
+            ]
+            for one in shown
+        ]
+        lines = drawn(head, rows)
+        curve = [point.loss for point in self.points if math.isfinite(point.loss)]
+        if curve:
+            lines += [
+                "",
+                f"loss by version  {sparkline(curve, BARS)}  {curve[0]:.4g} -> {curve[-1]:.4g}",
+            ]
+        return [*lines, "", *self._client_table()]
+
+    def _client_table(self) -> list[str]:
+        chosen = _spread(sorted(self.clients, key=lambda one: (one.tokens, one.name)))
+        head = ["client", "rate", "steps", "deltas", "tokens", "staleness", "waited h", "launches"]
+        rows = [
+            [
+                one.name,
+                f"{one.rate:g}",
+                f"{one.steps:,}",
+                f"{one.deltas:,}",
+                f"{one.tokens:,}",
+                f"{one.staleness / max(1, one.deltas):.1f}",
+                f"{one.waited_s / 3600:,.2f}",
+                str(one.launches),
+            ]
+            for one in chosen
+        ]
+        lines = drawn(head, rows)
+        if len(chosen) < len(self.clients):
+            lines.append(
+                f"{len(chosen)} of {len(self.clients)} clients, from the least to the most merged"
+                " tokens; --json has all of them"
+            )
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.run_dir}: {self.reason}", *self.table()])
+
+    def figure(self) -> Figure:
+        """Draw loss against tokens, bytes and virtual hours. Needs matplotlib (extra `plot`)."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        axes: tuple[tuple[str, Callable[[Point], float]], ...] = (
+            ("merged tokens", lambda point: point.tokens),
+            ("MB on the wire, both directions, all clients", lambda point: point.bytes / 1e6),
+            ("virtual hours", lambda point: point.hours),
+        )
+        figure = Figure(figsize=(13, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, len(axes), sharey=True)
+        for panel, (label, place) in zip(panels, axes, strict=True):
+            for name in ("loss", "eval_loss"):
+                found = [one for one in self.points if math.isfinite(getattr(one, name))]
+                if found:
+                    heights = [getattr(one, name) for one in found]
+                    panel.plot([place(one) for one in found], heights, marker=".", label=name)
+            panel.set_xlabel(label)
+            panel.grid(visible=True, alpha=0.25)
+        panels[0].set_ylabel("loss")
+        panels[-1].legend(fontsize=8)
+        return figure
+
+
+def _spread(every: Sequence[Any], most: int = ROWS) -> list[Any]:
+    """Return at most `most` items, evenly spread, the first and the last among them."""
+    if len(every) <= most:
+        return list(every)
+    return [every[round(at * (len(every) - 1) / (most - 1))] for at in range(most)]

@@ -1,0 +1,142 @@
+"""Settings of a simulated run of a user's training function. Pure."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+import fsl_transport as tp
+from fsl_async.config.settings import Config
+from fsl_async.errors import UsageError
+from fsl_async.plan.link import parse_link
+from fsl_async.tools.sim.faults import PROFILES, FaultProfile
+
+MOST_RATE = 1e6
+
+
+@frozen
+class Link:
+    """A client's link to the parameter server.
+
+    up, down: bytes a second, 0 without a limit. delay_s: one way. loss: share of the messages that
+    are lost; a chunk of weights is one message.
+    """
+
+    up: float = 0.0
+    down: float = 0.0
+    delay_s: float | None = None
+    """None: that of the fault profile."""
+    loss: float = 0.0
+
+    def conditions(self, faults: FaultProfile) -> tuple[tp.Conditions, tp.Conditions]:
+        """Return the conditions up and down, those of a fault profile added."""
+        up, down = (
+            tp.Conditions(
+                delay_s=faults.delay_s if self.delay_s is None else self.delay_s,
+                jitter_s=faults.jitter_s,
+                bytes_per_s=rate,
+                drop=1 - (1 - self.loss) * (1 - faults.drop),
+                duplicate=faults.duplicate,
+                reorder=faults.reorder,
+            )
+            for rate in (self.up, self.down)
+        )
+        return up, down
+
+
+def read_link(text: str) -> Link:
+    """Read "RATE,DELAY[,LOSS%]" or "UP:DOWN,DELAY[,LOSS%]", like "10mbit:50mbit,30ms,0.1%".
+
+    Raises UsageError.
+    """
+    rates, *rest = [part.strip() for part in text.split(",")]
+    up, colon, down = rates.partition(":")
+    delay, loss = (*rest, "", "")[:2]
+    after = f",{delay}" if delay else ""
+    first = parse_link(f"{up}{after}")
+    second = parse_link(f"{down}{after}") if colon else first
+    try:
+        lost = float(loss.removesuffix("%") or 0) / 100
+    except ValueError:
+        lost = -1.0
+    if len(rest) > 2 or not 0 <= lost < 0.9:
+        raise UsageError(
+            f"--link {text[:80]!r}: after rate and delay comes the loss, from 0% to less than 90%,"
+            " as in 10mbit:50mbit,30ms,0.1%"
+        )
+    return Link(first.bits_per_s / 8, second.bits_per_s / 8, first.delay_s, lost)
+
+
+def read_rates(text: str) -> tuple[float, ...]:
+    """Read speeds of clients, like "1,1,0.3". Raises UsageError."""
+    try:
+        return check_rates(tuple(float(part) for part in text.split(",")))
+    except ValueError:
+        return check_rates(())
+
+
+def check_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the rates. Raises UsageError for those that are no speeds."""
+    if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
+        raise UsageError("--rates: speeds of clients above 0, with commas between them: 1,1,0.3")
+    return rates
+
+
+@frozen(kw_only=True)
+class SimulateSettings:
+    """What is simulated around the training function. Times in seconds of virtual time.
+
+    rates, links: of the first clients, then of the next ones again.
+    """
+
+    clients: int
+    faults: str = "none"
+    hours: float | None = None
+    """None: to the end by run.rounds, run.tokens or run.seconds."""
+    step_seconds: float | None = None
+    """Of a client with rate 1; None: as long as the step took here."""
+    rates: tuple[float, ...] = (1.0,)
+    links: tuple[Link, ...] = field(default=(Link(),))
+
+    @property
+    def profile(self) -> FaultProfile:
+        """The faults by name. Raises UsageError."""
+        found = PROFILES.get(self.faults)
+        if found is None:
+            raise UsageError(f"faults {self.faults!r}: {', '.join(PROFILES)}")
+        return found
+
+    def rate_of(self, number: int) -> float:
+        """The speed of a client, by its number from 0."""
+        return self.rates[number % len(self.rates)]
+
+    def link_of(self, number: int) -> Link:
+        """The link of a client, by its number from 0."""
+        return self.links[number % len(self.links)]
+
+
+def check_simulated(config: Config, settings: SimulateSettings) -> None:
+    """Raise UsageError for a run that cannot be simulated, or that has no end."""
+    run = config.run
+    if config.split.is_on:
+        raise UsageError(
+            f"split.method = {config.split.method}: sim --task has no split server; simulate"
+            f" counters instead (sim --split {config.split.method}), or start processes (compare)"
+        )
+    if config.ring.servers:
+        raise UsageError("ring.servers: sim --task simulates one parameter server, without groups")
+    if config.train.decay_at:
+        raise UsageError("train.decay_at is a date, and simulated time has none: set run.rounds")
+    if settings.hours is None and not (run.rounds or run.tokens or run.seconds):
+        raise UsageError(
+            "the simulated run has no end: add --hours H, or --set run.rounds=N (run.tokens,"
+            " run.seconds)"
+        )
+
+
+def least_bytes(values: int, clients: int) -> int:
+    """Return an estimate of the memory that all clients need, in bytes.
+
+    values: fp32 values of a model. A client has weights, gradients, two moments of an optimizer,
+    and three vectors of the exchange.
+    """
+    return 4 * values * 7 * clients

@@ -1,0 +1,216 @@
+"""Simulated runs of training functions: production code around them, in virtual time."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fsl_async
+from fsl_async import cli
+from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
+from fsl_async.tools.simulate import client
+
+EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
+POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
+QUIET = {"log": lambda _: None}
+
+
+def train(fed):
+    """Fit a line to this client's part of the points, with noise from the default generator."""
+    torch.manual_seed(fed.seed)
+    model = nn.Linear(4, 1)
+    fed.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in fed.shard(POINTS):
+        noise = 0.01 * torch.randn(len(x), 1)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True) + noise)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):
+            break
+
+
+def simulated(tmp_path, task=train, *, name="run", settings=None, **arguments):
+    """Simulate four clients that train for five rounds of 20 steps, where nothing else is given."""
+    usual = {"run.rounds": 5, "sync.every_s": 20, "session.heartbeat_every_s": 2}
+    usual |= {"session.expire_after_s": 8, **(settings or {})}
+    given = {"clients": 4, "step_seconds": 1.0, "run_dir": tmp_path / name, **QUIET, **arguments}
+    return fsl_async.simulate(task, settings=usual, **given)
+
+
+def test_clients_train_and_the_loss_falls(tmp_path):
+    """Each client trains its own part; steps take the virtual time of its rate."""
+    result = simulated(tmp_path, rates=[1, 0.5])
+    assert [point.version for point in result.points] == list(range(6))
+    assert result.points[-1].loss < 0.5 * result.points[1].loss
+    assert [client.steps for client in result.clients] == [100, 50, 100, 50]
+    assert result.points[-1].tokens == sum(client.tokens for client in result.clients) == 4 * 300
+    assert result.points[-1].hours == pytest.approx(100 / 3600, rel=0.05)
+    assert "loss by version" in repr(result)
+
+
+def test_the_same_seed_gives_the_same_versions_in_a_storm(tmp_path):
+    """Clients and the parameter server are killed, messages lost and doubled; digests of all
+    versions are equal, whatever the number of torch's threads, and other seeds give others.
+    """
+    settings = {"sync.every_s": 3600, "run.rounds": 5, "session.heartbeat_every_s": 60}
+    settings |= {"session.expire_after_s": 180}
+    storm = {"settings": settings, "faults": "storm", "step_seconds": 600.0, "clients": 5}
+    first = simulated(tmp_path, name="first", seed=3, **storm)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        second = simulated(tmp_path, name="second", seed=3, **storm)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    other = simulated(tmp_path, name="other", seed=4, **storm)
+    assert first.digests == second.digests
+    assert len(first.digests) >= 4
+    assert first.digests != other.digests
+    assert first.faults == second.faults
+    assert first.faults["client killed"] > 0
+    assert first.faults["server killed"] > 0
+    assert sum(client.launches for client in first.clients) > 5
+
+
+def test_steps_are_computed_late_and_none_sees_an_order_of_later(tmp_path, monkeypatch):
+    """Threads pause for several steps and catch up; the versions are those of single steps."""
+    late = simulated(tmp_path, name="late", rates=[1, 0.7], settings={"sync.every_s": 11.3})
+    usual = client.StepTime.__init__
+    single = lambda self, of, seconds, rate, _: usual(self, of, seconds, rate, 0.0)  # noqa: E731
+    monkeypatch.setattr(client.StepTime, "__init__", single)
+    by_step = simulated(tmp_path, name="by", rates=[1, 0.7], settings={"sync.every_s": 11.3})
+    assert late.digests == by_step.digests
+    assert [one.tokens for one in late.clients] == [one.tokens for one in by_step.clients]
+
+
+def test_transfers_take_the_time_of_the_link(tmp_path):
+    """A client that sends 1 kB/s uploads its 20 bytes later than the others, and waits longer."""
+    slow = simulated(tmp_path, name="slow", links="800bit:8kbit,2s")
+    fast = simulated(tmp_path, name="fast", links="8mbit,2ms")
+    assert slow.points[-1].hours > fast.points[-1].hours
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sync.trigger": "buffer", "sync.local_steps": 10, "sync.dylu": True},
+        {"tune.method": "lora", "tune.rule": "ffa", "tune.steps": 5, "tune.targets": "0,1"},
+        {"outer.aggregation": "median", "sync.every_s": 10},
+        {"codec.up": "fp32", "store.resident": False},
+    ],
+    ids=["async", "adapters", "robust", "lossless"],
+)
+def test_other_kinds_of_run_are_simulated_with_the_settings_of_production(tmp_path, settings):
+    """The configuration is that of a parameter server."""
+    task = adapt if "tune.method" in settings else train
+    result = simulated(tmp_path, task, settings=settings, rates=[1, 1, 0.4])
+    assert result.points[-1].version == 5
+    assert result.points[-1].loss < result.points[1].loss
+
+
+def adapt(fed):
+    """Train adapters by rounds, each client on its own part."""
+    torch.manual_seed(0)
+    model = fed.lora(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)))
+    assert fed.part[1] == 4
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.02)
+    for x in fed.shard(POINTS):
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):
+            break
+
+
+def test_the_run_directory_is_one_like_any_other(tmp_path, capsys):
+    """`status` and `export` read it, and a second simulation is refused in it."""
+    result = simulated(tmp_path)
+    run_dir = str(result.run_dir)
+    assert cli.main(["status", run_dir, "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["version"] == 5
+    assert len(status["clients"]) == 4
+    assert cli.main(["export", run_dir, str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    with pytest.raises(FslError, match="give another --run-dir"):
+        simulated(tmp_path)
+
+
+def test_errors_of_the_training_function_end_the_simulation_in_one_line(tmp_path):
+    """With the client's name; a refusal and a shared module too."""
+
+    def fails(fed):
+        fed.attach(nn.Linear(2, 1))
+        raise ValueError("no such column")
+
+    with pytest.raises(TaskRaisedError, match=r"c000\d: your task .*no such column"):
+        simulated(tmp_path, fails, name="fails")
+    shared = nn.Linear(2, 1)
+    with pytest.raises(TaskError, match="build the model inside"):
+        simulated(tmp_path, lambda fed: fed.attach(shared), name="shared")
+    with pytest.raises(FslError, match=r"c000\d: .*is not the run's"):
+        simulated(tmp_path, lambda fed: fed.attach(nn.Linear(1 + fed.part[0], 1)), name="refused")
+
+
+def test_a_run_whose_clients_have_all_ended_ends(tmp_path):
+    """A training function with an end of its own."""
+
+    def short(fed):
+        fed.attach(nn.Linear(2, 1))
+        for _ in range(30):
+            fed.step(tokens=1)
+
+    result = simulated(tmp_path, short)
+    assert result.reason == "all clients have ended"
+    assert result.points[-1].tokens == 4 * 30
+
+
+def test_the_simulated_time_ends_a_run(tmp_path):
+    """Where nothing else does; what is trained until then is merged."""
+    result = simulated(tmp_path, settings={"run.rounds": 0}, hours=0.02)
+    assert result.reason == "the simulated time is over"
+    assert result.points[-1].tokens == 4 * sum(client.steps for client in result.clients)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path, monkeypatch):
+    """The line has what is needed and what is there."""
+    from fsl_async.tools.simulate import simulation
+
+    monkeypatch.setattr(simulation, "available_bytes", lambda: 100)
+    with pytest.raises(UsageError, match="simulate fewer clients"):
+        simulated(tmp_path)
+
+
+def test_the_command_simulates_an_example_unchanged(tmp_path, capsys):
+    """`fsl-node sim --task` on examples/own_task.py; what it prints is one JSON object."""
+    given = ["--clients", "3", "--set", "run.rounds=2", "--set", "sync.every_s=10", "--rates", "1"]
+    run_dir = ["--step-seconds", "1", "--link", "8mbit,5ms", "--run-dir", str(tmp_path / "run")]
+    png = ["--png", str(tmp_path / "loss.png")]
+    assert cli.main(["sim", "--task", EXAMPLE, *given, *run_dir, *png, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["versions"], len(found["clients"])) == (2, 3)
+    assert found["points"][0]["loss"] is None
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--task", EXAMPLE], "no end"),
+        (["--task", EXAMPLE, "--pace", "own"], "--pace is of the simulation that counts"),
+        (["--rates", "1"], "--rates needs --task"),
+        (["--task", "nowhere.py:train", "--hours", "1"], "no such file"),
+    ],
+)
+def test_wrong_combinations_of_options_are_refused_in_one_line(given, words, capsys):
+    """Exit code 2."""
+    assert cli.main(["sim", *given]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error
