@@ -1,5 +1,9 @@
 """A parameter server's production shell and machine with stand-ins around them."""
 
+from pathlib import Path
+
+import numpy as np
+
 import fsl_transport as tp
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.observe.journal import TraceHash
@@ -7,7 +11,31 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import StoreError
-from fsl_async.tools.sim.counting import MANIFEST, CountingStore, Disk
+from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.store.records import StoreSettings
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.training import MANIFEST
+from fsl_codecs import CodecSpec, encode
+
+RUN_DIR = Path("/run")
+FP32 = CodecSpec("fp32")
+
+
+def store_on(disk, **settings):
+    """A store on a disk in memory; the process that had it before is dead."""
+    if hasattr(disk, "newest"):
+        disk.newest.die()
+    disk.newest = MemoryFiles(disk)
+    return Store(RUN_DIR, StoreSettings(keep_versions=2, **settings), files=disk.newest)
+
+
+def publish(store, manifest=MANIFEST):
+    """Make version 0, of zeros."""
+    store.begin_initial(manifest)
+    for index in range(manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        store.write_initial(index, encode(np.zeros(stop - start, np.float32), FP32))
+    return store.finish_initial()
 
 
 class Endpoint:
@@ -60,12 +88,12 @@ class Server:
     """A parameter server's shell with stand-ins."""
 
     def __init__(self, disk=None, shards=2, worker=None, store=None):
-        self.disk = Disk() if disk is None else disk
+        self.disk = disk or MemoryDisk()
         self.endpoint = Endpoint()
         self.notes = []
         self.ends = []
         self.scheduler = tp.VirtualScheduler()
-        self.store = store or CountingStore(self.disk, keep_versions=2)
+        self.store = store or store_on(self.disk)
         self.shell = ParameterServerShell(
             ParameterServerMachine(ParameterServerRules(shards=shards), TokensWeighting(), "run"),
             RunFacts("run", shards, {}),
@@ -80,6 +108,11 @@ class Server:
             ),
         )
         self.shell.start(self.store.recover())
+
+    @property
+    def leases(self):
+        """Client -> its shard, by the ledger."""
+        return dict(self.store._open.facts.book.leases)
 
     def hello(self, name, incarnation=1, shard=-1):
         """Feed a client's hello; returns the shard in its welcome, or the text of the refusal."""

@@ -19,7 +19,7 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.store.files import Files
 from fsl_async.store.recovery import make_durable_folder
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.counting import MANIFEST
+from fsl_async.tools.sim.training import MANIFEST
 
 
 @pytest.fixture(autouse=True)

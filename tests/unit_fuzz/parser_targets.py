@@ -67,7 +67,7 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, key_of_file, recordable
 from fsl_async.store.seed_step import Directions
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.counting import VirtualWorker
+from fsl_async.tools.sim.training import VirtualWorker
 from fsl_codecs import CodecError, CodecSpec, decode_seeds, encode, encode_seeds
 from fsl_transport.session import frames
 from fsl_transport.zmq.link import parse_routing_id, split_address

@@ -51,7 +51,7 @@ from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.tools.sim.counting import VirtualWorker
+from fsl_async.tools.sim.training import VirtualWorker
 from fsl_transport.session import frames
 
 METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from deltas import delta_of
-from ps_shells import AtOnce, Later, Server
+from ps_shells import FP32, AtOnce, Later, Server, publish, store_on
 
 import fsl_transport as tp
 from fsl_async.config.implied import with_implied
@@ -12,12 +13,15 @@ from fsl_async.nodes.ps.node import run_facts
 from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, Disk, Model, digest_of
-from fsl_async.tools.sim.tune_counting import TuneDisk, ZerothStore
-from fsl_codecs import encode_seeds
+from fsl_async.store.memory_files import MemoryDisk
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.seed_step import Directions
+from fsl_async.tools.sim.training import MANIFEST
+from fsl_codecs import encode, encode_seeds
 
 KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
@@ -34,7 +38,7 @@ def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
     server.leave("wrong")
     assert server.hello("next") == 1
     server.attach("next")
-    assert server.disk.leases == {"good": 0, "next": 1}
+    assert server.leases == {"good": 0, "next": 1}
 
 
 def test_two_clients_that_have_not_attached_yet_get_different_shards():
@@ -72,13 +76,13 @@ def test_a_lease_is_on_disk_before_the_welcome():
     """A parameter server killed after the welcome must not give the shard to another client."""
     server = Server(shards=3)
     assert server.hello("first") == 0
-    assert server.disk.leases == {"first": 0}
+    assert server.leases == {"first": 0}
     assert "taken" in Server(server.disk, shards=1).hello("second"), "it may reconnect"
     again = Server(server.disk, shards=2)
     assert again.hello("second") == 1
     assert again.hello("first", shard=0) == 0
     again.attach("first")
-    assert again.disk.provisional == {"second"}
+    assert again.store._open.facts.book.provisional == {"second"}
 
 
 def test_a_client_is_not_welcomed_before_its_shard_is_written():
@@ -91,7 +95,7 @@ def test_a_client_is_not_welcomed_before_its_shard_is_written():
     while worker.jobs:
         worker.jobs.pop(0)()
         if any(call[0] == "welcome" for call in server.endpoint.calls):
-            assert server.disk.leases == {"a": 0}
+            assert server.leases == {"a": 0}
     assert server.endpoint.last("welcome")[2]["shard"] == 0
 
 
@@ -105,7 +109,7 @@ def test_a_client_that_lost_its_network_keeps_its_provisional_shard_for_a_minute
     assert "taken" in server.hello("new", 2)
     server.scheduler.run_until(61.0)
     assert server.hello("new", 3) == 0
-    assert server.disk.leases == {"new": 0}
+    assert server.leases == {"new": 0}
     assert "taken" in server.hello("slow", 2)
 
 
@@ -123,9 +127,10 @@ def test_a_client_keeps_the_shard_of_a_lost_parameter_server():
 
 def test_fewer_shards_after_a_restart_are_a_refusal():
     """A client must not be welcomed with a shard that does not exist."""
-    disk = Disk(leases={"a": 0, "b": 1, "c": 2})
-    server = Server(disk, shards=2)
-    assert "taken" in server.hello("c")
+    server = Server(shards=3)
+    for name in "abc":
+        server.hello(name)
+    assert "taken" in Server(server.disk, shards=2).hello("c")
 
 
 def test_a_restarted_parameter_server_has_the_incarnations():
@@ -139,13 +144,20 @@ def test_a_restarted_parameter_server_has_the_incarnations():
 @pytest.fixture
 def long_run():
     """A parameter server at version 5 that keeps two."""
-    disk = Disk(models=[Model(0, 0, digest_of("", 0, 0))])
+    disk = MemoryDisk()
+    store = store_on(disk)
+    store.recover()
+    publish(store)
     for version in range(1, 6):
-        disk.whole = version
-        disk.models.append(
-            Model(version, version, digest_of(disk.models[-1].digest, version, version))
-        )
-    disk.oldest = 4
+        key = DeltaKey("a", 1, version - 1, version)
+        delta = evolve(delta_of(key, 1), base_digest=store.digest)
+        store.spool_begin(delta)
+        for index in range(MANIFEST.chunks):
+            values = np.ones(MANIFEST.chunk_values(index), np.float32)
+            store.spool_write(key, index, encode(values, FP32))
+        store.spool_finish(key)
+        store.accumulate(key, 1.0)
+        store.advance(store.average(version, [MergedDelta(delta, 0, 1.0)], 1.0))
     server = Server(disk)
     server.hello("a")
     server.attach("a")
@@ -154,20 +166,19 @@ def long_run():
 
 def test_a_deleted_update_is_replaced_by_the_full_version(long_run):
     """The machine has digests of more versions than the disk has updates."""
-    old = long_run.disk.models[1]
-    fetch = msg.to_wire(msg.Fetch(1, old.digest))
-    long_run.shell.machine.deltas.digests[1] = old.digest
+    fetch = msg.to_wire(msg.Fetch(1, "1" * 32))
+    long_run.shell.machine.deltas.digests[1] = "1" * 32
     long_run.shell.on_transport(tp.MessageReceived("a", fetch))
     assert long_run.endpoint.last("offer")[2] == "full:5"
 
 
 def test_a_fetched_version_is_kept_until_its_client_holds_the_newest(long_run):
     """Otherwise a client on a slow path would fetch full versions forever."""
-    digest = long_run.disk.models[4].digest
+    digest = long_run.shell.machine.deltas.digests[4]
     long_run.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(4, digest))))
     assert long_run.endpoint.last("offer")[2] == "update:5"
     assert long_run.store._serving_from == 5
-    holding = msg.to_wire(msg.Holding(5, long_run.disk.models[5].digest))
+    holding = msg.to_wire(msg.Holding(5, long_run.store.digest))
     long_run.shell.on_transport(tp.MessageReceived("a", holding))
     assert long_run.store._serving_from is None
 
@@ -181,21 +192,26 @@ def test_a_client_that_breaks_the_protocol_again_and_again_is_one_line(long_run)
     assert line.startswith("a broke the protocol: ")
 
 
-def measured(sequence=1):
+def measured(server, sequence=1):
     """A delta of scalars, measured from version 0."""
     frame = encode_seeds(0, np.array([[[8.0, 0.5]]], np.float32))
-    digest = digest_of("", 0, 0)
-    return tp.MessageReceived("a", msg.to_wire(msg.Measured(sequence, digest, 8, 4, frame)))
+    delta = msg.Measured(sequence, server.store.digest, 8, 4, frame)
+    return tp.MessageReceived("a", msg.to_wire(delta))
 
 
 @pytest.fixture
 def scalars():
     """A parameter server of zeroth order at version 0, whose worker may be made to wait."""
-    disk = TuneDisk(models=[Model(0, 0, digest_of("", 0, 0))])
-    store = ZerothStore(disk, 2, lambda: 0.0, lambda *_: None, fails=lambda: False, history=5)
+    disk = MemoryDisk()
+    directions = Directions(seed=1, steps=1, probes=2, rate=1.0)
+    settings = {"kind": Seeds(directions), "outer": OuterSettings("average"), "history": 5}
+    store = store_on(disk, **settings)
+    store.recover()
+    publish(store)
+    store.close()
     worker = Later()
     worker.submit = AtOnce().submit
-    server = Server(disk, worker=worker, store=store)
+    server = Server(disk, worker=worker, store=store_on(disk, **settings))
     server.shell.machine.serving.history = 5
     server.hello("a")
     server.attach("a")
@@ -205,33 +221,34 @@ def scalars():
 def test_a_version_that_scalars_are_measured_from_is_not_kept_any_more(scalars):
     """Such a client sends no Holding."""
     scalars.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, ""))))
-    assert scalars.disk.kept_from == 0
-    scalars.shell.on_transport(measured())
-    assert scalars.disk.kept_from is None
+    assert scalars.store._serving_from == 0
+    scalars.shell.on_transport(measured(scalars))
+    assert scalars.store._serving_from is None
 
 
 def test_a_delta_that_is_being_stored_is_not_judged_again(scalars):
     """Its client offers it again in a new session, when the version after its base is made."""
     server, worker = scalars, scalars.shell.jobs.worker
     del worker.submit
-    server.shell.on_transport(measured())
+    server.shell.on_transport(measured(server))
     server.shell.machine.deltas.max_staleness = -1  # as if versions had been made since
-    server.shell.on_transport(measured())
+    server.shell.on_transport(measured(server))
     worker.work()
     answers = [call[2]["m"] for call in server.endpoint.calls if call[0] == "send"]
     assert answers[-1] == "accepted/1"
     assert "declined/1" not in answers
-    server.shell.on_transport(measured())
+    server.shell.on_transport(measured(server))
     assert server.endpoint.last("send")[2]["m"] == "accepted/1", "it is known"
 
 
 def test_a_delta_that_could_not_be_stored_is_judged_again(scalars):
     server = scalars
-    server.store._fails = lambda: True
-    server.shell.on_transport(measured())
+    faults = server.disk.newest.faults
+    faults.at, faults.mode, faults.failures = len(faults.calls) + 1, "error", 99
+    server.shell.on_transport(measured(server))
     assert server.endpoint.last("send")[2]["code"] == "later"
-    server.store._fails = lambda: False
-    server.shell.on_transport(measured())
+    faults.at = 0
+    server.shell.on_transport(measured(server))
     assert server.endpoint.last("send")[2]["m"] == "accepted/1"
 
 
@@ -283,7 +300,7 @@ def test_initial_weights_of_another_model_are_declined():
     server.hello("a")
     server.attach("a")
     offer = msg.to_wire(msg.InitialMeta(OTHER.fingerprint))
-    server.shell.on_transport(tp.StreamOffered("a", "initial:a/1", offer, CHUNKS))
+    server.shell.on_transport(tp.StreamOffered("a", "initial:a/1", offer, MANIFEST.chunks))
     assert server.endpoint.last("decline")[3] == "weights of another model"
 
 
@@ -380,14 +397,19 @@ def test_the_store_gets_the_weight_of_a_delta_before_its_chunks(monkeypatch):
 def test_the_end_waits_for_a_delta_that_is_being_stored():
     """Its stream is over, so no transfer advances, but the delta has arrived."""
     worker = Later()
-    server = Server(worker=worker)
+    disk = MemoryDisk()
+    store = store_on(disk)
+    store.recover()
+    publish(store)
+    server = Server(disk, worker=worker)
     server.endpoint.transfers = list
     seen = []
     server.shell.machine.handle = lambda event, now: seen.append(event) or []
-    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, CHUNKS)), 1)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, 1)), 1)
     worker.work()  # the spool is open, and the stream accepted
-    for index in range(CHUNKS):
-        server.endpoint.last("accept")[3].write(index, b"[1]", lambda _: None)
+    for index in range(MANIFEST.chunks):
+        frame = encode(np.ones(MANIFEST.chunk_values(index), np.float32), FP32)
+        server.endpoint.last("accept")[3].write(index, frame, lambda _: None)
         worker.work()
     server.shell.on_transport(tp.StreamReceived("a", "delta:1"))
     server.shell.node._execute(do.CheckTransfers(), 2)
