@@ -173,7 +173,7 @@ def command(
     as_json: bool,
     own: sim_task.TaskOptions,
 ) -> int:
-    """Simulate a run: production code, virtual time, and a counter instead of training.
+    """Simulate a run: production code, virtual time, and a model of 8 values.
 
     With --task each client trains your own function, and the end is a run directory and a table.
 
