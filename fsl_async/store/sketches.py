@@ -82,9 +82,8 @@ class Sketches:
         cosines = products[first, second]
         near = (cosines > SAME) | (1.0 - cosines < 0.5 * (1.0 - np.median(cosines)))
         alike = {
-            f"{usable[one][0]}/{usable[two][0]}": round(float(cosine), 4)
-            for one, two, cosine, is_near in zip(first, second, cosines, near, strict=True)
-            if is_near and cosine > ALIKE
+            f"{usable[first[pair]][0]}/{usable[second[pair]][0]}": round(float(cosines[pair]), 4)
+            for pair in np.flatnonzero(near & (cosines > ALIKE))
         }
         turned = opposite(products)
         return alike, "" if turned is None else usable[turned][0]
