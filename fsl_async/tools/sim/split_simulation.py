@@ -2,11 +2,11 @@
 
 Parameter server, split server and clients of a method, under a virtual clock.
 
-As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
-instead of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
-split server is killed like the parameter server, and as often asked to end while the run goes on.
-The invariants of pretraining hold for x_c; those of split learning are below and in
-`split_counting`, checked after every event.
+As `fsl_async.tools.sim.simulation` for pretraining: all is production code but the network, the
+clock, the disk and the size of the model (`split_training`). Two networks, one for each server,
+with the same faults; the split server is killed like the parameter server, and as often asked to
+end while the run goes on. The invariants of pretraining hold for x_c; those of split learning are
+checked after every event, values of tensors after every call of the split server's training.
 
 - An upload is trained at most once in the lineage of a split server: uploads in a checkpoint, and
   those trained since.
@@ -52,6 +52,7 @@ from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
@@ -61,13 +62,13 @@ from fsl_async.tools.sim.simulation import (
     Simulation,
     SimulationSettings,
 )
-from fsl_async.tools.sim.split_counting import (
+from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
+    START,
     STEPS,
-    CountingServerTraining,
+    CheckedTraining,
     RoundLearner,
-    SplitDisk,
-    mixed,
+    SplitLineage,
 )
 from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock
 
@@ -76,7 +77,7 @@ SPLIT_GOODBYE_S = 0.5
 """Between the last effect of a split server and the end of its process."""
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 FORMATS = Formats("fp32", "fp32", "fp32")
-"""They keep every bit of the hashes that stand for tensors."""
+"""They keep every bit, so that what arrives can be compared with what was sent."""
 
 
 @frozen
@@ -92,9 +93,9 @@ class SplitInvariants:
     """What happened in split learning, and the violations found."""
 
     rules: SplitRules
-    disk: SplitDisk
+    lineage: SplitLineage
     violations: list[str]
-    auxiliary: dict[tuple[str, int], str] = field(factory=dict)
+    auxiliary: dict[tuple[str, int], bytes] = field(factory=dict)
     settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
 
@@ -105,15 +106,14 @@ class SplitInvariants:
     def after_server(
         self,
         machine: SplitServerMachine,
-        training: CountingServerTraining,
+        training: CheckedTraining,
         event: Event,
         effects: list[Effect],
         now: float,
     ) -> None:
         """Check what an event of the split server may have touched."""
-        state = training.state
-        if isinstance(event, sev.Aligned):
-            made = state.auxiliary[event.client]
+        if isinstance(event, sev.Aligned) and not event.problem:
+            made = self.lineage.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
                 self.violated(f"version {made[0]} of {event.client} has two contents", now)
         if isinstance(event, sev.RoundDoneReceived):
@@ -134,7 +134,7 @@ class SplitInvariants:
     def _bounded(
         self,
         machine: SplitServerMachine,
-        training: CountingServerTraining,
+        training: CheckedTraining,
         peer: Peer | None,
         effects: list[Effect],
         now: float,
@@ -146,7 +146,7 @@ class SplitInvariants:
                 self.violated(f"{peer.name} has more than {bound} uploads here", now)
             if len(peer.answers) > bound:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
-            if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
+            if training.buffered(peer.name) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
         # The effects are carried out after this; one upload may be trained and not acknowledged
         # yet.
@@ -177,19 +177,18 @@ class SplitInvariants:
         elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
         bound = machine.method.in_flight + machine.rules.retain
-        if len(machine.sent) > bound or len(learner.kept) > bound:
+        if len(machine.sent) > bound or learner.split.kept > bound:
             self.violated(f"{machine.name} keeps more than {bound} uploads", now)
-        version, content = learner.auxiliary
-        if content != self.auxiliary.get((machine.name, version), mixed("x_a")):
-            self.violated(f"{machine.name} holds another version {version}", now)
         # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived) and version != machine.auxiliary:
-            text = f"{machine.name} holds version {version}, its machine {machine.auxiliary}"
-            self.violated(text, now)
+        if not isinstance(event, sev.AuxiliaryReceived):
+            version = machine.auxiliary
+            made = self.auxiliary.get((machine.name, version), START.tobytes())
+            if learner.split.auxiliary != made:
+                self.violated(f"{machine.name} holds another version {version}", now)
 
     def ended(self, now: float) -> None:
         """Check at the end that the ledger has the outcome of every settled upload."""
-        fates = self.disk.fates
+        fates = self.lineage.fates
         for key, received in self.settled.items():
             fate = fates.get(key)
             if fate is None or (received == "declined" and fate != "declined"):
@@ -233,16 +232,18 @@ class SplitSimulation(Simulation):
         self.split_network = tp.MemNetwork(
             self.scheduler, settings.seed + 1, self.network_conditions
         )
-        self.split_disk = SplitDisk()
+        self.split_disk = MemoryDisk()
+        self.split_files = MemoryFiles(self.split_disk)
+        """The disk as the newest split server sees it."""
+        self.lineage = SplitLineage()
         self.split_invariants = SplitInvariants(
-            split_settings.rules, self.split_disk, self.invariants.violations
+            split_settings.rules, self.lineage, self.invariants.violations
         )
         self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
         self.split_clients: dict[str, SplitClientShell] = {}
         self.learners: dict[str, RoundLearner] = {}
-        self.order: list[UploadKey] = []  # trained, over all processes
-        self.waited_s = 0.0
+        self._split_launched = False
         self._left_in_order = False  # the last split server
         self.architecture = {**ARCHITECTURE, "method": split_settings.rules.method}
 
@@ -250,7 +251,8 @@ class SplitSimulation(Simulation):
 
     def _launch_server(self) -> None:
         super()._launch_server()
-        if self.split_process is None and self.method.has_server and not self.split_disk.ledger:
+        if self.method.has_server and not self._split_launched:
+            self._split_launched = True
             self._launch_split()
             self._plan(self.profile.server_kill_every_s, self._kill_split)
             self._plan(self.profile.server_kill_every_s, self._ask_split)
@@ -259,7 +261,8 @@ class SplitSimulation(Simulation):
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
         machine = SplitServerMachine(self.split_settings.rules, self.architecture)
-        training = CountingServerTraining(self.split_disk, machine.method, self.order)
+        self.split_files = MemoryFiles(self.split_disk)
+        training = CheckedTraining(machine.method, self.split_files, self.lineage)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -291,10 +294,11 @@ class SplitSimulation(Simulation):
             finished=lambda effect: self._split_left(clock, machine, effect),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        for name, book in self.split_disk.book.clients.items():
-            shell.endpoint.remember(name, book.incarnation)
         self.split_process = (clock, shell)
         shell.start()
+        for name, peer in machine.peers.items():
+            if peer.incarnation >= 0:
+                shell.endpoint.remember(name, peer.incarnation)
 
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
@@ -322,6 +326,7 @@ class SplitSimulation(Simulation):
             feed,
             feed_split,
             self.method,
+            self.lineage,
             name=name,
             incarnation=incarnation,
             step_s=rng.uniform(0.5, 1.5) * STEP_S,
@@ -395,7 +400,7 @@ class SplitSimulation(Simulation):
 
         shell = SplitClientShell(
             machine,
-            learner,
+            learner.split,
             dialer,
             facts=facts,
             formats=FORMATS,
@@ -416,7 +421,6 @@ class SplitSimulation(Simulation):
         killed = super()._kill(name)
         if killed and name != SERVER_NAME:
             self.split_network.kill(name)
-            self.waited_s += self.learners[name].waited_s
         return killed
 
     def _kill_split(self) -> None:
@@ -449,6 +453,7 @@ class SplitSimulation(Simulation):
 
     def _end_split_process(self, clock: ProcessClock) -> None:
         clock.alive = False
+        self.split_files.die()
         self.split_network.kill(SPLIT_NAME)
         self.split_process = None
         self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
@@ -504,12 +509,12 @@ class SplitSimulation(Simulation):
 
     def split_facts(self) -> dict[str, Any]:
         """What happened at the split server."""
-        fates = Counter(self.split_disk.fates.values())
+        fates = Counter(self.lineage.fates.values())
         return {
             "method": self.split_settings.rules.method,
             "mode": "lockstep" if self.split_settings.rules.lockstep else "free",
             "uploads": dict(sorted(fates.items())),
-            "checkpoints": self.split_disk.number,
+            "checkpoints": self.lineage.sealed,
             "bytes_by_category": {
                 "_".join(place).replace(" ", "_"): size
                 for place, size in sorted(self.server_traffic.payload.items())

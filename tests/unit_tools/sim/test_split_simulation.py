@@ -22,7 +22,7 @@ from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_counting import STEPS, CountingServerTraining
+from fsl_async.tools.sim.split_training import STEPS, CheckedTraining
 from fsl_async.tools.sim.split_simulation import simulate
 
 WORSE = FaultProfile(
@@ -87,7 +87,7 @@ def test_a_storm_over_a_u_shape(worse):
     """Two legs a step: the second finds the first, or is given up."""
     simulation = run("splitfed-v2", labels_at_home=True)
     assert simulation.invariants.violations == []
-    assert any(key.leg for key in simulation.order)
+    assert any(key.leg for key in simulation.lineage.order)
 
 
 @pytest.mark.parametrize("method", names_of(lambda method: method.has_server))
@@ -100,7 +100,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
     assert simulation.invariants.violations == []
     shard = simulation.disk.leases
     rounds = {}
-    for key in simulation.order:
+    for key in simulation.lineage.order:
         rounds.setdefault(key.round, []).append((shard[key.client], key.step))
     steps = [step for step in range(STEPS) if simulation.method.uploads_at(step)]
     whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last round was cut off
@@ -123,9 +123,9 @@ def test_free_mode_loses_nothing_without_faults(method):
     assert len(simulation.disk.models) > 5
     merged = len(simulation.disk.merged)
     assert merged >= 3 * (len(simulation.disk.models) - 1) - 6  # the first round and the last one
-    assert sum(learner.given_up for learner in simulation.learners.values()) <= 3 * 2
+    assert sum(learner.split.given_up for learner in simulation.learners.values()) <= 3 * 2
     if method == "fsl-sage":
-        assert all(learner.installed > 2 for learner in simulation.learners.values())
+        assert all(learner.split.installed > 2 for learner in simulation.learners.values())
 
 
 def test_the_same_seed_gives_the_same_trace(worse):
@@ -235,15 +235,14 @@ def _decline_without_a_line(monkeypatch):
 
 
 def _send_a_model_of_another_lineage(monkeypatch):
-    original = CountingServerTraining.auxiliary
+    original = CheckedTraining.auxiliary
     kept = []
 
     def auxiliary(self, client):
         kept.append(original(self, client))
-        kept[-1][1:] = kept[0][1:]
-        return kept[-1]
+        return kept[0]
 
-    monkeypatch.setattr(CountingServerTraining, "auxiliary", auxiliary)
+    monkeypatch.setattr(CheckedTraining, "auxiliary", auxiliary)
 
 
 def _send_a_message_of_the_server(monkeypatch):
