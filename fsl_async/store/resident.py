@@ -46,6 +46,7 @@ class Resident:
         report: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         assert run.manifest is not None, "there is a version"
         self.vectors = Vectors(run.manifest, settings, pool)
@@ -56,6 +57,7 @@ class Resident:
             bytes_per_s=settings.snapshot_bytes_per_s,
             report=report,
             has_thread=settings.snapshot_thread,
+            later=later,
         )
         self._files = files
         self._run = run

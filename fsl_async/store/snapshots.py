@@ -59,14 +59,23 @@ class _Job:
     give_up: bool = False
     hurry: bool = False
     made: Checkpoint | None = None
+    planned: Callable[[], None] | None = None
+    """Writes it, where its time has not come."""
 
     @property
     def is_done(self) -> bool:
         """Whether it has ended."""
-        return self.thread is None or not self.thread.is_alive()
+        return self.planned is None and (self.thread is None or not self.thread.is_alive())
+
+    def begin(self) -> None:
+        """Write it, unless that was done or given up."""
+        planned, self.planned = self.planned, None
+        if planned is not None:
+            planned()
 
     def wait(self) -> None:
         """Wait for its end."""
+        self.begin()
         if self.thread is not None:
             self.thread.join()
 
@@ -75,6 +84,7 @@ class Snapshots:
     """Snapshots of one open run, one at a time. All methods belong to the store's thread.
 
     has_thread: False: a snapshot is made before `begin` returns, for tests that count disk calls.
+    later: calls a function in the store's thread when it is time to write, instead of a thread.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Snapshots:
         bytes_per_s: float,
         report: Callable[[str], None],
         has_thread: bool = True,
+        later: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
@@ -94,6 +105,7 @@ class Snapshots:
         self._bytes_per_s = bytes_per_s
         self._report = report
         self._has_thread = has_thread
+        self._later = later
         self._clock = clock
         self._job: _Job | None = None
         self._made: list[Checkpoint] = []
@@ -115,6 +127,10 @@ class Snapshots:
         if self._job is not None:
             return
         job = self._job = _Job(checkpoint)
+        if self._later is not None:
+            job.planned = lambda: self._run(job, vectors)
+            self._later(job.begin)
+            return
         if not self._has_thread:
             self._run(job, vectors)
             return
@@ -135,7 +151,10 @@ class Snapshots:
         """Return when the vectors may change: an unfinished snapshot is given up."""
         if self._job is not None:
             self._job.give_up = True
-            self._job.released.wait()
+            if self._job.planned is not None:
+                self._job.planned = None
+            else:
+                self._job.released.wait()
 
     def finish(self, checkpoint: Checkpoint, vectors: Mapping[str, Vector]) -> None:
         """Make a version whole, and return when it is, or when the disk does not let it be."""

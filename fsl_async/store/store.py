@@ -101,6 +101,7 @@ class Store:
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
     merged are pending again, or quarantined (leave_out: see `Book.rollback_to`).
     only_facts: no version will be read or made, so none is loaded, made whole or removed.
+    later: see `Snapshots`.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Store:
         files: Files | None = None,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._settings = settings or StoreSettings()
         self._run_dir = run_dir
@@ -123,6 +125,7 @@ class Store:
         self._files = files or Files()
         self._wall_clock = wall_clock
         self._clock = clock
+        self._later = later
         self._parts: _Open | None = None
         self._initial: InitialWeights | None = None
         self._pool = ChunkPool(self._settings.threads)
@@ -235,7 +238,13 @@ class Store:
         if not stays and kept[-1].is_whole:
             return
         resident = Resident(
-            self._files, opened.run, self._settings, self._pool, self._report, clock=self._clock
+            self._files,
+            opened.run,
+            self._settings,
+            self._pool,
+            self._report,
+            clock=self._clock,
+            later=self._later,
         )
         with disk(f"cannot read version {self.version}"):
             resident.recover(kept)

@@ -35,6 +35,7 @@ from fsl_async.errors import (
     RefusedError,
     one_line,
 )
+from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.progress_lines import ProgressLines
@@ -108,6 +109,18 @@ def progress_words(progress: Mapping[str, float], counts: str = "tokens") -> str
     if progress["tokens_per_s"]:
         parts.append(f"{progress['tokens_per_s']:,.0f} {counts}/s")
     return ", ".join(parts)
+
+
+def configure_exchange(exchange: Exchange, config: Config) -> None:
+    """Have a client code its deltas, and decode versions, as its run does."""
+    exchange.configure(
+        config.codec.spec_up,
+        feedback=config.codec.feedback_up,
+        whole=config.split.sends_whole,
+        threads=config.codec.threads,
+        directions=directions_of(config),
+        only_scalars=config.tune.method == "zeroth",
+    )
 
 
 class LoopSide:
@@ -400,15 +413,7 @@ class ClientNode:
         parts = self._parts
         config = from_wire(welcome.config)
         self._check_policy(welcome, config)
-        codec = config.codec
-        parts.exchange.configure(
-            codec.spec_up,
-            feedback=codec.feedback_up,
-            whole=config.split.sends_whole,
-            threads=codec.threads,
-            directions=directions_of(config),
-            only_scalars=config.tune.method == "zeroth",
-        )
+        configure_exchange(parts.exchange, config)
         # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(transport_settings(config))
         parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)

@@ -157,7 +157,8 @@ def rules_of(config: Config) -> ParameterServerRules:
     )
 
 
-def _store_settings(config: Config) -> StoreSettings:
+def store_settings_of(config: Config) -> StoreSettings:
+    """The part of the configuration that the store uses."""
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
@@ -302,7 +303,7 @@ def prepared(
         announce = and_capacity(options.announce, capacity, log, options.record)
         options = attrs.evolve(options, announce=announce)
     check_directory(run_dir)
-    store = Store(run_dir, _store_settings(config), from_version=options.from_version)
+    store = Store(run_dir, store_settings_of(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
         servers = {name: one.key for name, one in config.ring.servers.items()}

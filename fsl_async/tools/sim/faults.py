@@ -24,6 +24,10 @@ class FaultProfile:
     partition_s: tuple[float, float] = (30.0, 600.0)
     server_kill_every_s: float = 0.0
     server_return_s: tuple[float, float] = (5.0, 60.0)
+    disk_kills: float = 0.0
+    """Kills of the parameter server in the middle of a call to its disk."""
+    power_cuts: float = 0.0
+    """Deaths of the parameter server after which its disk has lost what was not synced."""
     server_pause_every_s: float = 0.0
     """Of each group's parameter server: as by SIGSTOP."""
     server_pause_s: tuple[float, float] = (5.0, 400.0)
@@ -74,6 +78,8 @@ PROFILES = {
         ring_differs=0.02,
         ring_disk_fails=0.002,
         ring_kills=0.002,
+        disk_kills=0.5,
+        power_cuts=0.5,
         jitter_s=0.1,
         drop=0.003,
         duplicate=0.002,

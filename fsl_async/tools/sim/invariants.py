@@ -1,135 +1,269 @@
-"""Checks the invariants (docs/ARCHITECTURE.md) after every event of a simulated run.
+"""Invariants of a simulated run, checked after every event of a process.
 
-The simulator has access to every snapshot of a training thread and everything on a disk. After each
-event of each node the checks below run on what that event touched, in constant time, so a day of a
-thousand clients can be checked completely.
-
-- A delta is merged at most once, carries the base it was computed from, and is never recomputed
-  against another.
-- An acknowledged delta is on the parameter server's disk from then on, through every crash.
-- Tokens in the ledger are the tokens that clients trained and sent.
-- All nodes at a version hold the same digest; there is one lineage; its version 0 is published
-  once.
-- What a client trained is in exactly one place: acknowledged, outstanding, refused, or not sent
-  yet.
+- Every version is the outer step of exactly the deltas that it lists: its weights are computed
+  again here, from the frames that clients sent, by the formulas of `fsl_async.store.outer`.
+- A delta holds the work of its steps, and is merged at most once, in one lineage of versions.
+- An acknowledged delta is on disk, and after any death of the process it is pending or merged.
+- A delta is coded once, and is never measured from another base than the one that it names.
+- Per client: acknowledged, refused and outstanding tokens are all tokens of its snapshots.
+- All nodes at a version hold the same weights, to the bit.
+- A fresh node never replaces a version that exists (there would be a second version 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from attrs import field, mutable
 
+from fsl_async.learn.client.ports import Vector
 from fsl_async.roles.machine import Event, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.tools.sim.counting import CountingLearner, Disk, Model
+from fsl_async.store.digest import digest_of
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import VersionRecord
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.training import MANIFEST, VirtualTraining
+from fsl_codecs import CodecSpec, decode, encode
+
+if TYPE_CHECKING:
+    from fsl_async.roles.machine import Effect
+
+TOLERANCE = 0.25
+"""By how much of a step's work a delta may differ from its steps: fp32 rounds each rebase."""
+
+
+@mutable
+class Lineage:
+    """The versions of a run, made a second time.
+
+    codec: of the outer change. sent: client, incarnation, sequence -> its training.
+    """
+
+    codec: CodecSpec
+    manifest: Manifest = MANIFEST
+    weights: list[Vector] = field(factory=list)
+    """The flat vector of each version, float32 (manifest.values,)."""
+    merged: dict[DeltaKey, int] = field(factory=dict)
+    """Delta -> the version that merged it."""
+    doubled: int = 0
+    """Deltas that were merged again."""
+    tokens: int = 0
+    """Tokens of all merged deltas."""
+    uses_again: int = 0
+    """Uses of deltas that an earlier version had merged (`outer.aggregation = latest`)."""
+    most_uses_again: int = 0
+    """In one version."""
+    trainings: dict[tuple[str, int], VirtualTraining] = field(factory=dict)
+    _momentum: Vector = field(init=False)
+    _residual: Vector = field(init=False)
+    _values: dict[DeltaKey, Vector] = field(factory=dict)
+    """The newest merged delta of each client, for rules that use it again."""
+
+    def __attrs_post_init__(self) -> None:
+        self._momentum = np.zeros(self.manifest.weights, np.float32)
+        self._residual = np.zeros_like(self._momentum)
+
+    @property
+    def version(self) -> int:
+        """The newest version; -1: none."""
+        return len(self.weights) - 1
+
+    def sent(self, key: DeltaKey) -> tuple[Vector, VirtualTraining] | None:
+        """Return a delta's values as its client coded them; None: no client has."""
+        training = self.trainings.get((key.client, key.incarnation))
+        frames = training.exchange.frames.get(key.sequence) if training is not None else None
+        if training is None or frames is None or len(frames) != self.manifest.chunks:
+            return None
+        return np.concatenate([decode(frames[index]) for index in sorted(frames)]), training
+
+    def add(self, record: VersionRecord, held: Vector) -> list[str]:
+        """Take the next version, of which the store holds these weights; return what is wrong."""
+        if record.version != self.version + 1:
+            return [f"version {record.version} follows {self.version}"]
+        wrong = []
+        if digest_of(held, weights=self.manifest.weights) != record.digest:
+            wrong.append(f"version {record.version} holds other weights than its digest")
+        if record.version:
+            wrong += self._check(record, held)
+        self.weights.append(held)
+        for one in record.merged:
+            self.merged[one.key] = record.version
+            self.tokens += one.delta.tokens
+        if record.tokens_total != self.tokens:
+            wrong.append(
+                f"version {record.version} has {record.tokens_total} tokens, its deltas"
+                f" {self.tokens}"
+            )
+        return wrong
+
+    def _check(self, record: VersionRecord, held: Vector) -> list[str]:
+        wrong, sums = [], {}
+        for one in record.merged:
+            found = self.sent(one.key)
+            if one.key in self.merged:
+                self.doubled += 1
+                wrong.append(f"delta {one.key.text} is merged twice")
+            if found is None:
+                return [*wrong, f"delta {one.key.text} was never sent as it was merged"]
+            values, training = found
+            weights = values[: self.manifest.weights]
+            lost = np.abs(weights - training.expected[one.key.sequence]).max(initial=0.0)
+            if lost > TOLERANCE * training.unit:
+                wrong.append(f"delta {one.key.text} does not hold the work of its steps")
+            sums[one.key] = values
+        made = self._made(record, sums)
+        weights, buffers = made[: self.manifest.weights], made[self.manifest.weights :]
+        if not np.array_equal(weights, held[: self.manifest.weights]):
+            wrong.append(f"version {record.version} holds other weights than its deltas give")
+        if not np.allclose(buffers, held[self.manifest.weights :], rtol=1e-5):
+            wrong.append(f"version {record.version} holds other buffers than its deltas give")
+        return wrong
+
+    def _made(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
+        """Return what the version must be, and keep what the next one needs."""
+        rate, coefficient = np.float32(record.learning_rate), np.float32(record.momentum)
+        total = self._total(record, values) * np.float32(record.scale)
+        average = total[: self.manifest.weights]
+        self._momentum = coefficient * self._momentum + average
+        step = average + coefficient * self._momentum
+        desired = -rate * step + self._residual
+        sent = decode(encode(desired, self.codec))
+        self._residual = desired - sent
+        last = self.weights[-1]
+        share = sum(one.weight for one in record.merged) * record.scale
+        buffers = total[self.manifest.weights :] / (share or 1.0)
+        return np.concatenate([last[: self.manifest.weights] + sent, buffers])
+
+    def _total(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
+        total = np.zeros(self.manifest.values, np.float32)
+        if record.rule != "latest":
+            for one in record.merged:
+                total = total + np.float32(one.weight) * values[one.key]
+            return total
+        self.uses_again += len(record.reused)
+        self.most_uses_again = max(self.most_uses_again, len(record.reused))
+        return self._total_of_latest(record, values)
+
+    def _total_of_latest(self, record: VersionRecord, values: Mapping[DeltaKey, Vector]) -> Vector:
+        """Return the sum over clients of the mean of their new deltas, or of their newest one."""
+        known = {**self._values, **values}
+        by_client: dict[str, list[MergedDelta]] = {}
+        for one in sorted((*record.merged, *record.reused), key=lambda one: one.key):
+            by_client.setdefault(one.key.client, []).append(one)
+        total = np.zeros(self.manifest.values, np.float32)
+        for name in sorted(by_client):
+            mine = by_client[name]
+            row = np.zeros_like(total)
+            for one in mine:
+                row = row + np.float32(one.weight / len(mine)) * known[one.key]
+            total = total + row
+        newest = {key.client: key for key in sorted(known, key=lambda key: key.order)}
+        self._values = {key: known[key] for key in newest.values()}
+        return total
 
 
 @mutable
 class Invariants:
-    """What happened, and the violations found."""
+    """What happened in one group of clients, and the violations found."""
 
-    disk: Disk
+    lineage: Lineage
     violations: list[str] = field(factory=list)
-    deltas_doubled: int = 0
     deltas_lost: int = 0
     tokens_unsent: int = 0
     """Tokens trained and not sent at the end of the run, by the clients present."""
+    store: Store | None = None
+    """Of the parameter server's process, while it runs."""
     _offered: dict[DeltaKey, Delta] = field(factory=dict)
+    _stored: dict[DeltaKey, None] = field(factory=dict)
+    """Acknowledged by the parameter server, and in no version that is known."""
     _acknowledged: set[DeltaKey] = field(factory=set)
     _refused: set[DeltaKey] = field(factory=set)
-    _versions_seen: int = 0
     _accounts: dict[tuple[str, int], dict[str, int]] = field(factory=dict)
 
     def violated(self, text: str, now: float) -> None:
         """Record a violation."""
         self.violations.append(f"at {now:.3f} s: {text}")
 
-    # --- at a server ---
+    # --- at a parameter server ---
+
+    def recovered(self, store: Store, found: ev.Recovered, now: float) -> None:
+        """Check what a new process has found on its disk."""
+        self.store = store
+        if found.version < self.lineage.version:
+            text = f"version {self.lineage.version} is lost, and {found.version} is recovered"
+            self.violated(text, now)
+        self._check_new_versions(now)
+        there = {stored.key for stored in found.pending} | found.settled.keys()
+        for key in [key for key in self._stored if key not in there]:
+            self.violated(f"acknowledged delta {key.text} is lost", now)
+            self.deltas_lost += 1
 
     def after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
     ) -> None:
         """Check what an event of the parameter server may have touched."""
         if isinstance(event, ev.VersionCommitted):
             self._check_new_versions(now)
-        if machine.version >= 0 and self.disk.models:
-            newest = self.disk.models[-1]
-            if machine.version > newest.version:
-                self.violated(
-                    f"server believes in version {machine.version}, disk has {newest.version}", now
-                )
-            elif self.disk.models[machine.version].digest != machine.digest:
-                self.violated(f"server holds another digest of version {machine.version}", now)
+        if machine.version > self.lineage.version:
+            text = f"the server believes in version {machine.version}, which is not made"
+            self.violated(text, now)
+        assert self.store is not None, "a process that handles events has a store"
         for effect in effects:
             if isinstance(effect, Send) and effect.message.tag == "accepted/1":
-                key = effect.message.key  # type: ignore[attr-defined]
-                if key not in self.disk.pending and key not in self.disk.merged:
+                key: DeltaKey = effect.message.key  # type: ignore[attr-defined]
+                if self.store.known(key) is None and key not in self.lineage.merged:
                     self.violated(f"acknowledged delta {key.text} is not durable", now)
+                if key not in self.lineage.merged:
+                    self._stored[key] = None
 
     def _check_new_versions(self, now: float) -> None:
-        models = self.disk.models
-        tokens = models[-1].total - models[0].total
-        if tokens != self.disk.tokens_merged:
-            self.violated(
-                f"version {models[-1].version} holds {tokens} tokens, ledger "
-                f"{self.disk.tokens_merged}",
-                now,
-            )
-        for position in range(self._versions_seen, len(models)):
-            if models[position].version != position:
-                self.violated(f"version {models[position].version} follows {position - 1}", now)
-        self._versions_seen = len(models)
-
-    def server_died(self, now: float) -> None:
-        """Check after a crash that everything acknowledged is on disk."""
-        lost = [
-            k
-            for k in self._acknowledged
-            if k not in self.disk.pending and k not in self.disk.merged
-        ]
-        for key in lost:
-            self.violated(f"acknowledged delta {key.text} is lost", now)
-        self.deltas_lost += len(lost)
+        store = self.store
+        assert store is not None, "a version is of a store"
+        for record in store.records:
+            if record.version > self.lineage.version:
+                for text in self.lineage.add(record, held_by(store, record.version)):
+                    self.violated(text, now)
+                for one in record.merged:
+                    self._stored.pop(one.key, None)
 
     def run_ended(
-        self, learners: Mapping[str, CountingLearner], names: Sequence[str], now: float
+        self, ended: Mapping[str, VirtualTraining], names: Sequence[str], now: float
     ) -> None:
-        """Check after an orderly end that every client has the last version, with all its work in
-        it.
-        """
-        last = self.disk.models[-1]
+        """Check after an orderly end that every client has the last version, with all its work."""
+        last = self.lineage.version
         for name in names:
-            learner = learners.get(name)
-            if learner is None:
+            training = ended.get(name)
+            if training is None:
                 self.violated(f"{name} did not end with its run", now)
-            elif learner.model != last:
-                text = f"{name} ended with version {learner.model.version}, not {last.version}"
+            elif training.exchange.version != last:
+                text = f"{name} ended with version {training.exchange.version}, not {last}"
                 self.violated(text, now)
             else:
-                self.tokens_unsent += learner.trained_tokens - learner.sent_tokens
-        for key in self.disk.pending:
-            self.violated(f"acknowledged delta {key.text} is not in the last version", now)
-
-    def delta_merged(self, key: DeltaKey, now: float) -> None:
-        """Record that a delta is merged into a version."""
-        if key in self.disk.merged:
-            self.deltas_doubled += 1
-            self.violated(f"delta {key.text} is merged twice", now)
+                self.tokens_unsent += training.unsent_tokens
+        assert self.store is not None, "a run that ended has a store"
+        for key in self._stored:
+            if self.store.known(key) != "quarantined":
+                self.violated(f"acknowledged delta {key.text} is not in the last version", now)
 
     # --- at a client ---
+
+    def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
+        """Take the training of a new client process."""
+        self.lineage.trainings[name, incarnation] = training
 
     def after_client(
         self,
         machine: ClientMachine,
-        learner: CountingLearner,
+        training: VirtualTraining,
         event: Event,
-        effects: list[Any],
+        effects: list[Effect],
         now: float,
     ) -> None:
         """Check what an event of a client may have touched."""
@@ -137,19 +271,7 @@ class Invariants:
             if isinstance(effect, do.OfferDelta):
                 self._offered_again(effect.delta, now)
         if isinstance(event, ev.DeltaAcknowledged):
-            stored = self.disk.pending.get(event.key)
-            offered = self._offered.get(event.key)
-            if stored is None and event.key not in self.disk.merged:
-                self.violated(
-                    f"{machine.name} received that {event.key.text} is durable; it is not", now
-                )
-            elif offered is None or (stored is not None and stored.delta.tokens != offered.tokens):
-                self.violated(
-                    f"tokens of {event.key.text} are not what {machine.name} trained", now
-                )
-            elif event.key not in self._acknowledged:
-                self._acknowledged.add(event.key)
-                self._account(event.key)["acknowledged"] += offered.tokens
+            self._taken(machine, event.key, now)
         elif (
             isinstance(event, ev.DeltaRefused)
             and event.key in self._offered
@@ -159,27 +281,40 @@ class Invariants:
             self._refused.add(event.key)
             self._account(event.key)["refused"] += self._offered[event.key].tokens
         elif isinstance(event, ev.BaseReplaced | ev.Rebased):
-            self._holds(machine.name, learner.base, now)
+            training.exchange.use_base(
+                lambda vector, version: self._holds(machine.name, vector, version, now)
+            )
         if isinstance(event, ev.DeltaAcknowledged | ev.DeltaRefused | ev.Snapshotted):
-            self._balance(machine, learner, now)
+            self._balance(machine, training, now)
+
+    def _taken(self, machine: ClientMachine, key: DeltaKey, now: float) -> None:
+        offered = self._offered.get(key)
+        if key not in self._stored and key not in self.lineage.merged:
+            self.violated(f"{machine.name} received that {key.text} is durable; it is not", now)
+        elif offered is None:
+            self.violated(f"{machine.name} never trained delta {key.text}", now)
+        elif key not in self._acknowledged:
+            self._acknowledged.add(key)
+            self._account(key)["acknowledged"] += offered.tokens
 
     def _offered_again(self, delta: Delta, now: float) -> None:
         key = delta.key
         before = self._offered.setdefault(key, delta)
         if before is delta:
-            models = self.disk.models
-            if key.base < len(models) and models[key.base].digest != delta.base_digest:
+            if key.base <= self.lineage.version and delta.base_digest != self._digest(key.base):
                 self.violated(f"delta {key.text} names a base of another lineage", now)
         elif before != delta:
             self.violated(f"delta {key.text} was recomputed", now)
 
-    def _holds(self, name: str, model: Model, now: float) -> None:
-        if model.version < 0:
-            return
-        if model.version >= len(self.disk.models):
-            self.violated(f"{name} holds version {model.version}, which does not exist", now)
-        elif self.disk.models[model.version] != model:
-            self.violated(f"{name} holds something else than version {model.version}", now)
+    def _digest(self, version: int) -> str:
+        lineage = self.lineage
+        return digest_of(lineage.weights[version], weights=lineage.manifest.weights)
+
+    def _holds(self, name: str, held: Vector, version: int, now: float) -> None:
+        if version > self.lineage.version:
+            self.violated(f"{name} holds version {version}, which does not exist", now)
+        elif not np.array_equal(held, self.lineage.weights[version]):
+            self.violated(f"{name} holds something else than version {version}", now)
 
     def _account(self, key: DeltaKey) -> dict[str, int]:
         """Return the counts of the incarnation that computed `key`; its successor may receive the
@@ -188,13 +323,19 @@ class Invariants:
         identity = (key.client, key.incarnation)
         return self._accounts.setdefault(identity, {"acknowledged": 0, "refused": 0})
 
-    def _balance(self, machine: ClientMachine, learner: CountingLearner, now: float) -> None:
+    def _balance(self, machine: ClientMachine, training: VirtualTraining, now: float) -> None:
         account = self._account(DeltaKey(machine.name, machine.incarnation, 0, 0))
         outstanding = machine.delta.tokens if machine.delta is not None else 0
         sent = account["acknowledged"] + account["refused"] + outstanding
-        if sent != learner.sent_tokens:
+        if sent != training.sent_tokens:
             self.violated(
-                f"{machine.name} snapshotted {learner.sent_tokens} tokens, "
+                f"{machine.name} snapshotted {training.sent_tokens} tokens, "
                 f"{sent} are accounted for",
                 now,
             )
+
+
+def held_by(store: Store, version: int) -> Vector:
+    """Return a version's weights as a store sends them to a new client."""
+    frames = [store.read_full(version, index) for index in range(store.manifest.chunks)]
+    return np.concatenate([decode(frame) for frame in frames if frame is not None])

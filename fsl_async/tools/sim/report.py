@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from fsl_async.tools.sim.latest_counting import LatestDisk
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fsl_async.tools.sim.counting import Disk
     from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.simulation import Simulation
 
@@ -35,10 +30,6 @@ class Report:
     deltas_merged: int
     deltas_lost: int
     deltas_doubled: int
-    checkpoints: int
-    """Versions whose weights were written to disk."""
-    versions_replayed: int
-    """Versions that starts made again, from a checkpoint and the spool."""
     participation: float
     seconds: float
     run_dir: str
@@ -63,16 +54,16 @@ def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: s
     """Make the report of a simulation. Of groups, versions, deltas and clients are added up."""
     counts, world = simulation.counts, simulation.world
     groups = simulation.groups
-    disks = [group.disk for group in groups]
+    lineages = [group.invariants.lineage for group in groups]
     messages = world.network.counts
     kinds = dict(counts.kinds)
     for kind in ("dropped", "duplicated", "reordered"):
         if messages.get(kind):
             kinds[f"message {kind}"] = messages[kind]
     return Report(
-        rounds=sum(max(0, len(disk.models) - 1) for disk in disks),
+        rounds=sum(max(0, lineage.version) for lineage in lineages),
         clients=simulation.settings.clients * len(groups),
-        tokens=sum(disk.tokens_merged for disk in disks),
+        tokens=sum(lineage.tokens for lineage in lineages),
         loss_first=None,
         loss_last=None,
         eval_loss=None,
@@ -80,11 +71,9 @@ def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: s
         bytes_sent=0,
         ratio=None,
         relaunches=counts.relaunches,
-        deltas_merged=sum(len(disk.merged) for disk in disks),
+        deltas_merged=sum(len(lineage.merged) for lineage in lineages),
         deltas_lost=sum(group.invariants.deltas_lost for group in groups),
-        deltas_doubled=sum(group.invariants.deltas_doubled for group in groups),
-        checkpoints=sum(disk.checkpoints for disk in disks),
-        versions_replayed=sum(disk.replayed for disk in disks),
+        deltas_doubled=sum(lineage.doubled for lineage in lineages),
         participation=round(simulation.participation.share, 4),
         seconds=round(seconds, 3),
         run_dir=journal,
@@ -97,12 +86,11 @@ def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: s
         trace_sha256=None if journal else world.trace.hexdigest(),
         split=simulation.split_facts() or None,
         tune=simulation.tune_facts() or None,
-        deltas_reused=_reuses(disks),
+        deltas_reused=(
+            sum(lineage.uses_again for lineage in lineages)
+            if simulation.settings.latest
+            else None
+        ),
         groups=simulation.group_facts() or None,
     )
 
-
-def _reuses(disks: Sequence[Disk]) -> int | None:
-    """How often a version used a delta of an earlier one again; None where none may be."""
-    counts = [disk.reuses for disk in disks if isinstance(disk, LatestDisk)]
-    return sum(counts) if counts else None

@@ -1,10 +1,11 @@
 """Simulates a complete run in one process under a virtual clock.
 
-Machines, shells, sessions and streams are those of production. Replaced are the network
-(`fsl_transport.testing.mem_link`), the clock, the worker threads, the disk and the learning
-(`fsl_async.tools.sim.counting`). Processes die as with kill -9: nothing of them runs afterwards,
-and only their `Disk` remains for the next one. One seed decides everything; the same seed gives the
-same trace.
+Machines, shells, sessions, streams, the store, the coder and the clients' exchange are those of
+production, with production settings. Replaced are the network (`fsl_transport.testing.mem_link`),
+the clock, the worker threads, the disk (`fsl_async.store.memory_files`) and training
+(`fsl_async.tools.sim.training`). Processes die as with kill -9, the parameter server's also in the
+middle of a call to its disk, which may lose its power then. One seed decides everything; the same
+seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -12,25 +13,33 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from attrs import frozen
+import numpy as np
+from attrs import evolve, frozen
 
 import fsl_transport as tp
+from fsl_async.config.implied import with_implied
+from fsl_async.config.load import load
+from fsl_async.config.settings import Config
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.nodes.client.client_node import configure_exchange
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.aggregation import weighting_of
+from fsl_async.nodes.ps.node import rules_of, run_facts, store_settings_of
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import DrainAsked, Effect, Event
-from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
-from fsl_async.roles.sync.ps_state import PaceRules
-from fsl_async.roles.sync.weighting import staleness_discount, weighting_named
-from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
+from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
+from fsl_async.store.errors import LearnError
+from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
+from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
-from fsl_async.tools.sim.invariants import Invariants
-from fsl_async.tools.sim.latest_counting import LatestDisk, LatestStore
+from fsl_async.tools.sim.invariants import Invariants, Lineage
+from fsl_async.tools.sim.training import MANIFEST, VirtualTraining, VirtualWorker
 from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock, World
 
 SERVER_NAME = "ps"
@@ -40,8 +49,12 @@ MOST_OWN_STEPS = 50
 """Steps that a task that sends at its own pace trains at most before it sends."""
 Pace = Literal["called", "time", "steps", "speed", "own"]
 """When a client sends: when it is called, or by itself (`roles.sync.pacing`)."""
-TOKENS_PER_STEP = 4096
-BUFFERED_STALENESS = 20
+SNAPSHOT_S = 45.0
+"""From a version until its checkpoint is written: disks are slow, or have a limit."""
+NOON = 1_800_000_000.0
+"""Wall clock at the start of a simulation, seconds since 1970."""
+MOST_CALLS = 40
+"""Of a parameter server to its disk, until it dies in the middle of one."""
 
 
 @frozen
@@ -60,43 +73,36 @@ class SimulationSettings:
     groups: int = 1
     """Parameter servers; `clients` are those of each."""
 
-    @property
-    def pace_rules(self) -> PaceRules | None:
-        """Of the parameter server; None: it calls."""
+    def config(self, *more: str) -> Config:
+        """Return the run's production settings. more: `table.key=value`, as for `--set`."""
         steps = max(1, round(self.every_s / (4 * STEP_S)))
-        return {
-            "called": None,
-            "time": PaceRules(seconds=self.every_s),
-            "steps": PaceRules(steps),
-            "speed": PaceRules(steps, by_speed=True),
-            "own": PaceRules(),
+        heartbeat_s = min(60.0, self.every_s / 10)
+        pace = {
+            "called": [],
+            "time": [],
+            "steps": [f"sync.local_steps={steps}"],
+            "speed": [f"sync.local_steps={steps}", "sync.dylu=true"],
+            "own": ["sync.pace=own", "train.task=own", "sync.weighting=anarchic"],
         }[self.pace]
-
-    @property
-    def heartbeat_every_s(self) -> float:
-        """Ten heartbeats in a period, at least one a minute: the choice of a run with that
-        period.
-        """
-        return min(60.0, self.every_s / 10)
-
-    @property
-    def expire_after_s(self) -> float:
-        """Three missed heartbeats."""
-        return 3 * self.heartbeat_every_s
-
-
-def _asynchronous(settings: SimulationSettings) -> dict[str, Any]:
-    """The rules of a parameter server whose clients send by themselves; none if it calls them."""
-    if settings.pace_rules is None:
-        return {}
-    return {
-        "trigger": "buffer",
-        "buffer": max(2, (settings.clients + 1) // 2),
-        "least_s": 0.02 * settings.every_s,
-        "max_staleness": BUFFERED_STALENESS,
-        "pace": settings.pace_rules,
-        "reuses": settings.latest,
-    }
+        if self.pace != "called":
+            pace.append("sync.trigger=buffer")
+        if self.latest:
+            pace[1:1] = ["outer.aggregation=latest", "outer.optimizer=average"]
+            pace.remove("sync.weighting=anarchic")
+        given = load(
+            None,
+            [
+                f"sync.every_s={self.every_s}",
+                f"sync.clients={self.clients}",
+                f"store.keep_versions={self.keep_versions}",
+                f"session.heartbeat_every_s={heartbeat_s}",
+                f"session.expire_after_s={3 * heartbeat_s}",
+                "codec.up=fp32",  # so that a delta can be compared with the work of its steps
+                *pace,
+                *more,
+            ],
+        )
+        return with_implied(given)
 
 
 class Simulation:
@@ -109,38 +115,35 @@ class Simulation:
         keep_journal: Journal | None = None,
         world: World | None = None,
         place: str = "",
+        config: Config | None = None,
     ) -> None:
-        """world: shared with other groups; place: begins the names of all processes."""
+        """world: shared with other groups; place: begins the names of all processes. config: of the
+        run, instead of `settings.config()`.
+        """
         self.settings = settings
         self.profile: FaultProfile = PROFILES[settings.faults]
         self.world = world or World(self.profile, settings.seed, keep_journal)
         self.scheduler, self.network = self.world.scheduler, self.world.network
         self.trace, self.journal = self.world.trace, self.world.journal
         self.network_conditions = self.world.conditions
-        self.disk = LatestDisk() if settings.latest else Disk()
-        self.invariants = Invariants(self.disk)
+        self.config = config or settings.config()
+        self.manifest = MANIFEST
+        self.disk = MemoryDisk()
+        self.run_dir = Path("/") / (place or "run")
+        self.invariants = Invariants(Lineage(self.config.codec.spec_down))
         self.counts = self.world.counts
         self.participation = self.world.participation
         self.server = f"{place}{SERVER_NAME}"
         self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
         self._chance = random.Random(f"{settings.seed}/{place}faults")  # noqa: S311 - not for secrets
-        self._rules = ParameterServerRules(
-            every_s=settings.every_s,
-            keep_versions=settings.keep_versions,
-            shards=settings.clients,
-            **_asynchronous(settings),
-        )
-        self._weighting = "anarchic" if settings.pace == "own" else "batch"
-        if settings.latest:
-            self._weighting = "latest"
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
         self._ending = False
-        self._ended: dict[str, CountingLearner] = {}
-        self._transport = tp.TransportSettings(
-            heartbeat_every_s=settings.heartbeat_every_s, expire_after_s=settings.expire_after_s
-        )
+        self._ended: dict[str, VirtualTraining] = {}
+        self._files = MemoryFiles(self.disk)
+        """The disk as the newest process of the parameter server sees it."""
+        self._transport = transport_settings(self.config)
 
     # --- running ---
 
@@ -154,7 +157,6 @@ class Simulation:
             self.world.run(self.settings.hours, self.invariants.violations, self._end, progress)
         except AssertionError as error:
             self.invariants.violated(f"{error}", self.scheduler.time())
-        self.invariants.server_died(self.scheduler.time())
 
     def begin(self) -> None:
         """Launch all processes, and plan their faults."""
@@ -173,7 +175,7 @@ class Simulation:
         calm_s = self.calm()
         give_up_s = calm_s + LONGEST_END_S
         while not self.invariants.violations and self.scheduler.time() < give_up_s:
-            self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
+            self.scheduler.run_until(self.scheduler.time() + self._transport.heartbeat_every_s)
             if self.scheduler.time() > calm_s:
                 self.ask_to_end()
             if self.has_ended:
@@ -252,17 +254,12 @@ class Simulation:
     def _launch_server(self) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
-        machine = ParameterServerMachine(self._rules, weighting_named(self._weighting), "sim")
+        self._files = MemoryFiles(self.disk, Faults())
+        machine = ParameterServerMachine(rules_of(self.config), weighting_of(self.config), "sim")
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            for effect in effects:
-                if isinstance(effect, do.Average):
-                    for merged in effect.merged:
-                        self.invariants.delta_merged(merged.key, now)
             self.invariants.after_server(machine, event, effects, now)
-
-        store = self._store(clock)
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
@@ -275,12 +272,15 @@ class Simulation:
                 rng=random.Random(f"{self.settings.seed}/{self.server}/{incarnation}"),  # noqa: S311
             )
 
+        worker = self._worker(clock, self.server)
+        worker.killed = self._server_is_dead
+        store = self._store(clock)
         shell = ParameterServerShell(
             machine,
-            RunFacts("sim", self.settings.clients, {}),
+            run_facts("sim", self.config),
             Surroundings(
                 store=store,
-                worker=self._worker(clock, self.server),
+                worker=worker,
                 scheduler=clock,
                 journal=self.journal,
                 listener=listener,
@@ -291,38 +291,53 @@ class Simulation:
         shell.node.machine = CheckedMachine(machine, check)
         self.processes[self.server] = Process(clock, shell)
         self._prepare(clock, shell, store, incarnation)
-        shell.start(store.recover())
+        try:
+            recovered = store.recover()
+            store.start_run("sim")
+        except LearnError as error:
+            self.invariants.violated(f"the server cannot start: {error}", clock.time())
+            return
+        self.invariants.recovered(store, recovered, clock.time())
+        shell.start(recovered)
+
+    def _store(self, clock: ProcessClock) -> Store:
+        """The store of a parameter server's process."""
+
+        def later(write: Callable[[], None]) -> None:
+            clock.call_at(clock.time() + SNAPSHOT_S, self._in_server, write)
+
+        return Store(
+            self.run_dir,
+            evolve(store_settings_of(self.config), threads=1, resident=True),
+            files=self._files,
+            wall_clock=lambda: NOON + self.scheduler.time(),
+            clock=self.scheduler.time,
+            later=later,
+        )
+
+    def _in_server(self, act: Callable[[], None]) -> None:
+        """Do what a thread of the parameter server does; it may die in the middle."""
+        try:
+            act()
+        except Killed:
+            self._server_is_dead()
 
     def _prepare(
-        self, clock: ProcessClock, shell: ParameterServerShell, store: CountingStore, number: int
+        self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
         """Add to a parameter server's process, incarnation `number`, before it starts."""
 
-    def _store(self, clock: ProcessClock) -> CountingStore:
-        """The store of a parameter server's process."""
-        if isinstance(self.disk, LatestDisk):
-            return LatestStore(
-                self.disk,
-                self.settings.keep_versions,
-                self.scheduler.time,
-                clock.call_at,
-                reuse=BUFFERED_STALENESS,
-                weight=lambda steps, staleness: staleness_discount(staleness) / steps,
-            )
-        return CountingStore(
-            self.disk, self.settings.keep_versions, self.scheduler.time, clock.call_at
-        )
-
-    def _learner(
+    def _training(
         self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> CountingLearner:
+    ) -> VirtualTraining:
         """The training thread of a client's process."""
-        return CountingLearner(
+        return VirtualTraining(
             clock,
             on_event,
             step_s=chance.uniform(0.5, 1.5) * STEP_S,
-            tokens_per_step=TOKENS_PER_STEP,
-            initial=chance.getrandbits(40),
+            initial=np.array([chance.gauss(0.0, 1.0) for _ in range(self.manifest.values)]),
+            unit=chance.uniform(0.5, 1.5),
+            manifest=self.manifest,
             own_pace=(
                 functools.partial(chance.randint, 1, MOST_OWN_STEPS)
                 if self.settings.pace == "own"
@@ -339,12 +354,15 @@ class Simulation:
         def feed(event: Event) -> None:
             shell.node.feed(event)
 
-        learner = self._learner(clock, feed, chance)
+        training = self._training(clock, feed, chance)
+        configure_exchange(training.exchange, self.config)
+        training.exchange.pool.threads = 1
+        self.invariants.launched(name, incarnation, training)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.invariants.after_client(machine, learner, event, effects, now)
-            if self.settings.pace != "called" and learner.is_held and not self._ending:
+            self.invariants.after_client(machine, training, event, effects, now)
+            if self.settings.pace != "called" and training.is_held and not self._ending:
                 self.invariants.violated(f"{name} waits in a step", now)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
@@ -356,12 +374,12 @@ class Simulation:
                 name,
                 incarnation=incarnation,
                 rng=chance,
-                beat_payload=lambda _: {"step": learner.steps},
+                beat_payload=lambda _: {"step": training.steps},
             )
 
         shell = ClientShell(
             machine,
-            learner,
+            training.exchange,
             dialer,
             worker=self._worker(clock, name),
             scheduler=clock,
@@ -369,21 +387,21 @@ class Simulation:
             say=lambda _: None,
             finished=lambda _: self._gone(name),
             welcomed=_ignore_welcome,
-            end_training=lambda _: learner.stop(),
+            end_training=lambda _: training.stop(),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        self.processes[name] = Process(clock, shell)
+        self.processes[name] = Process(clock, shell, training)
         shell.dial()
-        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
+        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), training.attach)
 
     def _gone(self, name: str) -> None:
         """Record the end of a client by itself, which no simulated run asks for before its end."""
         if not self._ending:
             self.invariants.violated(f"{name} gave up", self.scheduler.time())
             return
-        learner = self.processes[name].shell.learner  # type: ignore[union-attr]
-        assert isinstance(learner, CountingLearner)
-        self._ended[name] = learner
+        training = self.processes[name].training
+        assert training is not None, "it is a client"
+        self._ended[name] = training
         self._kill(name)
 
     # --- faults ---
@@ -400,6 +418,11 @@ class Simulation:
             return False
         process.clock.alive = False
         self.network.kill(name)
+        if name == self.server:
+            self._files.die()
+            if self._chance.random() < self.profile.power_cuts:
+                self.counts.fault("power cut")
+                self.disk.lose_power(self._chance.getrandbits(32))
         return True
 
     def _kill_client(self, name: str) -> None:
@@ -410,11 +433,21 @@ class Simulation:
         self._plan(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
-        if not self._calm and self._kill(self.server):
-            self.counts.fault("server killed")
-            self.invariants.server_died(self.scheduler.time())
-            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
+        """Kill the parameter server, as often as not in the middle of a call to its disk."""
+        if not self._calm and self.server in self.processes:
+            if self._chance.random() < self.profile.disk_kills:
+                faults = self._files.faults
+                faults.at = len(faults.calls) + self._chance.randint(1, MOST_CALLS)
+                faults.mode = self._chance.choice(["before", "torn", "after"])
+            else:
+                self._server_is_dead()
         self._plan(self.profile.server_kill_every_s, self._kill_server)
+
+    def _server_is_dead(self) -> None:
+        """Take the parameter server's process away, and launch it again."""
+        if self._kill(self.server):
+            self.counts.fault("server killed")
+            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _reset(self, name: str) -> None:
         if name in self.processes and not self._calm:

@@ -15,6 +15,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Effect, Event, Note
 from fsl_async.tools.sim.faults import HOUR_S, FaultProfile
+from fsl_async.tools.sim.training import VirtualTraining
 
 
 class ProcessClock:
@@ -93,10 +94,11 @@ class Participation:
 
 @frozen
 class Process:
-    """A process: its clock and the shell in it."""
+    """A process: its clock, the shell in it, and a client's training."""
 
     clock: ProcessClock
     shell: ParameterServerShell | ClientShell
+    training: VirtualTraining | None = None
 
 
 @mutable

@@ -1,0 +1,283 @@
+"""Training on the virtual clock: a few real values, which each step changes by a known amount.
+
+`VirtualTraining` stands for a client's training thread. It answers the orders of the production
+`Exchange` at step boundaries and moves its values as a model's weights are moved, so that work
+which is lost, doubled or applied to another base shows in the values. `VirtualWorker` stands for a
+worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from attrs import Factory, field, mutable
+
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.client.ports import (
+    Move,
+    Moved,
+    Order,
+    RebaseOrder,
+    RoundOrder,
+    SnapshotOrder,
+    TrainingPort,
+    Vector,
+    Work,
+)
+from fsl_async.roles.machine import Event, TrainingEnded
+from fsl_async.store.errors import LearnError
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory_files import Killed
+from fsl_transport import Scheduler
+
+T = TypeVar("T")
+MANIFEST = Manifest.from_shapes([("weights", (6,))], buffers=[("buffers", (2,))])
+"""Two chunks: one of weights, one of buffers."""
+TOKENS_PER_STEP = 4096
+
+
+class WatchedExchange(Exchange):
+    """An exchange that keeps the frames of each delta as they were sent."""
+
+    def __init__(self, training: TrainingPort, on_event: Callable[[Event], None]) -> None:
+        super().__init__(training, on_event=on_event)
+        self.frames: dict[int, dict[int, bytes]] = {}
+        """Sequence of a delta -> index -> frame."""
+
+    def encode_delta(self, sequence: int, index: int) -> bytes:
+        """See `Exchange.encode_delta`."""
+        frame = super().encode_delta(sequence, index)
+        before = self.frames.setdefault(sequence, {}).setdefault(index, frame)
+        assert frame == before, "a delta is coded once"
+        return frame
+
+
+class VirtualTraining:
+    """Trains a model of a few values, one step every `step_s` of virtual time.
+
+    Step k adds `unit` to weight k modulo their number. own_pace: gives the steps after which its
+    task asks to send.
+    """
+
+    def __init__(
+        self,
+        clock: Scheduler,
+        on_event: Callable[[Event], None],
+        *,
+        step_s: float,
+        initial: Vector,
+        unit: float,
+        manifest: Manifest = MANIFEST,
+        own_pace: Callable[[], int] | None = None,
+    ) -> None:
+        self.values = initial.astype(np.float32)
+        self.own_manifest = manifest
+        self.unit = unit
+        self.exchange = WatchedExchange(self, on_event)
+        self.expected: dict[int, Vector] = {}
+        """Sequence of a delta -> what its weights must be, but for rounding."""
+        self.sent_steps = 0
+        """Steps that are in some delta."""
+        self.refused: str | None = None
+        self._clock = clock
+        self._on_event = on_event
+        self._step_s = step_s
+        self._started_at: float | None = None
+        self._held_at: float | None = None
+        self._over = False
+        self._applied = 0  # steps that are in the values
+        self._settled = 0  # steps in a delta, or dropped
+        self._asked: set[Order] = set()
+        self._pace_steps = 0
+        self._pace_number = 0
+        self._own_pace = own_pace
+
+    # --- what was trained ---
+
+    @property
+    def steps(self) -> int:
+        """Steps trained in this incarnation."""
+        if self._started_at is None:
+            return 0
+        now = self._clock.time() if self._held_at is None else self._held_at
+        return int((now - self._started_at) / self._step_s + 1e-9)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether training waits in a step."""
+        return self._held_at is not None
+
+    @property
+    def unsent_tokens(self) -> int:
+        """Tokens trained since the last snapshot."""
+        return (self.steps - self._settled) * TOKENS_PER_STEP
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of this incarnation that are in some snapshot."""
+        return self.sent_steps * TOKENS_PER_STEP
+
+    def work(self, begin: int, end: int) -> Vector:
+        """Return the change of the weights in steps `begin` to `end`, without the last."""
+        place = np.arange(self.own_manifest.weights)
+        size = len(place)
+        counts = (end - place + size - 1) // size - (begin - place + size - 1) // size
+        return np.float32(self.unit) * counts.astype(np.float32)
+
+    def _train(self) -> None:
+        """Bring the values up to the present step."""
+        weights = self.own_manifest.weights
+        self.values[:weights] += self.work(self._applied, self.steps)
+        self._applied = self.steps
+
+    # --- a TrainingPort ---
+
+    def attach(self) -> None:
+        """Attach the model, as the training function does when it has built it."""
+        self.exchange.attach(self.own_manifest, self.values.copy())
+
+    def ask(self, order: Order) -> None:
+        """Carry out an order at the next step; a snapshot only once."""
+        if isinstance(order, RebaseOrder):
+            self._at_next_step(lambda: self._rebase(order))
+        elif order not in self._asked:
+            self._asked.add(order)
+            self._begin(order)
+
+    def _begin(self, order: SnapshotOrder | RoundOrder) -> None:
+        hold = isinstance(order, RoundOrder) or order.hold
+        self._at_next_step(lambda: self._snapshot(order, hold=hold))
+
+    def count_steps(self, steps: int) -> None:
+        """Report so many steps after each snapshot."""
+        self._pace_steps = steps
+        self._await_pace()
+
+    def resume(self) -> None:
+        """Train on after a hold."""
+        if self._held_at is not None and not self._over:
+            assert self._started_at is not None
+            self._started_at += self._clock.time() - self._held_at
+            self._held_at = None
+            self._await_pace()
+
+    def stop(self) -> None:
+        """End training at the next step."""
+        self._at_next_step(self._end)
+
+    def refuse(self, code: str, text: str) -> None:
+        """Record that the parameter server refuses this client."""
+        self.refused = text
+
+    # --- at steps ---
+
+    def _at_next_step(self, action: Callable[[], None]) -> None:
+        now = self._clock.time()
+        if self._started_at is None or self._held_at is not None:
+            self._clock.call_at(now, action)
+            return
+        self._clock.call_at(self._started_at + (self.steps + 1) * self._step_s, action)
+
+    def _snapshot(self, order: SnapshotOrder | RoundOrder, *, hold: bool) -> None:
+        self._asked.discard(order)
+        if hold and self._held_at is None:
+            self._held_at = self._clock.time()
+        self._train()
+        begin, self._settled = self._settled, self.steps
+        steps = self._settled - begin
+        self.sent_steps += steps
+        self.expected[order.sequence] = -self.work(begin, self._settled)
+        self._await_pace()
+        weights = self.own_manifest.weights
+        self.values[weights:] = self.unit
+        taken = self.exchange.free_vector(len(self.values))
+        taken[:] = self.values
+        self.exchange.put_snapshot(
+            order.sequence, taken, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True)
+        )
+
+    def _rebase(self, order: RebaseOrder) -> None:
+        self._train()
+        self.exchange.rebase(self._move, discard=order.discard)
+
+    def _move(self, move: Move) -> Moved:
+        dropped = 0
+        if move.how == "take":
+            self.values[:] = move.base
+            dropped, self._settled = self.unsent_tokens, self.steps
+        elif move.how == "move":
+            self.values[:] = move.base + (self.values - move.reference)
+        if self._started_at is None:
+            self._started_at = self._clock.time()
+            self._await_pace()
+        return Moved(move.how == "take", dropped)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            if self._held_at is None:
+                self._held_at = self._clock.time()
+            self._on_event(TrainingEnded(None))
+
+    # --- pace ---
+
+    def _await_pace(self) -> None:
+        """Plan the report of the steps of the pace, instead of the one planned before."""
+        self._pace_number += 1
+        steps = self._own_pace() if self._own_pace is not None else self._pace_steps
+        if not steps or self._started_at is None or self._held_at is not None:
+            return
+        at = max(self._clock.time(), self._started_at + (self._settled + steps) * self._step_s)
+        self._clock.call_at(at, self._report_pace, self._pace_number)
+
+    def _report_pace(self, number: int) -> None:
+        if number == self._pace_number and self._held_at is None:
+            self.exchange.reach_pace()
+
+
+@mutable
+class VirtualWorker:
+    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and run at their
+    end. Results are reported `report_s()` later. killed: called when a job ends the process.
+    """
+
+    clock: Scheduler
+    cost_s: Callable[[], float]
+    report_s: Callable[[], float] = field(default=lambda: 0.0)
+    killed: Callable[[], None] = field(default=lambda: None)
+    _free_at: float = Factory(lambda: 0.0)
+    _closed: bool = False
+
+    def submit(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Queue a job."""
+        self._free_at = max(self._free_at, self.clock.time()) + self.cost_s()
+        self.clock.call_at(self._free_at, self._run, job, done, failed)
+
+    def _run(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        if self._closed:
+            return
+        try:
+            result = job()
+        except LearnError as error:
+            self._report(failed, error)
+        except Killed:
+            self.killed()
+        else:
+            self._report(done, result)
+
+    def _report(self, take: Callable[[T], None], result: T) -> None:
+        late_s = self.report_s()
+        if late_s:
+            self.clock.call_at(self.clock.time() + late_s, take, result)
+        else:
+            take(result)
+
+    def close(self) -> None:
+        """Drop the queued jobs."""
+        self._closed = True
