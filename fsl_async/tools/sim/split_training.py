@@ -15,7 +15,6 @@ amount (U-shape: with the gradients g of its features):
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
@@ -24,26 +23,27 @@ import torch
 from attrs import evolve, field, frozen, mutable
 from torch import Tensor, nn
 
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part, split_server
-from fsl_async.learn.split.model_parts import ClientPartOptions, ServerPart
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, ServerPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey, TrainingOptions
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining, UploadShape
-from fsl_async.roles.machine import Event
+from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Crossing, FeatureGradient
-from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.store.files import Files
-from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
+from fsl_async.tools.sim.training import VirtualTraining
 from fsl_transport import Scheduler
 
 VALUES = 3
@@ -58,6 +58,8 @@ TOLERANCE = 1e-4
 SPLIT_DIR = Path("/split")
 START = np.array([0.25, -0.5, 1.0], np.float32)
 """Of an auxiliary model, and of the split server's part."""
+Work = Generator[float | Callable[[], bool], None, None]
+"""Of a training thread: yields seconds of computation, and conditions to wait for."""
 _SGD = OptimizerSpec("sgd", RATE, momentum=MOMENTUM)
 _CLIENT_SGD = OptimizerSpec("sgd", RATE)
 
@@ -77,6 +79,25 @@ class Shift(nn.Module):
 def half_square(outputs: Tensor, _: Tensor) -> Tensor:
     """Return half the squared norm of each sample, averaged."""
     return outputs.square().sum(1).mean() / 2
+
+
+def client_of(method: Method, name: str = "") -> ClientPart:
+    """Return the part of a client."""
+    model, auxiliary = model_of(method)
+    options = ClientPartOptions(
+        _CLIENT_SGD,
+        half_square,
+        name=name,
+        in_flight=method.in_flight,
+        auxiliary_optimizer=_CLIENT_SGD,
+    )
+    return client_part(method, model, options, auxiliary)
+
+
+def exchanged(part: ClientPart, method: Method) -> ModelWeights:
+    """Return the weights of a client's part that the parameter server averages."""
+    parts = {name: part.part(name) for name in method.averaged}
+    return ModelWeights(parts["client"] if len(parts) == 1 else nn.ModuleDict(parts))
 
 
 def model_of(method: Method) -> tuple[CutModel, nn.Module]:
@@ -121,8 +142,6 @@ class SplitLineage:
     """Of checkpoints, by number."""
     sealed: int = 0
     """Number of the newest checkpoint that is durable."""
-    fates: dict[UploadKey, str] = field(factory=dict)
-    """The last line of the ledger about each upload."""
     order: list[UploadKey] = field(factory=list)
     """All trainings, of all processes."""
     sent: dict[UploadKey, bytes] = field(factory=dict)
@@ -135,10 +154,8 @@ class SplitLineage:
         assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
         moment = self.moments[number]
         assert found.book == moment.book, "a checkpoint holds the progress of its moment"
-        lost = self.trained[moment.trained :]
-        assert set(found.lost) <= set(lost), "an upload of a checkpoint counts as lost"
-        recorded = [key for key in lost if self.fates.get(key) == "trained"]
-        assert set(recorded) <= set(found.lost), "a lost upload is not reported"
+        lost = set(self.trained[moment.trained :])
+        assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
         del self.trained[moment.trained :]
         self.parts, self.auxiliary = dict(moment.parts), dict(moment.auxiliary)
         self.moments = {number: moment}
@@ -147,19 +164,6 @@ class SplitLineage:
     def part(self, name: str) -> Held:
         """A part; a new replica is a copy of the common part."""
         return self.parts.setdefault(name, Held(self.parts[""].weights))
-
-
-class CheckedDisk(ServerDisk):
-    """The split server's folder, whose lines and checkpoints the lineage follows."""
-
-    def __init__(self, files: Files, lineage: SplitLineage) -> None:
-        super().__init__(SPLIT_DIR, files)
-        self.lineage = lineage
-
-    def append(self, key: str, outcome: str, reason: str) -> None:
-        """See `ServerDisk.append`."""
-        super().append(key, outcome, reason)
-        self.lineage.fates[UploadKey.parse(key)] = outcome
 
 
 class CheckedTraining(ServerTraining):
@@ -171,7 +175,7 @@ class CheckedTraining(ServerTraining):
         settings = ServerSettings(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
         server = split_server(method, model, settings, auxiliary)
         shape = UploadShape((VALUES,), 2, per_token=False)
-        super().__init__(method, server, shape, CheckedDisk(files, lineage))
+        super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files))
         self.lineage = lineage
         self._seen: set[UploadKey] = set()
         self._last: dict[str, UploadKey] = {}
@@ -279,8 +283,9 @@ class CheckedTraining(ServerTraining):
             assert client.last == self._last.get(name), "the progress has what was trained"
             kept = lineage.auxiliary.get(name, (-1, b""))[0]
             assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
-        parts, auxiliary = dict(lineage.parts), dict(lineage.auxiliary)
-        lineage.moments[number] = Moment(book, len(lineage.trained), parts, auxiliary)
+        lineage.moments[number] = Moment(
+            book, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
+        )
 
         def write() -> None:
             seal()
@@ -292,53 +297,27 @@ class CheckedTraining(ServerTraining):
 # --- a client -------------------------------------------------------------------------------------
 
 
-class _Waking(threading.Condition):
-    """Calls `wake` where a condition would notify a thread."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        super().__init__()
-        self._wake = wake
-
-    def notify_all(self) -> None:
-        """Call it."""
-        self._wake()
-
-
 class CheckedSplitTraining(SplitTraining):
     """A client's training with the split server, whose every value is checked.
 
-    learner: its run and training thread.
+    run: its training thread.
     """
 
-    def __init__(self, method: Method, learner: RoundLearner, lineage: SplitLineage) -> None:
-        model, auxiliary = model_of(method)
-        options = ClientPartOptions(
-            _CLIENT_SGD,
-            half_square,
-            name=learner.name,
-            in_flight=method.in_flight,
-            auxiliary_optimizer=_CLIENT_SGD,
-        )
-        part = client_part(method, model, options, auxiliary)
-        super().__init__(part, method, TrainingOptions(2), learner)
-        self._changed = _Waking(learner.wake)
+    def __init__(self, method: Method, run: RoundTraining, lineage: SplitLineage) -> None:
+        super().__init__(client_of(method, run.name), method, TrainingOptions(2), run)
+        self._changed.notify_all = run.wake  # type: ignore[method-assign]
         self.lineage = lineage
-        self.given_up = 0
         self.auxiliary = START.tobytes()
         """Content of the auxiliary model that it was given last."""
         self._applied: set[UploadKey] = set()
-        self._learner = learner
-
-    @property
-    def kept(self) -> int:
-        """Uploads that are not dropped."""
-        return len(self._kept)
+        self._gradients = np.zeros(VALUES, np.float32)
+        self._owner = run.name, run.incarnation
 
     def payload(self, key: StepKey) -> Payload | None:
         """See `SplitTraining.payload`."""
         found = super().payload(key)
         if found is not None:
-            named = UploadKey(self._learner.name, self._learner.incarnation, *key)
+            named = UploadKey(*self._owner, *key)
             values = found.values.tobytes()
             assert self.lineage.sent.setdefault(named, values) == values, "an upload stays as it is"
         return found
@@ -348,17 +327,23 @@ class CheckedSplitTraining(SplitTraining):
         assert values.tobytes() in self.lineage.answers[key], "the answer to this very upload"
         assert key not in self._applied, "an answer is applied once"
         self._applied.add(key)
+        if key.leg == self.method.legs - 1:
+            self._gradients += values.reshape(-1, VALUES).sum(0)
         super().hand(key, values, loss)
 
-    def give_up(self, key: UploadKey) -> None:
-        """See `SplitTraining.give_up`."""
-        self.given_up += 1
-        super().give_up(key)
+    def check_change(self, change: Vector) -> None:
+        """Check what a round did to the weights: by split servers' gradients, that is known."""
+        wanted, self._gradients = RATE * self._gradients, np.zeros(VALUES, np.float32)
+        if self.method.gradients:
+            found = change[:VALUES]
+            assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "every gradient is applied"
 
     def free_slot(self) -> None:
         """See `SplitTraining.free_slot`."""
         super().free_slot()
         assert self._slots <= self.method.in_flight, "slots are not made from nothing"
+        bound = self.method.in_flight + self.method.rules.retain
+        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
 
     def install(self, vector: Values) -> None:
         """See `SplitTraining.install`."""
@@ -366,7 +351,7 @@ class CheckedSplitTraining(SplitTraining):
         super().install(vector)
 
 
-class RoundLearner(CountingLearner):
+class RoundTraining(VirtualTraining):
     """A client's training thread: rounds of `STEPS` batches when it is called.
 
     It is the `Run` of its `split` training. name, incarnation: of the client.
@@ -383,21 +368,25 @@ class RoundLearner(CountingLearner):
         name: str,
         incarnation: int,
         step_s: float,
-        tokens_per_step: int,
-        initial: int,
     ) -> None:
-        super().__init__(
-            clock, on_event, step_s=step_s, tokens_per_step=tokens_per_step, initial=initial
-        )
         self.name, self.incarnation = name, incarnation
         self.meter = Meter()
         self.split = CheckedSplitTraining(method, self, lineage)
-        self._chance = random.Random(f"{name}/{incarnation}")  # noqa: S311 - not for secrets
+        self._weights = exchanged(self.split.part, method)
+        values = np.empty(self._weights.manifest.values, np.float32)
+        self._weights.copy_out(values)
+        manifest = self._weights.manifest
+        super().__init__(
+            clock, on_event, step_s=step_s, initial=values, unit=1.0, manifest=manifest
+        )
+        self.version = -1
         self._on_split = on_split
-        self._tokens = 0
-        self._sent = 0
-        self._work: Generator[float | Callable[[], bool], None, None] | None = None
+        self._chance = random.Random(f"{name}/{incarnation}")  # noqa: S311 - not for secrets
+        self._work: Work | None = None
         self._ready: Callable[[], bool] | None = None
+        self._rounds = 0
+        self._change = np.zeros_like(values)
+        self._later: list[Callable[[], None]] = []
 
     # --- the run, for `split` ---
 
@@ -406,67 +395,72 @@ class RoundLearner(CountingLearner):
         """Whether training goes on."""
         return not self._over
 
-    @property
-    def version(self) -> int:
-        """The version that is trained."""
-        return self.model.version
-
     def post_split(self, event: Event) -> None:
         """Give the session with the split server an event, on the loop."""
         self._clock.call_at(self._clock.time(), self._on_split, event)
 
-    # --- the exchange with the parameter server ---
-
-    def attach(self) -> None:
-        """The training function has built its model."""
-        self.manifest = MANIFEST
-        self._on_event(Attached(MANIFEST.fingerprint, MANIFEST.values))
+    # --- for the parameter server ---
 
     @property
-    def trained_tokens(self) -> int:
-        """Tokens of complete rounds."""
-        return self._tokens
+    def steps(self) -> int:
+        """Steps of complete rounds."""
+        return self._rounds * STEPS
 
-    @property
-    def sent_tokens(self) -> int:
-        """Tokens that are in a snapshot."""
-        return self._sent
+    def work(self, begin: int, end: int) -> Vector:
+        """Return the change of the weights since the last snapshot."""
+        return self._change
+
+    def stop(self) -> None:
+        """End training."""
+        self._clock.call_at(self._clock.time(), self._end)
+
+    def _end(self) -> None:
+        super()._end()
+        self._on_split(TrainingEnded(None))
+
+    def _train(self) -> None:
+        """Do nothing: a round copies its weights when it ends."""
 
     def _at_next_step(self, action: Callable[[], None]) -> None:
-        self._clock.call_at(self._clock.time(), action)
+        """Do it between two rounds."""
+        if self._work is None:
+            self._clock.call_at(self._clock.time(), action)
+        else:
+            self._later.append(action)
 
-    def _snapshot(self, sequence: int, *, hold: bool) -> None:
-        tokens, self._sent = self._tokens - self._sent, self._tokens
-        self._deltas[sequence] = (self.model, tokens)
-        steps = tokens // self._tokens_per_step
-        self._on_event(Snapshotted(sequence, self.model.version, tokens, steps))
+    def _move(self, move: Move) -> Moved:
+        moved = super()._move(move)
+        self._weights.copy_in(self.values)
+        self.version = move.version
+        return moved
 
-    def resume(self) -> None:
-        """The thread goes on to wait for its next round."""
+    def _begin(self, order: SnapshotOrder | RoundOrder) -> None:
+        assert isinstance(order, RoundOrder), "clients are called for rounds"
+        assert self._work is None, "one round at a time"
+        assert self.version == order.number, "a round is trained from its version"
+        self._work = self._round(order)
+        self._go_on()
 
     # --- a round ---
 
-    def begin_round(self, sequence: int, number: int) -> None:
-        """Train a round, then copy the weights and wait."""
-        assert self._work is None, "one round at a time"
-        assert self.model.version == number, "a round is trained from its version"
-        self._work = self._round(sequence, number)
-        self._go_on()
-
-    def _round(
-        self, sequence: int, number: int
-    ) -> Generator[float | Callable[[], bool], None, None]:
-        """Yield seconds of computation, and conditions to wait for."""
+    def _round(self, order: RoundOrder) -> Work:
         rng = np.random.default_rng(self._chance.getrandbits(32))
-        self.split.begin_round(number)
+        before = self.values.copy()
+        self.split.begin_round(order.number)
         for _ in range(STEPS):
             yield self._step_s
             inputs = torch.from_numpy(rng.standard_normal((SAMPLES, VALUES), np.float32))
             yield from self.split.batch_work(inputs, torch.zeros(SAMPLES, dtype=torch.int64))
         yield from self.split.end_work()
+        self._weights.copy_out(self.values)
+        self._change = self.values - before
+        self.split.check_change(self._change)
+        self._rounds += 1
         self._work = None
-        self._tokens += STEPS * self._tokens_per_step
-        self._snapshot(sequence, hold=True)
+        self._snapshot(order, hold=True)
+        later, self._later = self._later, []
+        for action in later:
+            self._at_next_step(action)
 
     def _go_on(self) -> None:
         """Train until time has to pass or something has to come."""
@@ -488,14 +482,3 @@ class RoundLearner(CountingLearner):
         if self._ready is not None and self._ready():
             self._ready = None
             self._go_on()
-
-
-__all__ = [
-    "BUFFER_SAMPLES",
-    "SPLIT_DIR",
-    "STEPS",
-    "CheckedDisk",
-    "CheckedTraining",
-    "RoundLearner",
-    "SplitLineage",
-]

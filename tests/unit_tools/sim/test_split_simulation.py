@@ -22,8 +22,8 @@ from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.split_simulation import SplitSimulation
 from fsl_async.tools.sim.split_training import STEPS, CheckedTraining
-from fsl_async.tools.sim.split_simulation import simulate
 
 WORSE = FaultProfile(
     server_kill_every_s=150.0,
@@ -43,11 +43,11 @@ WORSE = FaultProfile(
 and a second away."""
 
 
-def run(method, *, clients=3, hours=0.3, seed=2, faults="storm", **rules):
+def run(method, *, clients=3, hours=0.2, seed=2, faults="storm", **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
     rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
-    simulation = simulate(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
+    simulation = SplitSimulation(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
     simulation.run()
     return simulation
 
@@ -76,7 +76,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     """
     simulation = run(method, lockstep=lockstep)
     assert simulation.invariants.violations == []
-    assert len(simulation.disk.models) > 4
+    assert simulation.invariants.lineage.version > 3
     if METHODS[method].has_server:
         assert simulation.counts.kinds["split server killed"] >= 2
         assert simulation.counts.kinds["split server asked to end"] >= 2
@@ -98,7 +98,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
     """
     simulation = run(method, faults="none", hours=0.12, lockstep=True)
     assert simulation.invariants.violations == []
-    shard = simulation.disk.leases
+    shard = {name: shell.facts.shard for name, shell in simulation.split_clients.items()}
     rounds = {}
     for key in simulation.lineage.order:
         rounds.setdefault(key.round, []).append((shard[key.client], key.step))
@@ -120,12 +120,13 @@ def test_free_mode_loses_nothing_without_faults(method):
     """Every client takes part in every round, and alignments are made during training."""
     simulation = run(method, faults="none", hours=0.15)
     assert simulation.invariants.violations == []
-    assert len(simulation.disk.models) > 5
-    merged = len(simulation.disk.merged)
-    assert merged >= 3 * (len(simulation.disk.models) - 1) - 6  # the first round and the last one
-    assert sum(learner.split.given_up for learner in simulation.learners.values()) <= 3 * 2
+    lineage = simulation.invariants.lineage
+    assert lineage.version > 4
+    assert len(lineage.merged) >= 3 * lineage.version - 6  # the first round and the last one
+    trainings = [training.split for training in simulation.trainings.values()]
+    assert sum(training.left_out for training in trainings) <= 3 * 2
     if method == "fsl-sage":
-        assert all(learner.split.installed > 2 for learner in simulation.learners.values())
+        assert all(training.installed > 2 for training in trainings)
 
 
 def test_the_same_seed_gives_the_same_trace(worse):
@@ -287,7 +288,8 @@ def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
     healthy = run("fsl-sage", faults="none", lockstep=True)
     _say_nothing_of_alignments(monkeypatch)
     hung = run("fsl-sage", faults="none", lockstep=True)
-    assert len(hung.disk.models) < len(healthy.disk.models) / 2
+    versions = [run.invariants.lineage.version + 1 for run in (hung, healthy)]
+    assert versions[0] < versions[1] / 2
 
 
 def test_the_command():
