@@ -232,7 +232,7 @@ class CheckedTraining(ServerTraining):
         if isinstance(crossing, FeatureGradient):
             gradient = -crossing.values.numpy().sum(0)
         else:
-            gradient = held.weights - crossing.smashed.values.numpy().mean(0)  # type: ignore[union-attr]
+            gradient = held.weights - crossing.smashed.values.numpy().mean(0)
         momentum = MOMENTUM * held.momentum + gradient
         found, wanted = self._weights(name), held.weights - RATE * momentum
         assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "an upload is one step"
