@@ -45,12 +45,12 @@ def _split(
 ) -> Callable[[SimulationSettings, Journal | None], Simulation]:
     """A function that makes a simulation of a method. Raises UsageError with all names."""
     from fsl_async.roles.split.methods import SplitRules
-    from fsl_async.tools.sim.split_simulation import simulate
+    from fsl_async.tools.sim.split_simulation import SplitSimulation
 
     if method not in METHODS:
         raise UsageError(f"--split {method}: no such method: {', '.join(METHODS)}")
     rules = SplitRules(method=method, lockstep=lockstep)
-    return lambda settings, journal: simulate(settings, rules, keep_journal=journal)
+    return lambda settings, journal: SplitSimulation(settings, rules, keep_journal=journal)
 
 
 def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulation]:

@@ -1,6 +1,6 @@
 """Simulated runs of split learning that are killed at chosen effects.
 
-The machines and shells of production, counting parts (`fsl_async.tools.sim`).
+A configuration of `fsl_async.tools.sim.split_simulation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fsl_async.roles.split.methods import SplitRules
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
-from fsl_async.tools.sim.split_simulation import SPLIT_NAME, SplitSettings, SplitSimulation
+from fsl_async.tools.sim.split_simulation import SPLIT_NAME, SplitSimulation
 
 _RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {
@@ -56,8 +56,8 @@ class CrashSplit(SplitSimulation):
 
     def __init__(self, kind, point=None):
         module.PROFILES["crash points"] = LOSSY
-        settings = SimulationSettings(3, HOURS, 1, "crash points", every_s=30.0)
-        super().__init__(settings, SplitSettings(KINDS[kind]), keep_journal=NoJournal())
+        settings = SimulationSettings(3, HOURS, 6, "crash points", every_s=30.0)
+        super().__init__(settings, KINDS[kind], keep_journal=NoJournal())
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)
         self.rare = set()
@@ -77,8 +77,6 @@ class CrashSplit(SplitSimulation):
             self._end_split_process(clock)
             self._left_in_order = False
         elif self._kill(name):
-            if name == SERVER_NAME:
-                self.invariants.server_died(self.scheduler.time())
             again = (
                 self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
             )
@@ -120,7 +118,7 @@ class CrashSplit(SplitSimulation):
         align, handle = training.align, shell.node.machine.handle
 
         def failing(effect):
-            first = effect.client not in training.state.auxiliary
+            first = effect.client not in training.lineage.auxiliary
             if first or effect.client in self.rare:
                 return align(effect)
             self.rare.add(effect.client)
@@ -147,10 +145,12 @@ class CrashSplit(SplitSimulation):
         super()._launch_client(name)
         self.points.watch(self.processes[name].shell.node, "client", lambda: self.die(name))
 
-    def _open_split(self, client, facts):
-        super()._open_split(client, facts)
-        name = client.name
-        self.points.watch(self.split_clients[name].node, "client", lambda: self.die(name))
+    def _welcomed(self, name, welcome):
+        before = self.split_clients.get(name)
+        super()._welcomed(name, welcome)
+        opened = self.split_clients.get(name)
+        if opened is not before:
+            self.points.watch(opened.node, "client", lambda: self.die(name))
 
 
 def passed(kind):

@@ -113,7 +113,7 @@ class ServerDisk:
             for name in self._files.names(self._checkpoints):
                 if name.startswith("tmp-"):
                     self._files.remove_tree(self._checkpoints / name)
-            numbers = self._numbers()
+            numbers = self.numbers()
         except OSError as error:
             raise RunDirError(f"cannot repair {self.run_dir}: {disk_words(error)}") from None
         for number in reversed(numbers):
@@ -171,7 +171,7 @@ class ServerDisk:
         It is nothing before `seal`. Raises OSError.
         """
         files = self._files
-        number = max(self._numbers(), default=0) + 1
+        number = max(self.numbers(), default=0) + 1
         temporary = self._checkpoints / f"tmp-c{number:08d}"
         files.remove_tree(temporary)
         files.make_directory(temporary)
@@ -222,7 +222,7 @@ class ServerDisk:
         A folder that cannot be removed now is removed later, and does no harm.
         """
         with suppress(OSError):
-            for old in self._numbers()[:-KEPT]:
+            for old in self.numbers()[:-KEPT]:
                 leaving = self._checkpoints / f"tmp-old-c{old:08d}"
                 self._files.remove_tree(leaving)
                 self._files.rename(self._path(old), leaving)
@@ -248,7 +248,8 @@ class ServerDisk:
     def _path(self, number: int) -> Path:
         return self._checkpoints / f"c{number:08d}"
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Return the numbers of the checkpoints, sorted."""
         found = (_FOLDER.fullmatch(name) for name in self._files.names(self._checkpoints))
         return sorted(int(match[1]) for match in found if match)
 
@@ -294,7 +295,7 @@ class ServerDisk:
         return ServerState(book, lost, seen, self._read(path / COMMON), _OnDisk(kept, self._read))
 
     def _read(self, path: Path) -> Mapping[str, Tensor]:
-        return read_tensors(self._files.read_whole(path, path.stat().st_size))
+        return read_tensors(self._files.read_whole(path, self._files.size_at(path)))
 
 
 class _OnDisk(Mapping[str, Mapping[str, Tensor]]):

@@ -402,13 +402,20 @@ class Simulation:
             journal=self.journal,
             say=lambda _: None,
             finished=lambda _: self._gone(name),
-            welcomed=_ignore_welcome,
+            welcomed=functools.partial(self._welcomed, name),
             end_training=lambda _: training.stop(),
+            on_end=functools.partial(self._run_over, name),
         )
         shell.node.machine = CheckedMachine(machine, check)
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), training.attach)
+
+    def _welcomed(self, name: str, welcome: Welcome) -> None:
+        """Take what a client is told; nothing needs it here."""
+
+    def _run_over(self, name: str, event: Event) -> None:
+        """Take the end of the run at a client; nothing else is to end here."""
 
     def _gone(self, name: str) -> None:
         """Record the end of a client by itself, which no simulated run asks for before its end."""
@@ -492,7 +499,3 @@ class Simulation:
     def _heal(self, name: str) -> None:
         self.network.heal(name, self.server)
         self._plan(self.profile.partition_every_s, self._cut, name)
-
-
-def _ignore_welcome(welcome: Welcome) -> None:
-    """Ignore the welcome: the simulator's clients need no configuration."""

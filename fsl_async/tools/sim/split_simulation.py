@@ -2,11 +2,11 @@
 
 Parameter server, split server and clients of a method, under a virtual clock.
 
-As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
-instead of tensors (`split_counting`). Two networks, one for each server, with the same faults; the
-split server is killed like the parameter server, and as often asked to end while the run goes on.
-The invariants of pretraining hold for x_c; those of split learning are below and in
-`split_counting`, checked after every event.
+As `fsl_async.tools.sim.simulation` for pretraining: all is production code but the network, the
+clock, the disk and the size of the model (`split_training`). Two networks, one for each server,
+with the same faults; the split server is killed like the parameter server, and as often asked to
+end while the run goes on. The invariants of pretraining hold for x_c; those of split learning are
+checked after every event, values of tensors after every call of the split server's training.
 
 - An upload is trained at most once in the lineage of a split server: uploads in a checkpoint, and
   those trained since.
@@ -27,22 +27,24 @@ The invariants of pretraining hold for x_c; those of split learning are below an
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen, mutable
+from attrs import field, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note, TrainingEnded
+from fsl_async.observe.split_audit import LEDGER, audit_split
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split.client import SplitClientMachine
@@ -50,51 +52,45 @@ from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.tools.sim.counting import VirtualWorker
+from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import (
-    LONGEST_END_S,
     SERVER_NAME,
     STEP_S,
-    TOKENS_PER_STEP,
     Simulation,
     SimulationSettings,
 )
-from fsl_async.tools.sim.split_counting import (
+from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
+    SPLIT_DIR,
+    START,
     STEPS,
-    CountingServerTraining,
-    RoundLearner,
-    SplitDisk,
-    mixed,
+    CheckedTraining,
+    RoundTraining,
+    SplitLineage,
+    client_of,
+    exchanged,
 )
-from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock
+from fsl_async.tools.sim.training import VirtualTraining
+from fsl_async.tools.sim.world import CheckedMachine, ProcessClock
 
 SPLIT_NAME = "split"
 SPLIT_GOODBYE_S = 0.5
 """Between the last effect of a split server and the end of its process."""
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
+ROUND_CAP_S = 20 * STEPS * STEP_S
 FORMATS = Formats("fp32", "fp32", "fp32")
-"""They keep every bit of the hashes that stand for tensors."""
-
-
-@frozen
-class SplitSettings:
-    """What to simulate beyond `SimulationSettings`."""
-
-    rules: SplitRules = field(factory=SplitRules)
-    round_cap_s: float = 20 * STEPS * STEP_S
+"""They keep every bit, so that what arrives can be compared with what was sent."""
 
 
 @mutable
 class SplitInvariants:
     """What happened in split learning, and the violations found."""
 
-    rules: SplitRules
-    disk: SplitDisk
+    lineage: SplitLineage
     violations: list[str]
-    auxiliary: dict[tuple[str, int], str] = field(factory=dict)
+    auxiliary: dict[tuple[str, int], bytes] = field(factory=dict)
     settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
 
@@ -105,15 +101,14 @@ class SplitInvariants:
     def after_server(
         self,
         machine: SplitServerMachine,
-        training: CountingServerTraining,
+        training: CheckedTraining,
         event: Event,
         effects: list[Effect],
         now: float,
     ) -> None:
         """Check what an event of the split server may have touched."""
-        state = training.state
-        if isinstance(event, sev.Aligned):
-            made = state.auxiliary[event.client]
+        if isinstance(event, sev.Aligned) and not event.problem:
+            made = self.lineage.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
                 self.violated(f"version {made[0]} of {event.client} has two contents", now)
         if isinstance(event, sev.RoundDoneReceived):
@@ -134,7 +129,7 @@ class SplitInvariants:
     def _bounded(
         self,
         machine: SplitServerMachine,
-        training: CountingServerTraining,
+        training: CheckedTraining,
         peer: Peer | None,
         effects: list[Effect],
         now: float,
@@ -146,7 +141,7 @@ class SplitInvariants:
                 self.violated(f"{peer.name} has more than {bound} uploads here", now)
             if len(peer.answers) > bound:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
-            if training.state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
+            if training.buffered(peer.name) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
         # The effects are carried out after this; one upload may be trained and not acknowledged
         # yet.
@@ -167,7 +162,7 @@ class SplitInvariants:
             self.violated(f"{key.text} is trained before the round before it is averaged", now)
 
     def after_client(
-        self, machine: SplitClientMachine, learner: RoundLearner, event: Event, now: float
+        self, machine: SplitClientMachine, training: RoundTraining, event: Event, now: float
     ) -> None:
         """Check what an event of a client may have touched."""
         if isinstance(
@@ -177,37 +172,32 @@ class SplitInvariants:
         elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
         bound = machine.method.in_flight + machine.rules.retain
-        if len(machine.sent) > bound or len(learner.kept) > bound:
+        if len(machine.sent) > bound:
             self.violated(f"{machine.name} keeps more than {bound} uploads", now)
-        version, content = learner.auxiliary
-        if content != self.auxiliary.get((machine.name, version), mixed("x_a")):
-            self.violated(f"{machine.name} holds another version {version}", now)
         # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived) and version != machine.auxiliary:
-            text = f"{machine.name} holds version {version}, its machine {machine.auxiliary}"
-            self.violated(text, now)
+        if not isinstance(event, sev.AuxiliaryReceived):
+            version = machine.auxiliary
+            made = self.auxiliary.get((machine.name, version), START.tobytes())
+            if training.split.auxiliary != made:
+                self.violated(f"{machine.name} holds another version {version}", now)
 
-    def ended(self, now: float) -> None:
-        """Check at the end that the ledger has the outcome of every settled upload."""
-        fates = self.disk.fates
+    def ended(self, lines: Sequence[Mapping[str, Any]], now: float) -> None:
+        """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
+        for problem in audit_split(lines).problems:
+            self.violated(problem, now)
+        fates = fates_of(lines)
         for key, received in self.settled.items():
             fate = fates.get(key)
             if fate is None or (received == "declined" and fate != "declined"):
-                self.violated(
-                    f"a client received that {key.text} is {received}; ledger: {fate}", now
-                )
+                text = f"a client received that {key.text} is {received}; ledger: {fate}"
+                self.violated(text, now)
+        if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
+            self.violated("the ledger lists other uploads than the weights were trained on", now)
 
 
-@frozen
-class _Client:
-    """A client's process, as far as its session with the split server needs it."""
-
-    name: str
-    incarnation: int
-    clock: ProcessClock
-    worker: VirtualWorker
-    rng: random.Random
-    learner: RoundLearner
+def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
+    """Return the last outcome of each upload in a ledger."""
+    return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
 
 
 class SplitSimulation(Simulation):
@@ -216,41 +206,44 @@ class SplitSimulation(Simulation):
     def __init__(
         self,
         settings: SimulationSettings,
-        split_settings: SplitSettings,
+        rules: SplitRules,
         *,
         keep_journal: Journal | None = None,
     ) -> None:
-        super().__init__(settings, keep_journal=keep_journal)
-        self.split_settings = split_settings
-        self.method = method_of(split_settings.rules)
-        first = settings.clients if split_settings.rules.lockstep else 1
-        self._rules = evolve(
-            self._rules,
-            trigger=self.method.trigger,
-            round_cap_s=split_settings.round_cap_s,
-            min_clients=first,
+        self.method = method_of(rules)
+        config = settings.config(
+            f"sync.trigger={self.method.trigger}",
+            f"sync.round_cap_s={ROUND_CAP_S}",
+            f"sync.min_clients={settings.clients if rules.lockstep else 1}",
+            "outer.optimizer=average",
         )
+        super().__init__(settings, keep_journal=keep_journal, config=config)
+        self.rules = rules
+        self.lineage = SplitLineage()
+        self.manifest = exchanged(client_of(self.method), self.method).manifest
+        self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
         self.split_network = tp.MemNetwork(
             self.scheduler, settings.seed + 1, self.network_conditions
         )
-        self.split_disk = SplitDisk()
-        self.split_invariants = SplitInvariants(
-            split_settings.rules, self.split_disk, self.invariants.violations
-        )
+        self.split_disk = MemoryDisk()
+        self.split_files = MemoryFiles(self.split_disk)
+        """The disk as the newest split server sees it."""
+        self.split_invariants = SplitInvariants(self.lineage, self.invariants.violations)
         self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
         self.split_clients: dict[str, SplitClientShell] = {}
-        self.learners: dict[str, RoundLearner] = {}
-        self.order: list[UploadKey] = []  # trained, over all processes
-        self.waited_s = 0.0
+        self.trainings: dict[str, RoundTraining] = {}
+        self._launching = ""  # the client whose process is made
+        self._split_launched = False
         self._left_in_order = False  # the last split server
-        self.architecture = {**ARCHITECTURE, "method": split_settings.rules.method}
+        self.architecture = {**ARCHITECTURE, "method": rules.method}
 
     # --- processes ---
 
     def _launch_server(self) -> None:
         super()._launch_server()
-        if self.split_process is None and self.method.has_server and not self.split_disk.ledger:
+        if self.method.has_server and not self._split_launched:
+            self._split_launched = True
             self._launch_split()
             self._plan(self.profile.server_kill_every_s, self._kill_split)
             self._plan(self.profile.server_kill_every_s, self._ask_split)
@@ -258,8 +251,9 @@ class SplitSimulation(Simulation):
     def _launch_split(self) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
-        machine = SplitServerMachine(self.split_settings.rules, self.architecture)
-        training = CountingServerTraining(self.split_disk, machine.method, self.order)
+        machine = SplitServerMachine(self.rules, self.architecture)
+        self.split_files = MemoryFiles(self.split_disk)
+        training = CheckedTraining(machine.method, self.split_files, self.lineage)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -267,21 +261,14 @@ class SplitSimulation(Simulation):
                 self.invariants.violated("a split server that ended in order lost uploads", now)
             self.split_invariants.after_server(machine, training, event, effects, now)
 
-        def listener(take: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
-            return tp.ListenerEndpoint(
-                self.split_network.listener(SPLIT_NAME),
-                clock,
-                self._transport,
-                take,
-                SPLIT_NAME,
-                incarnation=incarnation,
-                rng=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
-            )
-
+        link = self.split_network.listener(SPLIT_NAME)
+        rng = random.Random(f"{self.settings.seed}/split/{incarnation}")  # noqa: S311
         shell = SplitServerShell(
             machine,
             training,
-            listener,
+            lambda take: tp.ListenerEndpoint(
+                link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
+            ),
             workers=Workers(*(self._worker(clock, name) for name in ("code", "train", "write"))),
             formats=FORMATS,
             traffic=self.server_traffic,
@@ -291,10 +278,11 @@ class SplitSimulation(Simulation):
             finished=lambda effect: self._split_left(clock, machine, effect),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        for name, book in self.split_disk.book.clients.items():
-            shell.endpoint.remember(name, book.incarnation)
         self.split_process = (clock, shell)
         shell.start()
+        for name, peer in machine.peers.items():
+            if peer.incarnation >= 0:
+                shell.endpoint.remember(name, peer.incarnation)
 
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
@@ -302,92 +290,42 @@ class SplitSimulation(Simulation):
             self.invariants.violated(note.text, self.scheduler.time())
 
     def _launch_client(self, name: str) -> None:
-        clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation()
-        machine = ClientMachine(ClientRules(), name, incarnation)
-        rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
         self.split_clients.pop(name, None)
+        self._launching = name
+        super()._launch_client(name)
 
-        def feed(event: Event) -> None:
-            shell.node.feed(event)
-            if isinstance(event, TrainingEnded):
-                feed_split(event)
-
-        def feed_split(event: Event) -> None:
-            if name in self.split_clients:
-                self.split_clients[name].feed(event)
-
-        learner = RoundLearner(
+    def _training(
+        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+    ) -> VirtualTraining:
+        name = self._launching
+        self.trainings[name] = RoundTraining(
             clock,
-            feed,
-            feed_split,
+            on_event,
+            functools.partial(self._run_over, name),
             self.method,
+            self.lineage,
             name=name,
-            incarnation=incarnation,
-            step_s=rng.uniform(0.5, 1.5) * STEP_S,
-            tokens_per_step=TOKENS_PER_STEP,
-            initial=rng.getrandbits(40),
+            incarnation=self._incarnations,
+            step_s=chance.uniform(0.5, 1.5) * STEP_S,
         )
-        worker = self._worker(clock, name)
+        return self.trainings[name]
 
-        def check(event: Event, effects: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            self.invariants.after_client(machine, learner, event, effects, now)
+    def _run_over(self, name: str, event: Event) -> None:
+        if name in self.split_clients:
+            self.split_clients[name].feed(event)
 
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            return tp.DialerEndpoint(
-                self.network.dialer(name, SERVER_NAME),
-                clock,
-                self._transport,
-                take,
-                name,
-                incarnation=incarnation,
-                rng=rng,
-            )
-
-        def welcomed(welcome: Welcome) -> None:
-            if self.method.has_server and name not in self.split_clients:
-                facts = Facts(welcome.run, welcome.shard, self.architecture)
-                self._open_split(_Client(name, incarnation, clock, worker, rng, learner), facts)
-
-        shell = ClientShell(
-            machine,
-            learner,
-            dialer,
-            worker=worker,
-            scheduler=clock,
-            journal=self.journal,
-            say=lambda _: None,
-            finished=lambda _: self._gone(name),
-            welcomed=welcomed,
-            end_training=lambda _: learner.stop(),
-            on_end=feed_split,
-        )
-        shell.node.machine = CheckedMachine(machine, check)
-        self.processes[name] = Process(clock, shell)
-        self.learners[name] = learner
-        shell.dial()
-        clock.call_at(clock.time() + rng.uniform(2.0, 15.0), learner.attach)
-
-    def _open_split(self, client: _Client, facts: Facts) -> None:
-        """A client's session with the split server, once the parameter server has welcomed it."""
-        name, learner = client.name, client.learner
-        machine = SplitClientMachine(self.split_settings.rules, name, client.incarnation)
+    def _welcomed(self, name: str, welcome: Welcome) -> None:
+        """Open a client's session with the split server, once."""
+        if not self.method.has_server or name in self.split_clients:
+            return
+        clock, training = self.processes[name].clock, self.trainings[name]
+        rng = random.Random(f"{self.settings.seed}/{name}/{training.incarnation}/split")  # noqa: S311
+        link = self.split_network.dialer(name, SPLIT_NAME)
+        machine = SplitClientMachine(self.rules, name, training.incarnation)
 
         def check(event: Event, _: list[Effect], now: float) -> None:
             self.counts.events += 1
-            self.split_invariants.after_client(machine, learner, event, now)
-
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            return tp.DialerEndpoint(
-                self.split_network.dialer(name, SPLIT_NAME),
-                client.clock,
-                self._transport,
-                take,
-                name,
-                incarnation=client.incarnation,
-                rng=client.rng,
-            )
+            self.split_invariants.after_client(machine, training, event, now)
 
         def finished(effect: Finish) -> None:
             if effect.exit_code:
@@ -395,13 +333,15 @@ class SplitSimulation(Simulation):
 
         shell = SplitClientShell(
             machine,
-            learner,
-            dialer,
-            facts=facts,
+            training.split,
+            lambda take: tp.DialerEndpoint(
+                link, clock, self._transport, take, name, incarnation=training.incarnation, rng=rng
+            ),
+            facts=Facts(welcome.run, welcome.shard, self.architecture),
             formats=FORMATS,
-            worker=client.worker,
+            worker=self._worker(clock, name),
             traffic=self.client_traffic,
-            scheduler=client.clock,
+            scheduler=clock,
             journal=self.journal,
             say=self._split_note,
             finished=finished,
@@ -416,7 +356,6 @@ class SplitSimulation(Simulation):
         killed = super()._kill(name)
         if killed and name != SERVER_NAME:
             self.split_network.kill(name)
-            self.waited_s += self.learners[name].waited_s
         return killed
 
     def _kill_split(self) -> None:
@@ -449,6 +388,7 @@ class SplitSimulation(Simulation):
 
     def _end_split_process(self, clock: ProcessClock) -> None:
         clock.alive = False
+        self.split_files.die()
         self.split_network.kill(SPLIT_NAME)
         self.split_process = None
         self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
@@ -467,61 +407,49 @@ class SplitSimulation(Simulation):
         self.split_network.heal(name, SPLIT_NAME)
         super()._heal(name)
 
-    def _end(self) -> None:
-        """End the run: no new faults; the parameter server ends it, and the split server follows
-        its clients.
-        """
-        self._calm = True
-        calm_s = self.scheduler.time() + self.profile.longest_s
-        give_up_s = calm_s + LONGEST_END_S
-        while not self.invariants.violations and self.scheduler.time() < give_up_s:
-            self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
-            server = self.processes.get(SERVER_NAME)
-            here = len(self.processes) + len(self._ended) > len(self.names)
-            if server is None or not here or self.scheduler.time() <= calm_s:
-                continue
-            machine = server.shell.machine
-            assert isinstance(machine, ParameterServerMachine)
-            if not machine.end.asked:
-                self._ending = True
-                server.shell.node.feed(DrainAsked("the simulated time is over"))
-            over = self.split_process is None or self.split_process[1].machine.run_over
-            if len(self._ended) == len(self.names) and over:
-                break
+    def _may_end(self, machine: ParameterServerMachine) -> bool:
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all clients have ended, and the split server."""
+        return super().has_ended and self._split_over
+
+    @property
+    def _split_over(self) -> bool:
+        return self.split_process is None or self.split_process[1].machine.run_over
+
+    def check_end(self) -> None:
+        """See `Simulation.check_end`."""
         now = self.scheduler.time()
         if self.invariants.violations:
             return
         for name in self.names:
             if name not in self._ended:
                 self.invariants.violated(f"{name} did not end with its run", now)
-        if self.split_process is not None and not self.split_process[1].machine.run_over:
+        if not self._split_over:
             self.invariants.violated("the split server did not end with its run", now)
-        for key in self.disk.pending:
-            self.invariants.violated(
-                f"acknowledged delta {key.text} is not in the last version", now
-            )
-        self.split_invariants.ended(now)
+        self.invariants.run_ended({}, [], now)
+        self.split_invariants.ended(self._ledger(), now)
+
+    def _ledger(self) -> list[Mapping[str, Any]]:
+        """Return the lines of the split server's ledger."""
+        path = SPLIT_DIR / LEDGER
+        if not self.split_files.exists(path):
+            return []
+        lines = self.split_disk.file(path).content.splitlines()
+        return [members for line in lines if (members := from_checksummed(bytes(line)))]
 
     def split_facts(self) -> dict[str, Any]:
         """What happened at the split server."""
-        fates = Counter(self.split_disk.fates.values())
+        fates = Counter(fates_of(self._ledger()).values())
         return {
-            "method": self.split_settings.rules.method,
-            "mode": "lockstep" if self.split_settings.rules.lockstep else "free",
+            "method": self.rules.method,
+            "mode": "lockstep" if self.rules.lockstep else "free",
             "uploads": dict(sorted(fates.items())),
-            "checkpoints": self.split_disk.number,
+            "checkpoints": self.lineage.sealed,
             "bytes_by_category": {
                 "_".join(place).replace(" ", "_"): size
                 for place, size in sorted(self.server_traffic.payload.items())
             },
         }
-
-
-def simulate(
-    settings: SimulationSettings, rules: SplitRules, *, keep_journal: Journal | None = None
-) -> SplitSimulation:
-    """Make a simulation of a method; `run` it."""
-    return SplitSimulation(settings, SplitSettings(rules), keep_journal=keep_journal)
-
-
-__all__ = ["SplitInvariants", "SplitSettings", "SplitSimulation", "simulate"]

@@ -18,7 +18,7 @@ from fsl_async.plan.shapes import find_shapes
 from fsl_async.roles.split import methods
 from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_simulation import simulate
+from fsl_async.tools.sim.split_simulation import SplitSimulation
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adding-a-method.md"
@@ -50,7 +50,7 @@ def test_the_pages_example_is_a_method(monkeypatch):
     assert (replicas[0] == replicas[1]).all()
     assert run.server.part("a").updates == 30 * 2
 
-    simulation = simulate(SimulationSettings(2, 0.1, 1, "mild", every_s=60.0), rules)
+    simulation = SplitSimulation(SimulationSettings(2, 0.1, 1, "mild", every_s=60.0), rules)
     simulation.run()
     assert simulation.invariants.violations == []
     assert simulation.split_facts()["uploads"]["trained"] > 10

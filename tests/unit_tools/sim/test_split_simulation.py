@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
+from fsl_async.learn.split.model_parts import ServerPart
+from fsl_async.learn.split.optimizers import Optimizer
+from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.roles.machine import Note, Send
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import Checkpoints
@@ -22,8 +25,8 @@ from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_counting import STEPS, CountingServerTraining
-from fsl_async.tools.sim.split_simulation import simulate
+from fsl_async.tools.sim.split_simulation import SplitSimulation
+from fsl_async.tools.sim.split_training import STEPS, CheckedTraining
 
 WORSE = FaultProfile(
     server_kill_every_s=150.0,
@@ -43,11 +46,11 @@ WORSE = FaultProfile(
 and a second away."""
 
 
-def run(method, *, clients=3, hours=0.3, seed=2, faults="storm", **rules):
+def run(method, *, clients=3, hours=0.2, seed=2, faults="storm", **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
     rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
-    simulation = simulate(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
+    simulation = SplitSimulation(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
     simulation.run()
     return simulation
 
@@ -76,7 +79,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     """
     simulation = run(method, lockstep=lockstep)
     assert simulation.invariants.violations == []
-    assert len(simulation.disk.models) > 4
+    assert simulation.invariants.lineage.version > 3
     if METHODS[method].has_server:
         assert simulation.counts.kinds["split server killed"] >= 2
         assert simulation.counts.kinds["split server asked to end"] >= 2
@@ -87,7 +90,7 @@ def test_a_storm_over_a_u_shape(worse):
     """Two legs a step: the second finds the first, or is given up."""
     simulation = run("splitfed-v2", labels_at_home=True)
     assert simulation.invariants.violations == []
-    assert any(key.leg for key in simulation.order)
+    assert any(key.leg for key in simulation.lineage.order)
 
 
 @pytest.mark.parametrize("method", names_of(lambda method: method.has_server))
@@ -98,9 +101,9 @@ def test_lockstep_is_the_computation_in_one_process(method):
     """
     simulation = run(method, faults="none", hours=0.12, lockstep=True)
     assert simulation.invariants.violations == []
-    shard = simulation.disk.leases
+    shard = {name: shell.facts.shard for name, shell in simulation.split_clients.items()}
     rounds = {}
-    for key in simulation.order:
+    for key in simulation.lineage.order:
         rounds.setdefault(key.round, []).append((shard[key.client], key.step))
     steps = [step for step in range(STEPS) if simulation.method.uploads_at(step)]
     whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last round was cut off
@@ -120,12 +123,13 @@ def test_free_mode_loses_nothing_without_faults(method):
     """Every client takes part in every round, and alignments are made during training."""
     simulation = run(method, faults="none", hours=0.15)
     assert simulation.invariants.violations == []
-    assert len(simulation.disk.models) > 5
-    merged = len(simulation.disk.merged)
-    assert merged >= 3 * (len(simulation.disk.models) - 1) - 6  # the first round and the last one
-    assert sum(learner.given_up for learner in simulation.learners.values()) <= 3 * 2
+    lineage = simulation.invariants.lineage
+    assert lineage.version > 4
+    assert len(lineage.merged) >= 3 * lineage.version - 6  # the first round and the last one
+    trainings = [training.split for training in simulation.trainings.values()]
+    assert sum(training.left_out for training in trainings) <= 3 * 2
     if method == "fsl-sage":
-        assert all(learner.installed > 2 for learner in simulation.learners.values())
+        assert all(training.installed > 2 for training in trainings)
 
 
 def test_the_same_seed_gives_the_same_trace(worse):
@@ -235,15 +239,32 @@ def _decline_without_a_line(monkeypatch):
 
 
 def _send_a_model_of_another_lineage(monkeypatch):
-    original = CountingServerTraining.auxiliary
+    original = CheckedTraining.auxiliary
     kept = []
 
     def auxiliary(self, client):
         kept.append(original(self, client))
-        kept[-1][1:] = kept[0][1:]
-        return kept[-1]
+        return kept[0]
 
-    monkeypatch.setattr(CountingServerTraining, "auxiliary", auxiliary)
+    monkeypatch.setattr(CheckedTraining, "auxiliary", auxiliary)
+
+
+def _train_twice(monkeypatch):
+    original = ServerPart.step
+
+    def step(self, smashed, *, wants_gradient):
+        original(self, smashed, wants_gradient=False)
+        return original(self, smashed, wants_gradient=wants_gradient)
+
+    monkeypatch.setattr(ServerPart, "step", step)
+
+
+def _lose_moments(monkeypatch):
+    monkeypatch.setattr(Optimizer, "load", lambda self, state: None)
+
+
+def _lose_checkpoints(monkeypatch):
+    monkeypatch.setattr(ServerDisk, "seal", lambda self, staged: None)
 
 
 def _send_a_message_of_the_server(monkeypatch):
@@ -265,6 +286,9 @@ def _leave_without_a_checkpoint(monkeypatch):
         ("fsl-sage", _end_the_run_when_asked),
         ("fsl-sage", _leave_without_a_checkpoint),
         ("fsl-sage", _send_a_model_of_another_lineage),
+        ("splitfed-v2", _train_twice),
+        ("splitfed-v2", _lose_moments),
+        ("cse-fsl", _lose_checkpoints),
         ("cse-fsl", _send_a_message_of_the_server),
         ("splitfed-v2", _train_again),
         ("splitfed-v2", _train_out_of_order),
@@ -280,7 +304,7 @@ def _leave_without_a_checkpoint(monkeypatch):
 def test_a_defect_is_found(worse, method, defect, monkeypatch):
     """Each injected defect violates an invariant. Some need a rare event, so a second storm."""
     defect(monkeypatch)
-    assert any(run(method, hours=0.6, seed=seed).invariants.violations for seed in (3, 6))
+    assert any(run(method, hours=0.3, seed=seed).invariants.violations for seed in (6, 3))
 
 
 def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
@@ -288,7 +312,8 @@ def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
     healthy = run("fsl-sage", faults="none", lockstep=True)
     _say_nothing_of_alignments(monkeypatch)
     hung = run("fsl-sage", faults="none", lockstep=True)
-    assert len(hung.disk.models) < len(healthy.disk.models) / 2
+    versions = [run.invariants.lineage.version + 1 for run in (hung, healthy)]
+    assert versions[0] < versions[1] / 2
 
 
 def test_the_command():

@@ -1,0 +1,484 @@
+"""Split learning of a few real values on the virtual clock, every one of them checked.
+
+The method, the parts of the model, their optimizers, the alignment, the split server's folder and a
+client's training are those of production (`fsl_async.learn.split`). Here are a model of a few
+values, the steps of a training thread on the virtual clock, and what a split server must hold.
+
+Each part subtracts its weights w from its input, and the loss is half the square of the result,
+summed over values, a mean over samples. So an upload z moves a split server's part by a known
+amount (U-shape: with the gradients g of its features):
+
+    m <- MOMENTUM m + (w - mean z)      w <- w - RATE m
+    m <- MOMENTUM m - sum g
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import evolve, field, frozen, mutable
+from torch import Tensor, nn
+
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
+from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.split.alignment import AlignSettings
+from fsl_async.learn.split.build import client_part, split_server
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, ServerPart
+from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.payload import Payload, Values
+from fsl_async.learn.split.remote import SplitTraining, StepKey, TrainingOptions
+from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.server_training import ServerTraining, UploadShape
+from fsl_async.roles.machine import Event, TrainingEnded
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import Crossing, FeatureGradient
+from fsl_async.store.files import Files
+from fsl_async.tools.sim.training import VirtualTraining
+from fsl_transport import Scheduler
+
+VALUES = 3
+"""Of each part, and of a sample at the cut."""
+SAMPLES = 4
+"""Of a batch."""
+BUFFER_SAMPLES = 16
+STEPS = 8
+"""Of a round."""
+RATE, MOMENTUM = 0.25, 0.5
+TOLERANCE = 1e-4
+SPLIT_DIR = Path("/split")
+START = np.array([0.25, -0.5, 1.0], np.float32)
+"""Of an auxiliary model, and of the split server's part."""
+Work = Generator[float | Callable[[], bool], None, None]
+"""Of a training thread: yields seconds of computation, and conditions to wait for."""
+_SGD = OptimizerSpec("sgd", RATE, momentum=MOMENTUM)
+_CLIENT_SGD = OptimizerSpec("sgd", RATE)
+
+
+class Shift(nn.Module):
+    """Subtracts its weights, float32 (VALUES,), from each sample."""
+
+    def __init__(self, start: Values) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(start))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return values - weight, shape (samples, VALUES)."""
+        return values - self.weight
+
+
+def half_square(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return half the squared norm of each sample, averaged."""
+    return outputs.square().sum(1).mean() / 2
+
+
+def client_of(method: Method, name: str = "") -> ClientPart:
+    """Return the part of a client."""
+    model, auxiliary = model_of(method)
+    options = ClientPartOptions(
+        _CLIENT_SGD,
+        half_square,
+        name=name,
+        in_flight=method.in_flight,
+        auxiliary_optimizer=_CLIENT_SGD,
+    )
+    return client_part(method, model, options, auxiliary)
+
+
+def exchanged(part: ClientPart, method: Method) -> ModelWeights:
+    """Return the weights of a client's part that the parameter server averages."""
+    parts = {name: part.part(name) for name in method.averaged}
+    return ModelWeights(parts["client"] if len(parts) == 1 else nn.ModuleDict(parts))
+
+
+def model_of(method: Method) -> tuple[CutModel, nn.Module]:
+    """Return a model for a method, and the auxiliary model that every client starts with."""
+    server = Shift(START) if method.has_server else None
+    tail = Shift(-START) if method.legs > 1 else None
+    return CutModel(Shift(0 * START), server, tail), Shift(START)
+
+
+# --- the split server -----------------------------------------------------------------------------
+
+
+@frozen
+class Held:
+    """Weights and momentum of a split server's part, float32 (VALUES,)."""
+
+    weights: Values
+    momentum: Values = field(factory=lambda: np.zeros(VALUES, np.float32))
+
+
+@frozen
+class Moment:
+    """What a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
+
+    book: SplitProgress = field(factory=SplitProgress)
+    trained: int = 0
+    parts: Mapping[str, Held] = field(factory=dict)
+    auxiliary: Mapping[str, tuple[int, bytes]] = field(factory=dict)
+
+
+@mutable
+class SplitLineage:
+    """What the newest split server of a run must hold, made a second time over all processes."""
+
+    trained: list[UploadKey] = field(factory=list)
+    """In order; what was lost with a process is not in it."""
+    parts: dict[str, Held] = field(factory=lambda: {"": Held(START)})
+    """By client; "" is the common part."""
+    auxiliary: dict[str, tuple[int, bytes]] = field(factory=dict)
+    """Client -> version and weights of its aligned model."""
+    moments: dict[int, Moment] = field(factory=lambda: {0: Moment(parts={"": Held(START)})})
+    """Of checkpoints, by number."""
+    sealed: int = 0
+    """Number of the newest checkpoint that is durable."""
+    order: list[UploadKey] = field(factory=list)
+    """All trainings, of all processes."""
+    sent: dict[UploadKey, bytes] = field(factory=dict)
+    """Values of uploads as clients computed them."""
+    answers: dict[UploadKey, list[bytes]] = field(factory=dict)
+    """Answers that split servers computed; of an upload that was lost, more than one."""
+
+    def recovered(self, number: int, found: ev.SplitRecovered) -> None:
+        """Go back to checkpoint `number`, which a new process has loaded."""
+        assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
+        moment = self.moments[number]
+        assert found.book == moment.book, "a checkpoint holds the progress of its moment"
+        lost = set(self.trained[moment.trained :])
+        assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
+        del self.trained[moment.trained :]
+        self.parts, self.auxiliary = dict(moment.parts), dict(moment.auxiliary)
+        self.moments = {number: moment}
+        self.sealed = number
+
+    def part(self, name: str) -> Held:
+        """A part; a new replica is a copy of the common part."""
+        return self.parts.setdefault(name, Held(self.parts[""].weights))
+
+
+class CheckedTraining(ServerTraining):
+    """The split server's training; raises AssertionError where a value is not as it must be."""
+
+    def __init__(self, method: Method, files: Files, lineage: SplitLineage) -> None:
+        model, auxiliary = model_of(method)
+        align = AlignSettings(1, BUFFER_SAMPLES, BUFFER_SAMPLES, _CLIENT_SGD)
+        settings = ServerSettings(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
+        server = split_server(method, model, settings, auxiliary)
+        shape = UploadShape((VALUES,), 2, per_token=False)
+        super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files))
+        self.lineage = lineage
+        self._seen: set[UploadKey] = set()
+        self._last: dict[str, UploadKey] = {}
+
+    def recover(self) -> ev.SplitRecovered:
+        """See `ServerTraining.recover`."""
+        found = super().recover()
+        self.lineage.recovered(max(self.disk.numbers(), default=0), found)
+        for name in self.lineage.parts:
+            self._check_held(name)
+        for client, (_, content) in self.lineage.auxiliary.items():
+            assert self._auxiliary(client) == content, "an auxiliary model is kept"
+        self._seen = set(self.lineage.trained)
+        self._last = {key.client: key for key in self.lineage.trained}
+        return found
+
+    def put(self, key: UploadKey, payload: Payload) -> None:
+        """See `ServerTraining.put`."""
+        assert payload.values.tobytes() == self.lineage.sent[key], "an upload arrives as computed"
+        super().put(key, payload)
+
+    def buffered(self, client: str) -> int:
+        """Return the samples that are kept for the alignment of a client."""
+        if not self.method.aligned or client not in self.server.clients:
+            return 0
+        return self.server.alignment(client).samples
+
+    def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
+        """See `ServerTraining.train`."""
+        key, crossing = effect.key, self.uploads[effect.key]
+        name = key.client if self.method.replicas else ""
+        held = self.lineage.part(name)
+        done = super().train(effect)
+        if done.problem:
+            self._check_held(name)
+            return done
+        assert key not in self._seen, f"upload {key.text} is trained twice"
+        before = self._last.get(key.client)
+        assert before is None or before < key, f"upload {key.text} is trained out of order"
+        self._seen.add(key)
+        self._last[key.client] = key
+        self.lineage.trained.append(key)
+        self.lineage.order.append(key)
+        if self.method.legs == 1 or key.leg:
+            self._trained(name, held, crossing)
+        self._check_held(name)
+        if done.answer:
+            answer = self.answers[key].values.tobytes()
+            self.lineage.answers.setdefault(key, []).append(answer)
+        return done
+
+    def _trained(self, name: str, held: Held, crossing: Crossing) -> None:
+        """Follow the one step that an upload is."""
+        if isinstance(crossing, FeatureGradient):
+            gradient = -crossing.values.numpy().sum(0)
+        else:
+            gradient = held.weights - crossing.smashed.values.numpy().mean(0)
+        momentum = MOMENTUM * held.momentum + gradient
+        found, wanted = self._weights(name), held.weights - RATE * momentum
+        assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "an upload is one step"
+        self.lineage.parts[name] = Held(found, momentum)
+
+    def _weights(self, name: str) -> Values:
+        part: ServerPart = self.server.part(name) if name else self.server.common
+        found: Values = part.model.weight.detach().numpy().copy()  # type: ignore[operator,union-attr]
+        return found
+
+    def _auxiliary(self, client: str) -> bytes:
+        return self.server.alignment(client).export().tobytes()
+
+    def _check_held(self, name: str) -> None:
+        held = self.lineage.part(name)
+        assert np.array_equal(self._weights(name), held.weights), "nothing else moves a part"
+
+    def align(self, effect: split.Align) -> ev.Aligned:
+        """See `ServerTraining.align`."""
+        done = super().align(effect)
+        if not done.problem:
+            version, _ = self.lineage.auxiliary.get(effect.client, (-1, b""))
+            assert effect.version > version, "versions of an auxiliary model grow"
+            made = self._auxiliary(effect.client)
+            self.lineage.auxiliary[effect.client] = effect.version, made
+        return done
+
+    def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
+        """See `ServerTraining.average`."""
+        total = float(sum(effect.samples.values()))
+        shares = {name: count / total for name, count in effect.samples.items()}
+        wanted = sum(share * self.lineage.part(name).weights for name, share in shares.items())
+        done = super().average(effect)
+        found = self._weights("")
+        assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "an average of replicas"
+        for name, held in self.lineage.parts.items():
+            self.lineage.parts[name] = evolve(held, weights=found)
+            self._check_held(name)
+        return done
+
+    def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
+        """See `ServerTraining.copy`."""
+        lineage, book = self.lineage, effect.book
+        number = max(self.disk.numbers(), default=0) + 1
+        seal = super().copy(effect)
+        assert book.uploads == len(lineage.trained), "progress and tensors are of one moment"
+        for name, client in book.clients.items():
+            assert client.last == self._last.get(name), "the progress has what was trained"
+            kept = lineage.auxiliary.get(name, (-1, b""))[0]
+            assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
+        lineage.moments[number] = Moment(
+            book, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
+        )
+
+        def write() -> None:
+            seal()
+            lineage.sealed = number
+
+        return write
+
+
+# --- a client -------------------------------------------------------------------------------------
+
+
+class CheckedSplitTraining(SplitTraining):
+    """A client's training with the split server, whose every value is checked.
+
+    run: its training thread.
+    """
+
+    def __init__(self, method: Method, run: RoundTraining, lineage: SplitLineage) -> None:
+        super().__init__(client_of(method, run.name), method, TrainingOptions(2), run)
+        self._changed.notify_all = run.wake  # type: ignore[method-assign]
+        self.lineage = lineage
+        self.auxiliary = START.tobytes()
+        """Content of the auxiliary model that it was given last."""
+        self._applied: set[UploadKey] = set()
+        self._gradients = np.zeros(VALUES, np.float32)
+        self._owner = run.name, run.incarnation
+
+    def payload(self, key: StepKey) -> Payload | None:
+        """See `SplitTraining.payload`."""
+        found = super().payload(key)
+        if found is not None:
+            named = UploadKey(*self._owner, *key)
+            values = found.values.tobytes()
+            assert self.lineage.sent.setdefault(named, values) == values, "an upload stays as it is"
+        return found
+
+    def hand(self, key: UploadKey, values: Values, loss: float) -> None:
+        """See `SplitTraining.hand`."""
+        assert values.tobytes() in self.lineage.answers[key], "the answer to this very upload"
+        assert key not in self._applied, "an answer is applied once"
+        self._applied.add(key)
+        if key.leg == self.method.legs - 1:
+            self._gradients += values.reshape(-1, VALUES).sum(0)
+        super().hand(key, values, loss)
+
+    def check_change(self, change: Vector) -> None:
+        """Check what a round did to the weights: by split servers' gradients, that is known."""
+        wanted, self._gradients = RATE * self._gradients, np.zeros(VALUES, np.float32)
+        if self.method.gradients:
+            found = change[:VALUES]
+            assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "every gradient is applied"
+
+    def free_slot(self) -> None:
+        """See `SplitTraining.free_slot`."""
+        super().free_slot()
+        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
+        bound = self.method.in_flight + self.method.rules.retain
+        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
+
+    def install(self, vector: Values) -> None:
+        """See `SplitTraining.install`."""
+        self.auxiliary = vector.tobytes()
+        super().install(vector)
+
+
+class RoundTraining(VirtualTraining):
+    """A client's training thread: rounds of `STEPS` batches when it is called.
+
+    It is the `Run` of its `split` training. name, incarnation: of the client.
+    """
+
+    def __init__(
+        self,
+        clock: Scheduler,
+        on_event: Callable[[Event], None],
+        on_split: Callable[[Event], None],
+        method: Method,
+        lineage: SplitLineage,
+        *,
+        name: str,
+        incarnation: int,
+        step_s: float,
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.meter = Meter()
+        self.split = CheckedSplitTraining(method, self, lineage)
+        self._weights = exchanged(self.split.part, method)
+        values = np.empty(self._weights.manifest.values, np.float32)
+        self._weights.copy_out(values)
+        manifest = self._weights.manifest
+        super().__init__(
+            clock, on_event, step_s=step_s, initial=values, unit=1.0, manifest=manifest
+        )
+        self.version = -1
+        self._on_split = on_split
+        self._chance = random.Random(f"{name}/{incarnation}")  # noqa: S311 - not for secrets
+        self._work: Work | None = None
+        self._ready: Callable[[], bool] | None = None
+        self._rounds = 0
+        self._change = np.zeros_like(values)
+        self._later: list[Callable[[], None]] = []
+
+    # --- the run, for `split` ---
+
+    @property
+    def running(self) -> bool:
+        """Whether training goes on."""
+        return not self._over
+
+    def post_split(self, event: Event) -> None:
+        """Give the session with the split server an event, on the loop."""
+        self._clock.call_at(self._clock.time(), self._on_split, event)
+
+    # --- for the parameter server ---
+
+    @property
+    def steps(self) -> int:
+        """Steps of complete rounds."""
+        return self._rounds * STEPS
+
+    def work(self, begin: int, end: int) -> Vector:
+        """Return the change of the weights since the last snapshot."""
+        return self._change
+
+    def stop(self) -> None:
+        """End training."""
+        self._clock.call_at(self._clock.time(), self._end)
+
+    def _end(self) -> None:
+        super()._end()
+        self._on_split(TrainingEnded(None))
+
+    def _train(self) -> None:
+        """Do nothing: a round copies its weights when it ends."""
+
+    def _at_next_step(self, action: Callable[[], None]) -> None:
+        """Do it between two rounds."""
+        if self._work is None:
+            self._clock.call_at(self._clock.time(), action)
+        else:
+            self._later.append(action)
+
+    def _move(self, move: Move) -> Moved:
+        moved = super()._move(move)
+        self._weights.copy_in(self.values)
+        self.version = move.version
+        return moved
+
+    def _begin(self, order: SnapshotOrder | RoundOrder) -> None:
+        assert isinstance(order, RoundOrder), "clients are called for rounds"
+        assert self._work is None, "one round at a time"
+        assert self.version == order.number, "a round is trained from its version"
+        self._work = self._round(order)
+        self._go_on()
+
+    # --- a round ---
+
+    def _round(self, order: RoundOrder) -> Work:
+        rng = np.random.default_rng(self._chance.getrandbits(32))
+        before = self.values.copy()
+        self.split.begin_round(order.number)
+        for _ in range(STEPS):
+            yield self._step_s
+            inputs = torch.from_numpy(rng.standard_normal((SAMPLES, VALUES), np.float32))
+            yield from self.split.batch_work(inputs, torch.zeros(SAMPLES, dtype=torch.int64))
+        yield from self.split.end_work()
+        self._weights.copy_out(self.values)
+        self._change = self.values - before
+        self.split.check_change(self._change)
+        self._rounds += 1
+        self._work = None
+        self._snapshot(order, hold=True)
+        later, self._later = self._later, []
+        for action in later:
+            self._at_next_step(action)
+
+    def _go_on(self) -> None:
+        """Train until time has to pass or something has to come."""
+        work = self._work
+        while work is not None and self._work is work and not self._over:
+            waits = next(work, None)
+            if isinstance(waits, float):
+                self._clock.call_at(self._clock.time() + waits, self._go_on)
+                return
+            if waits is not None and not waits():
+                self._ready = waits
+                return
+
+    def wake(self) -> None:
+        """Look, on the loop, whether what training waits for is here."""
+        self._clock.call_at(self._clock.time(), self._look)
+
+    def _look(self) -> None:
+        if self._ready is not None and self._ready():
+            self._ready = None
+            self._go_on()
