@@ -130,7 +130,13 @@ class Lineage:
             if lost > TOLERANCE * training.unit:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
             sums[one.key] = values
-        made = self._made(record, sums)
+        return wrong + self._compare(record, sums, held)
+
+    def _compare(
+        self, record: VersionRecord, values: Mapping[DeltaKey, Vector], held: Vector
+    ) -> list[str]:
+        """Make a version from the values of its deltas; return how the store's one differs."""
+        wrong, made = [], self._made(record, values)
         weights, buffers = made[: self.manifest.weights], made[self.manifest.weights :]
         if not np.array_equal(weights, held[: self.manifest.weights]):
             wrong.append(f"version {record.version} holds other weights than its deltas give")

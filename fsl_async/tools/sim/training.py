@@ -190,13 +190,14 @@ class VirtualTraining:
         self.sent_steps += steps
         self.expected[order.sequence] = -self.work(begin, self._settled)
         self._await_pace()
-        weights = self.own_manifest.weights
-        self.values[weights:] = self.unit
+        self._put(order.sequence, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True))
+
+    def _put(self, sequence: int, work: Work) -> None:
+        """Give the exchange a snapshot of the values."""
+        self.values[self.own_manifest.weights :] = self.unit
         taken = self.exchange.free_vector(len(self.values))
         taken[:] = self.values
-        self.exchange.put_snapshot(
-            order.sequence, taken, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True)
-        )
+        self.exchange.put_snapshot(sequence, taken, work)
 
     def _rebase(self, order: RebaseOrder) -> None:
         self._train()
