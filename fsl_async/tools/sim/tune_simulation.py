@@ -58,6 +58,10 @@ WATCH_EVERY_S = 30.0
 STUCK_S = 300.0
 """Longer than a client needs for a version, or a run for a round, once lost sessions are known."""
 KEPT_COMMITS = 3
+HEARTBEAT_S = 20.0
+"""Two are the time in which a client on a slow link must take the last version."""
+FINE = "codec.step_log2=40"
+"""Codes versions so finely that a product shows what it is made of."""
 
 
 @frozen
@@ -71,7 +75,7 @@ class TuneSettings:
     def given(self) -> list[str]:
         """Settings of the run, as for `--set`."""
         if self.mode == "lora":
-            return ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2"]
+            return ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", FINE]
         return ["tune.method=zeroth", f"tune.zo_history={self.history}"]
 
 
@@ -149,7 +153,12 @@ class TuneSimulation(Simulation):
         *,
         keep_journal: Journal | None = None,
     ) -> None:
-        config = settings.config(f"sync.round_cap_s={settings.every_s}", *tune.given)
+        config = settings.config(
+            f"sync.round_cap_s={settings.every_s}",
+            f"session.heartbeat_every_s={HEARTBEAT_S}",
+            f"session.expire_after_s={3 * HEARTBEAT_S}",
+            *tune.given,
+        )
         super().__init__(settings, keep_journal=keep_journal, config=config)
         self.tune = tune
         codec, directions = config.codec.spec_down, directions_of(config)
