@@ -303,7 +303,9 @@ class Invariants:
         ):
             self._refused.add(event.key)
             self._account(event.key)["refused"] += self._offered[event.key].tokens
-        elif isinstance(event, ev.BaseReplaced | ev.Rebased):
+        elif isinstance(event, ev.BaseReplaced | ev.Rebased) and (
+            event.version or machine.base.version == 0  # else another client's were published
+        ):
             training.exchange.use_base(
                 lambda vector, version: self._holds(machine.name, vector, version, now)
             )

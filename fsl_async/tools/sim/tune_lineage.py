@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fsl_async.learn.client.ports import Vector
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.roles.sync.weighting import staleness_discount
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.seed_step import Directions, keys_of
 from fsl_async.tools.sim.invariants import Lineage
@@ -93,10 +94,12 @@ class ScalarLineage(RoundLineage):
         fresh, number = self.fresh(record), record.version
         if record.seeds is None or record.seeds.round != number - 1:
             return [f"version {number} has not the scalars of its round"]
-        mean = np.zeros(self.directions.scalars)
+        mean, weights = np.zeros(self.directions.scalars), 0.0
         for one in fresh:
             mean += one.weight * values[one.key].astype(np.float64)
-        wrong, wanted = [], self.directions.step(number - 1, record.scale * mean).scalars
+            # A clipped delta is shorter, as is one that came during a merge which failed.
+            weights += one.weight / one.clip / staleness_discount(one.staleness)
+        wrong, wanted = [], self.directions.step(number - 1, mean / (weights or 1.0)).scalars
         if not np.allclose(record.seeds.scalars, wanted, rtol=1e-5, atol=1e-5 * self.directions.rate):
             wrong.append(f"the steps to version {number} are not the mean of its clients' scalars")
         made = self.weights[-1].copy()
