@@ -32,10 +32,11 @@ from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.seed_step import directions_of
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.simulation import STEP_S, Simulation, SimulationSettings
-from fsl_async.tools.sim.training import MANIFEST, VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.training import VirtualTraining, VirtualWorker
 from fsl_async.tools.sim.tune_lineage import ProductLineage, RoundLineage, ScalarLineage
 from fsl_async.tools.sim.tune_training import (
     ADAPTERS,
+    LARGE,
     AdapterTraining,
     RoundTraining,
     ScalarTraining,
@@ -88,6 +89,8 @@ class TuneInvariants(Invariants):
     replays: int = 0
     stale_declined: int = 0
     quarantined: int = 0
+    is_full: bool = False
+    """Whether the last version could not be written; pauses between attempts grow to hours."""
     _kept: tuple[int | None, int] = (None, 0)
     """The version from which clients are served, and for how many commits in vain."""
 
@@ -100,6 +103,8 @@ class TuneInvariants(Invariants):
             if isinstance(effect, do.SendVersion):
                 self.full_fetches += effect.kind == "full"
                 self.replays += effect.kind == "seeds"
+        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
+            self.is_full = isinstance(event, ev.CommitFailed)
         if isinstance(event, ev.VersionCommitted) and event.version:
             assert self.store is not None, "a version is of a store"
             if not self.lineage.fresh(self.store.records[-1]) and not machine.end.asked:
@@ -163,10 +168,9 @@ class TuneSimulation(Simulation):
         self.tune = tune
         codec, directions = config.codec.spec_down, directions_of(config)
         assert directions is not None, "a run that tunes has directions"
-        if tune.mode == "lora":
-            self.manifest, lineage = ADAPTERS, ProductLineage(codec, ADAPTERS)
-        else:
-            lineage = ScalarLineage(codec, MANIFEST, directions=directions)
+        lineage: RoundLineage = ProductLineage(codec, ADAPTERS)
+        if tune.mode == "zeroth":
+            lineage = ScalarLineage(codec, LARGE, directions=directions)
         self.invariants = TuneInvariants(lineage=lineage)
         self._has_faults = settings.faults != "none"
         chance = random.Random(f"{settings.seed}/slow")  # noqa: S311
@@ -239,7 +243,8 @@ class TuneSimulation(Simulation):
                 text = f"{name} stays at version {at[1]}, and {machine.latest.version} is announced"
                 self.invariants.violated(text, now)
         version = self.invariants.lineage.version
-        if version != self._made[0] or not connected or self.server not in self.processes:
+        is_served = connected and self.server in self.processes and not self.invariants.is_full
+        if version != self._made[0] or not is_served:
             self._made = version, now
         elif now - self._made[1] > longest_s and not self._ending:
             self.invariants.violated(f"no version after {version} is made", now)

@@ -13,17 +13,19 @@ from collections.abc import Callable
 import numpy as np
 from attrs import evolve
 
-from fsl_async.learn.client.ports import Move, Moved, Order, RoundOrder, SnapshotOrder, Vector, Work
+from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector, Work
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
-from fsl_async.tools.sim.training import MANIFEST, VirtualTraining, WatchedExchange
+from fsl_async.tools.sim.training import VirtualTraining, WatchedExchange
 from fsl_codecs import is_seeds
 from fsl_transport import Scheduler
 
 ADAPTERS = Manifest.from_shapes([("layer.lora_A", (2, 2)), ("layer.lora_B", (2, 2))])
 """Factors of full rank: their product can be any matrix, so a merge of products loses nothing."""
+LARGE = Manifest.from_shapes([("weights", (1000,))])
+"""A full version takes longer than a round on a slow link."""
 ROUND_STEPS = 4
 """Steps of a client in a round."""
 SKIPS = 0.01
@@ -36,7 +38,7 @@ class RoundTraining(VirtualTraining):
     chance: decides in which rounds it trains nothing. fails: probability of each fault of training.
     """
 
-    manifest = MANIFEST
+    manifest: Manifest
 
     def __init__(
         self,
@@ -129,6 +131,8 @@ class _FailingExchange(WatchedExchange):
 class ScalarTraining(RoundTraining):
     """Measures the scalars of rounds of zeroth order, some of which are not finite."""
 
+    manifest = LARGE
+
     def __init__(
         self,
         clock: Scheduler,
@@ -163,6 +167,3 @@ class ScalarTraining(RoundTraining):
         self.exchange.put_snapshot(
             sequence, None, evolve(work, finite=is_finite, facts=facts, scalars=made)
         )
-
-
-__all__ = ["ADAPTERS", "ROUND_STEPS", "AdapterTraining", "Order", "RoundTraining", "ScalarTraining"]
