@@ -1,5 +1,7 @@
 """The parameter server's shell: leases of shards, versions kept for fetches, and restarts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from deltas import delta_of
@@ -8,16 +10,17 @@ from ps_shells import AtOnce, Later, Server
 import fsl_transport as tp
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
-from fsl_async.nodes.ps.node import run_facts
+from fsl_async.nodes.ps.node import run_facts, store_settings_of
 from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
+from fsl_async.store.store import Store
 from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, Disk, Model, digest_of
-from fsl_async.tools.sim.tune_counting import TuneDisk, ZerothStore
-from fsl_codecs import encode_seeds
+from fsl_codecs import CodecSpec, encode, encode_seeds
 
 KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
@@ -181,57 +184,65 @@ def test_a_client_that_breaks_the_protocol_again_and_again_is_one_line(long_run)
     assert line.startswith("a broke the protocol: ")
 
 
-def measured(sequence=1):
-    """A delta of scalars, measured from version 0."""
+def measured(server):
+    """Have client "a" send a delta of scalars, measured from version 0."""
     frame = encode_seeds(0, np.array([[[8.0, 0.5]]], np.float32))
-    digest = digest_of("", 0, 0)
-    return tp.MessageReceived("a", msg.to_wire(msg.Measured(sequence, digest, 8, 4, frame)))
+    message = msg.to_wire(msg.Measured(1, server.store.digest, 8, 4, frame))
+    server.shell.on_transport(tp.MessageReceived("a", message))
 
 
 @pytest.fixture
 def scalars():
     """A parameter server of zeroth order at version 0, whose worker may be made to wait."""
-    disk = TuneDisk(models=[Model(0, 0, digest_of("", 0, 0))])
-    store = ZerothStore(disk, 2, lambda: 0.0, lambda *_: None, fails=lambda: False, history=5)
+    config = with_implied(load(None, ["tune.method=zeroth", "tune.zo_probes=2"]))
+    files = MemoryFiles(MemoryDisk(), Faults(mode="error"))
+    settings = store_settings_of(config)
+    store = Store(Path("/run"), settings, files=files, later=lambda _: None)
+    store.recover()
+    store.begin_initial(OTHER)
+    store.write_initial(0, encode(np.zeros(OTHER.values, np.float32), CodecSpec(format="fp32")))
+    store.finish_initial()
     worker = Later()
     worker.submit = AtOnce().submit
-    server = Server(disk, worker=worker, store=store)
+    server = Server(worker=worker, store=store)
+    server.faults = files.faults
     server.shell.machine.serving.history = 5
     server.hello("a")
-    server.attach("a")
+    server.attach("a", OTHER)
     return server
 
 
 def test_a_version_that_scalars_are_measured_from_is_not_kept_any_more(scalars):
     """Such a client sends no Holding."""
     scalars.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, ""))))
-    assert scalars.disk.kept_from == 0
-    scalars.shell.on_transport(measured())
-    assert scalars.disk.kept_from is None
+    assert scalars.store._serving_from == 0
+    measured(scalars)
+    assert scalars.store._serving_from is None
 
 
 def test_a_delta_that_is_being_stored_is_not_judged_again(scalars):
     """Its client offers it again in a new session, when the version after its base is made."""
     server, worker = scalars, scalars.shell.jobs.worker
     del worker.submit
-    server.shell.on_transport(measured())
+    measured(server)
     server.shell.machine.deltas.max_staleness = -1  # as if versions had been made since
-    server.shell.on_transport(measured())
+    measured(server)
     worker.work()
     answers = [call[2]["m"] for call in server.endpoint.calls if call[0] == "send"]
     assert answers[-1] == "accepted/1"
     assert "declined/1" not in answers
-    server.shell.on_transport(measured())
+    measured(server)
     assert server.endpoint.last("send")[2]["m"] == "accepted/1", "it is known"
 
 
-def test_a_delta_that_could_not_be_stored_is_judged_again(scalars):
+@pytest.mark.parametrize("call", [1, 3, 5])
+def test_a_delta_that_could_not_be_stored_is_judged_again(scalars, call):
+    """Whichever call to the disk fails: to begin it, to write the frame, to make it durable."""
     server = scalars
-    server.store._fails = lambda: True
-    server.shell.on_transport(measured())
+    server.faults.at = len(server.faults.calls) + call
+    measured(server)
     assert server.endpoint.last("send")[2]["code"] == "later"
-    server.store._fails = lambda: False
-    server.shell.on_transport(measured())
+    measured(server)
     assert server.endpoint.last("send")[2]["m"] == "accepted/1"
 
 

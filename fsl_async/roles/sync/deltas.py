@@ -55,8 +55,8 @@ class DeltaBook:
     version also has the newest merged delta of each client without a new one. weighs_unmoved:
     whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
     counting: how much each counts in a version; default: each client once, without limits.
-    one_base: whether a version is made from deltas of the version before alone; others, which became
-    old on their way, count as nothing in it.
+    one_base: whether a version is made from deltas of the version before alone; those that became
+    old on their way have no part in it.
     """
 
     def __init__(

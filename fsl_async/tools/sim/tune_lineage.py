@@ -60,14 +60,16 @@ class ProductLineage(RoundLineage):
         before, wanted = self.weights[-1].astype(np.float64), self._unsent
         fresh = self.fresh(record)
         total = sum(one.weight for one in fresh)
-        for client in {one.key.client for one in fresh}:
+        for client in sorted({one.key.client for one in fresh}):
             mine = [one for one in fresh if one.key.client == client]
             weight = sum(one.weight for one in mine)
-            delta = sum(one.clip * one.weight / weight * values[one.key] for one in mine)
-            wanted = wanted + weight / total * product(before - delta)
+            after = before.copy()
+            for one in mine:
+                after -= one.clip * one.weight / weight * values[one.key]
+            wanted = wanted + weight / total * product(after)
         if not fresh:
             wanted = wanted + product(before)
-        self._unsent = wanted - product(held)
+        self._unsent = wanted - product(held.astype(np.float64))
         if np.abs(self._unsent).max() <= PRODUCT_TOLERANCE * (1.0 + np.abs(wanted).max()):
             return []
         return [f"the product of version {record.version} is not the mean of its clients'"]
@@ -100,7 +102,9 @@ class ScalarLineage(RoundLineage):
             # A clipped delta is shorter, as is one that came during a merge which failed.
             weights += one.weight / one.clip / staleness_discount(one.staleness)
         wrong, wanted = [], self.directions.step(number - 1, mean / (weights or 1.0)).scalars
-        if not np.allclose(record.seeds.scalars, wanted, rtol=1e-5, atol=1e-5 * self.directions.rate):
+        if not np.allclose(
+            record.seeds.scalars, wanted, rtol=1e-5, atol=1e-5 * self.directions.rate
+        ):
             wrong.append(f"the steps to version {number} are not the mean of its clients' scalars")
         made = self.weights[-1].copy()
         add_signs(made, 0, *keys_of([record.seeds]))
@@ -111,6 +115,6 @@ class ScalarLineage(RoundLineage):
 
 def product(factors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the product of an adapter of `tune_training.ADAPTERS`, of its flat factors."""
-    a, b = np.asarray(factors, np.float64).reshape(2, 2, 2)
+    a, b = factors.reshape(2, 2, 2)
     made: NDArray[np.float64] = b.T @ a
     return made

@@ -54,7 +54,7 @@ def test_a_late_delta_weighs_less_and_has_its_staleness(book):
 
 
 def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
-    """Its tokens are not in the scale either: the average would be shorter than the others' mean."""
+    """Nor are its tokens in the scale: the average would be shorter than the others' mean."""
     made = DeltaBook(TokensWeighting(), max_staleness=0, keep_versions=1, one_base=True)
     made.advance(2, "d2")
     late, fresh = key(1, base=1, client="a"), key(1, client="b")
