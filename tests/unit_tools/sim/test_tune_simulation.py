@@ -124,7 +124,7 @@ def _version_of_late(monkeypatch):
 
 
 def _keep_versions(monkeypatch):
-    monkeypatch.setattr(ShellServing, "measured", lambda self, peer, version: None)
+    monkeypatch.setattr(ShellServing, "caught_up", lambda self, peer: None)
 
 
 def _take_during_a_replay(monkeypatch):
@@ -200,13 +200,13 @@ def _decline_silently(monkeypatch):
         (_average_factors, "lora", LONG_S, 1),
         (_no_base, "zeroth", SHORT_S, 1),
         (_version_of_late, "lora", SHORT_S, 1),
-        (_keep_versions, "zeroth", SHORT_S, 3),
-        (_take_during_a_replay, "zeroth", SHORT_S, 1),
-        (_leave_a_fetch_unanswered, "zeroth", LONG_S, 1),
+        (_keep_versions, "zeroth", LONG_S, 1),
+        (_take_during_a_replay, "zeroth", SHORT_S, 10),
+        (_leave_a_fetch_unanswered, "zeroth", LONG_S, 4),
         (_replay_one_step_more, "zeroth", SHORT_S, 1),
         (_lose_a_step, "zeroth", SHORT_S, 1),
         (_forget_quarantine, "zeroth", LONG_S, 2),
-        (_decline_silently, "zeroth", LONG_S, 1),
+        (_decline_silently, "zeroth", LONG_S, 4),
     ],
 )
 def test_a_defect_is_found(defect, mode, every_s, seed, monkeypatch):
