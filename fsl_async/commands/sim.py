@@ -167,7 +167,7 @@ def command(
     journal: str | None,
     as_json: bool,
 ) -> int:
-    """Simulate a run: production code, virtual time, and a counter instead of training.
+    """Simulate a run: production code, virtual time, and a few values instead of a model.
 
     The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when
     all held, 1 when one was violated.
