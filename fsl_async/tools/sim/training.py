@@ -61,6 +61,8 @@ class VirtualTraining:
     task asks to send.
     """
 
+    exchange_type: type[WatchedExchange] = WatchedExchange
+
     def __init__(
         self,
         clock: Scheduler,
@@ -75,7 +77,7 @@ class VirtualTraining:
         self.values = initial.astype(np.float32)
         self.own_manifest = manifest
         self.unit = unit
-        self.exchange = WatchedExchange(self, on_event)
+        self.exchange = self.exchange_type(self, on_event)
         self.expected: dict[int, Vector] = {}
         """Sequence of a delta -> what its weights must be, but for rounding."""
         self.sent_steps = 0

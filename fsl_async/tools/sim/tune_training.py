@@ -1,7 +1,7 @@
 """Tuning by rounds on the virtual clock: adapters, and scalars of zeroth order.
 
 A client trains ROUND_STEPS steps when it is called, gives the exchange its delta, and waits for the
-next version. What is asked during a round is carried out at the round's end.
+next version. Orders that come during a round are carried out at its end.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 from attrs import evolve
@@ -91,19 +92,14 @@ class AdapterTraining(RoundTraining):
 
     manifest = ADAPTERS
 
-    def __init__(
-        self,
-        clock: Scheduler,
-        on_event: Callable[[Event], None],
-        *,
-        step_s: float,
-        chance: random.Random,
-        fails: float,
-    ) -> None:
-        super().__init__(clock, on_event, step_s=step_s, chance=chance, fails=fails)
-        self._goal = np.array([chance.uniform(-1.0, 1.0) for _ in self.values], np.float32)
-        self._changes: list[np.float32] = []
-        """The change in each step."""
+    @cached_property
+    def _goal(self) -> Vector:
+        return np.array([self._chance.uniform(-1.0, 1.0) for _ in self.values], np.float32)
+
+    @cached_property
+    def _changes(self) -> list[np.float32]:
+        """The change in each step so far."""
+        return []
 
     def work(self, begin: int, end: int) -> Vector:
         """See `VirtualTraining.work`; steps that are new begin at the present values."""
@@ -117,13 +113,12 @@ class AdapterTraining(RoundTraining):
 
 
 class _FailingExchange(WatchedExchange):
-    """An exchange that has too little memory to replay some scalars."""
-
-    training: ScalarTraining
+    """Runs out of memory in some replays."""
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
         """See `Exchange.put_fetch`."""
-        if is_seeds(frame) and self.training.fails():
+        assert isinstance(self._training, ScalarTraining)
+        if is_seeds(frame) and self._training.fails():
             raise LearnerError("not enough memory")
         super().put_fetch(version, index, frame)
 
@@ -132,19 +127,7 @@ class ScalarTraining(RoundTraining):
     """Measures the scalars of rounds of zeroth order, some of which are not finite."""
 
     manifest = LARGE
-
-    def __init__(
-        self,
-        clock: Scheduler,
-        on_event: Callable[[Event], None],
-        *,
-        step_s: float,
-        chance: random.Random,
-        fails: float,
-    ) -> None:
-        super().__init__(clock, on_event, step_s=step_s, chance=chance, fails=fails)
-        self.exchange = _FailingExchange(self, on_event)
-        self.exchange.training = self
+    exchange_type = _FailingExchange
 
     def fails(self) -> bool:
         """Whether the next replay or measurement fails."""
