@@ -257,11 +257,7 @@ class Merging:
             if kind.is_full:
                 chunks = round_sum.chunks
             elif kind.is_scalars:
-                share = scale
-                if self._left_out:
-                    inside = math.fsum(round_sum.weights.values())
-                    share *= math.fsum(one.weight for one in merged) / (inside or 1.0)
-                chunks = lambda: (share * total for total in round_sum.chunks())  # noqa: E731
+                chunks = lambda: (scale * total for total in round_sum.chunks())  # noqa: E731
             else:
                 weight = math.fsum(round_sum.weights.values())
                 chunks = lambda: averaged(  # noqa: E731

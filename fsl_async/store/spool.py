@@ -139,8 +139,8 @@ class Spool:
             raise FrameRefused(f"delta {key.text} is a frame of round {checked.base}")
         if part.is_seeds:
             raise FrameRefused(f"delta {key.text}: {index} is past the only frame of seeds")
+        part.writer.append(frame)  # it may fail, and the frame comes again
         part.is_seeds = isinstance(checked.content, SeedsFrame)
-        part.writer.append(frame)
         part.squared_norm += checked.squared_norm
         if self._kind.comparable and not part.is_seeds:
             self.sketches.take(manifest, key, index, checked.content)

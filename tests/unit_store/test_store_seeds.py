@@ -1,5 +1,6 @@
 """Runs of zeroth order: scalars in, scalars down, and the same bits however a version is made."""
 
+import errno
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from fsl_async.store.delta_kind import Dense, Mixed, Seeds
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.files import Files
+from fsl_async.store.frame_file import FrameWriter
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
@@ -298,7 +300,7 @@ def test_scalars_of_an_older_round_enter_without_weight(make_run):
     on_time = key_of("b", 1)
     send(run, on_time, scalars_of(3))
     weights = run.weights(1)
-    commit(run, {late: 5.0, on_time: 10.0})
+    commit(run, {late: 0.0, on_time: 10.0})
     assert run.weights(2).tobytes() == stepped(weights, 1, scalars_of(3)).tobytes()
     merged = run.store.records[-1].merged
     assert {one.key: one.weight for one in merged} == {late: 0.0, on_time: 10.0}
@@ -306,6 +308,22 @@ def test_scalars_of_an_older_round_enter_without_weight(make_run):
     send(run, later, scalars_of(4))
     commit(run, dict.fromkeys((later,), 1.0))
     assert run.weights(3).tobytes() == run.weights(2).tobytes(), "no scalars of this round"
+
+
+def test_scalars_that_a_full_disk_did_not_take_are_taken_when_they_come_again(
+    make_run, monkeypatch
+):
+    """The frame that was not written is not the only frame of its delta."""
+    run = seeds_run(make_run)
+
+    def full(self, frame):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameWriter, "append", full)
+        with pytest.raises(StoreError, match="No space left"):
+            send(run, key_of("a", 0), scalars_of(1))
+    assert send(run, key_of("a", 0), scalars_of(1)).problem is None
 
 
 @with_both

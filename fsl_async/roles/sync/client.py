@@ -360,7 +360,7 @@ class ClientMachine:
             version_sync.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, version_sync.adopted = "replacing", True
-                return [Note("published the initial weights"), do.AdoptInitial()]
+                return [do.AdoptInitial()]
         version_sync.by_scalars = event.comes or version_sync.by_scalars
         if event.comes and version_sync.asked is None and version_sync.base != version_sync.latest:
             version_sync.asked = event.version
@@ -394,7 +394,13 @@ class ClientMachine:
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
         problem = self.version_sync.replaced(event)
-        return self._rebase() if problem is None else self._base_lost(problem, now)
+        if problem is None:
+            return self._rebase()
+        if self.version_sync.adopted and event.version == 0:  # its own could not be written
+            self.busy, self.version_sync.adopted = None, False
+            self.version_sync.lost()
+            return [Note("another client published the initial weights"), *self._advance()]
+        return self._base_lost(problem, now)
 
     def _rebase(self) -> list[Effect]:
         self.busy = "rebasing"
@@ -429,7 +435,7 @@ class ClientMachine:
         if self.model_version >= 0:
             return [Note(f"version {version}", facts={"version": version})]
         if self.version_sync.adopted and version == 0:
-            return []  # this client made it, and reported that then
+            return [Note("published the initial weights")]
         return [Note(f"received version {version}")]
 
     # --- deltas, up ---

@@ -55,6 +55,8 @@ class DeltaBook:
     version also has the newest merged delta of each client without a new one. weighs_unmoved:
     whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
     counting: how much each counts in a version; default: each client once, without limits.
+    one_base: whether a version is made from deltas of the version before alone; those that became
+    old on their way have no part in it.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DeltaBook:
         reuses: bool = False,
         weighs_unmoved: bool = False,
         counting: Counting | None = None,
+        one_base: bool = False,
     ) -> None:
         self.weighting = weighting
         self.counting = counting or Counting(weighting, NormGuard())
@@ -80,6 +83,7 @@ class DeltaBook:
         """Merged before, and a part of the current merge again, with its weight there."""
         self._reuses = reuses
         self._weighs_unmoved = weighs_unmoved
+        self._one_base = one_base
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
         self.settled: dict[str, Settled] = {}
         self._newest: dict[str, DeltaKey] = {}
@@ -155,7 +159,11 @@ class DeltaBook:
         See also `reused`.
         """
         self.reused = self._again()
-        self.merging, work, self.counted_less = self.counting.count(list(self.pending.values()))
+        pending = [
+            evolve(one, weight=0.0) if self._one_base and self.staleness(one.key) else one
+            for one in self.pending.values()
+        ]
+        self.merging, work, self.counted_less = self.counting.count(pending)
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.

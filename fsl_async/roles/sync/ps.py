@@ -131,6 +131,7 @@ class ParameterServerMachine:
             counting=Counting(
                 weighting, self.guard, trigger.clients_lead or rules.reuses, rules.clips_values
             ),
+            one_base=rules.clips_values or rules.history > 0,
         )
         self.deadlines = Deadlines()
         self.serving = Serving(

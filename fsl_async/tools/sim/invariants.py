@@ -131,11 +131,17 @@ class Lineage:
             expected = work.expected.pop(one.key.sequence)
             if np.abs(found[: self.manifest.weights] - expected).max() > TOLERANCE * work.unit:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
-            del work.frames[one.key.sequence]
+            work.frames.pop(one.key.sequence, None)  # scalars have none
             sums[one.key] = found
         if record.rule == "latest":
             wrong += self._check_used_again(record)
-        made = self._made(record, sums)
+        return wrong + self._compare(record, sums, held)
+
+    def _compare(
+        self, record: VersionRecord, values: Mapping[DeltaKey, Vector], held: Vector
+    ) -> list[str]:
+        """Make a version from the values of its deltas; return how the store's one differs."""
+        wrong, made = [], self._made(record, values)
         weights, buffers = made[: self.manifest.weights], made[self.manifest.weights :]
         if not np.array_equal(weights, held[: self.manifest.weights]):
             wrong.append(f"version {record.version} holds other weights than its deltas give")
@@ -313,7 +319,9 @@ class Invariants:
         ):
             self._refused.add(event.key)
             self._account(event.key)["refused"] += self._offered[event.key].tokens
-        elif isinstance(event, ev.BaseReplaced | ev.Rebased):
+        elif isinstance(event, ev.BaseReplaced | ev.Rebased) and (
+            event.version or machine.base.version == 0  # else another client's were published
+        ):
             training.exchange.use_base(
                 lambda vector, version: self._holds(machine.name, vector, version, now)
             )

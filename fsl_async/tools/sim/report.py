@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Report:
-    """The result of a simulated run. Losses and weights are None, because learning is a counter."""
+    """The result of a simulated run. Losses and weights are None: nothing is learned."""
 
     rounds: int
     clients: int

@@ -76,6 +76,8 @@ class VirtualTraining:
     task asks to send.
     """
 
+    exchange_type: type[WatchedExchange] = WatchedExchange
+
     def __init__(
         self,
         clock: Scheduler,
@@ -91,7 +93,7 @@ class VirtualTraining:
         self.own_manifest = manifest
         self.unit = unit
         self.sent = Sent(unit)
-        self.exchange = WatchedExchange(self, on_event, self.sent)
+        self.exchange = self.exchange_type(self, on_event, self.sent)
         self.sent_steps = 0
         """Steps that are in some delta."""
         self.refused: str | None = None
@@ -204,13 +206,14 @@ class VirtualTraining:
         self.sent_steps += steps
         self.sent.expected[order.sequence] = -self.work(begin, self._settled)
         self._await_pace()
-        weights = self.own_manifest.weights
-        self.values[weights:] = self.unit
+        self._put(order.sequence, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True))
+
+    def _put(self, sequence: int, work: Work) -> None:
+        """Give the exchange a snapshot of the values."""
+        self.values[self.own_manifest.weights :] = self.unit
         taken = self.exchange.free_vector(len(self.values))
         taken[:] = self.values
-        self.exchange.put_snapshot(
-            order.sequence, taken, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True)
-        )
+        self.exchange.put_snapshot(sequence, taken, work)
 
     def _rebase(self, order: RebaseOrder) -> None:
         self._train()

@@ -1,13 +1,15 @@
 """`fsl-node sim --tune lora|zeroth`: runs that tune by rounds, under a virtual clock.
 
-As `fsl_async.tools.sim.simulation` for pretraining: production machines and shells, with counting
-instead of tensors (`tune_counting`). Besides its faults, some clients have slow links or slow
-disks, writes fail, and in a run of zeroth order some deltas are not finite and some frames cannot
-be replayed. Links are cut for longer than the history lasts. Besides the invariants of pretraining:
+As `fsl_async.tools.sim.simulation` for pretraining, with its faults, and with training by rounds
+(`tune_training`). Besides, some clients have slow links or slow disks, and in a run of zeroth order
+some deltas are not finite and some scalars cannot be replayed. Links are cut for longer than the
+history lasts. Besides the invariants of pretraining:
 
-- No delta of an older version has weight in a version, and each is recorded with its staleness.
-- In a run of zeroth order a client that holds a version has replayed exactly the steps that lead to
-  it, in order, since the last version that it fetched in full.
+- A delta of an older version has no weight in a version, and is recorded with its staleness.
+- With adapters the product of a version's factors is the weighted mean of its clients' products,
+  but for what coding keeps back, which the next version makes up for.
+- In a run of zeroth order a version is its predecessor, moved along the round's directions by the
+  weighted mean of the scalars that clients measured.
 - No version that arrives is lost on its way into the base.
 - A client that is connected gets newer versions, and a run with clients makes versions.
 - Versions are kept on disk for a client no longer than it needs them.
@@ -27,21 +29,17 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
-from fsl_async.tools.sim.counting import CountingLearner, CountingStore, VirtualWorker
+from fsl_async.store.seed_step import directions_of
 from fsl_async.tools.sim.invariants import Invariants
-from fsl_async.tools.sim.simulation import (
-    SERVER_NAME,
-    STEP_S,
-    TOKENS_PER_STEP,
-    Simulation,
-    SimulationSettings,
-)
-from fsl_async.tools.sim.tune_counting import (
-    RoundLearner,
-    RoundStore,
-    TuneDisk,
-    ZerothLearner,
-    ZerothStore,
+from fsl_async.tools.sim.simulation import STEP_S, Simulation, SimulationSettings
+from fsl_async.tools.sim.training import VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.tune_lineage import ProductLineage, RoundLineage, ScalarLineage
+from fsl_async.tools.sim.tune_training import (
+    ADAPTERS,
+    LARGE,
+    AdapterTraining,
+    RoundTraining,
+    ScalarTraining,
 )
 from fsl_async.tools.sim.world import ProcessClock
 
@@ -56,13 +54,15 @@ SLOW_JOBS = 0.1
 REPORT_S = 0.1
 """Between the end of a job in the worker and its result in the loop, which may be busy."""
 CLIENT_FAILS = 0.02
-"""Share of deltas that are not finite, and of frames that cannot be replayed, with faults."""
-DISK_FAILS = 0.005
-"""Share of the writes of deltas and versions, with faults."""
+"""Share of deltas that are not finite, and of scalars that cannot be replayed, with faults."""
 WATCH_EVERY_S = 30.0
 STUCK_S = 300.0
 """Longer than a client needs for a version, or a run for a round, once lost sessions are known."""
 KEPT_COMMITS = 3
+HEARTBEAT_S = 20.0
+"""Two are the time in which a client on a slow link must take the last version."""
+FINE = "codec.step_log2=40"
+"""Codes versions so finely that a product shows what it is made of."""
 
 
 @frozen
@@ -71,18 +71,26 @@ class TuneSettings:
 
     mode: Mode = "zeroth"
     history: int = 8
-    drain_s: float = 150.0
+
+    @property
+    def given(self) -> list[str]:
+        """Settings of the run, as for `--set`."""
+        if self.mode == "lora":
+            return ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", FINE]
+        return ["tune.method=zeroth", f"tune.zo_history={self.history}"]
 
 
 @mutable
 class TuneInvariants(Invariants):
     """What happened in a run that tunes, and the violations found."""
 
-    disk: TuneDisk = field(factory=TuneDisk)
+    lineage: RoundLineage = field(kw_only=True)
+    full_fetches: int = 0
+    replays: int = 0
     stale_declined: int = 0
-    late_merged: int = 0
-    _replayed: dict[str, int] = field(factory=dict)
-    """Client -> the version up to which its replays were checked."""
+    quarantined: int = 0
+    is_full: bool = False
+    """Whether the last version could not be written; pauses between attempts grow to hours."""
     _kept: tuple[int | None, int] = (None, 0)
     """The version from which clients are served, and for how many commits in vain."""
 
@@ -92,35 +100,24 @@ class TuneInvariants(Invariants):
         """See `Invariants.after_server`."""
         super().after_server(machine, event, effects, now)
         for effect in effects:
-            if isinstance(effect, do.Average):
-                self._check_average(effect, now)
+            if isinstance(effect, do.SendVersion):
+                self.full_fetches += effect.kind == "full"
+                self.replays += effect.kind == "seeds"
+        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
+            self.is_full = isinstance(event, ev.CommitFailed)
         if isinstance(event, ev.VersionCommitted) and event.version:
-            self._check_weights(machine, event.version, now)
-            self._check_kept(machine, event.version, now)
-
-    def _check_average(self, effect: do.Average, now: float) -> None:
-        for one in effect.merged:
-            staleness = effect.version - 1 - one.key.base
-            # One that came during a merge which failed joins it, and keeps its staleness.
-            if not staleness <= one.staleness <= staleness + 1:
-                text = f"delta {one.key.text} is {staleness} versions late, not {one.staleness}"
+            assert self.store is not None, "a version is of a store"
+            if not self.lineage.fresh(self.store.records[-1]) and not machine.end.asked:
+                text = f"version {event.version} is made without a delta of its round"
                 self.violated(text, now)
-            self.late_merged += staleness > 0
-
-    def _check_weights(self, machine: ParameterServerMachine, version: int, now: float) -> None:
-        fresh = 0
-        for key, weight in self.disk.weights.items():
-            fresh += weight > 0.0
-            if weight and key.base != version - 1:
-                self.violated(f"delta {key.text} has weight in version {version}", now)
-        if not fresh and not machine.end.asked:
-            self.violated(f"version {version} is made without a delta of its round", now)
+            self._check_kept(machine, event.version, now)
 
     def _check_kept(self, machine: ParameterServerMachine, version: int, now: float) -> None:
         """Versions are kept for clients of which all hold later ones."""
+        assert self.store is not None, "a version is of a store"
         members = [one for one in machine.members.values() if one.attached]
         kept, commits = self._kept
-        served = self.disk.kept_from
+        served = self.store._serving_from  # noqa: SLF001
         in_vain = (
             served is not None and served < version - 1 and bool(members)
             and all(one.version >= version - 1 for one in members)
@@ -135,38 +132,23 @@ class TuneInvariants(Invariants):
     def after_client(
         self,
         machine: ClientMachine,
-        learner: CountingLearner,
+        training: VirtualTraining,
         event: Event,
         effects: list[Any],
         now: float,
     ) -> None:
         """See `Invariants.after_client`."""
-        super().after_client(machine, learner, event, effects, now)
+        super().after_client(machine, training, event, effects, now)
         if isinstance(event, ev.FetchFailed):
             self.violated(f"{machine.name} lost version {event.version}: {event.reason}", now)
         elif isinstance(event, ev.DeltaRefused):
             self.stale_declined += event.code == "stale"
-        elif isinstance(event, ev.BaseReplaced):
-            assert isinstance(learner, RoundLearner)
-            self._check_replayed(machine.name, learner, event.version, now)
-
-    def _check_replayed(self, name: str, learner: RoundLearner, version: int, now: float) -> None:
-        applied = learner.applied
-        numbers = [number for number, _ in applied]
-        if applied and numbers != list(range(self._replayed[name] + 1, version + 1)):
-            text = f"{name} replayed {numbers} on version {self._replayed[name]}"
-            self.violated(text, now)
-        for number, step in applied:
-            if self.disk.steps[number] != step:
-                self.violated(f"{name} replayed another step to version {number}", now)
-        applied.clear()
-        self._replayed[name] = version
+            self.quarantined += event.code == "quarantined"
 
 
 class TuneSimulation(Simulation):
     """A simulated run; `invariants` and `counts` hold the result."""
 
-    disk: TuneDisk
     invariants: TuneInvariants
 
     def __init__(
@@ -176,36 +158,37 @@ class TuneSimulation(Simulation):
         *,
         keep_journal: Journal | None = None,
     ) -> None:
-        super().__init__(settings, keep_journal=keep_journal)
-        self.tune = tune
-        self.disk = TuneDisk()
-        self.invariants = TuneInvariants(disk=self.disk)
-        self._weighting = "tokens"
-        self._rules = evolve(
-            self._rules,
-            trigger="rounds",
-            round_cap_s=settings.every_s,
-            max_staleness=0,
-            drain_s=tune.drain_s,
-            history=tune.history if tune.mode == "zeroth" else 0,
+        config = settings.config(
+            f"sync.round_cap_s={settings.every_s}",
+            f"session.heartbeat_every_s={HEARTBEAT_S}",
+            f"session.expire_after_s={3 * HEARTBEAT_S}",
+            *tune.given,
         )
+        super().__init__(settings, keep_journal=keep_journal, config=config)
+        self.tune = tune
+        codec, directions = config.codec.spec_down, directions_of(config)
+        assert directions is not None, "a run that tunes has directions"
+        lineage: RoundLineage = ProductLineage(codec, ADAPTERS)
+        if tune.mode == "zeroth":
+            lineage = ScalarLineage(codec, LARGE, directions=directions)
+        self.invariants = TuneInvariants(lineage=lineage)
         self._has_faults = settings.faults != "none"
         chance = random.Random(f"{settings.seed}/slow")  # noqa: S311
         slow = [name for name in self.names if chance.random() < 2 * SLOW_SHARE]
         self._slow_links = set(slow[::2]) if self._has_faults else set()
-        self._slow_disks = set(slow[1::2]) | {SERVER_NAME} if self._has_faults else set()
+        self._slow_disks = set(slow[1::2]) | {self.server} if self._has_faults else set()
         self._held: dict[str, tuple[int, int, float]] = {}
         """Client -> its incarnation, its version, and since when it is at that one."""
         self._made = 0, 0.0
         """The newest version, and when clients were last seen without another one."""
 
-    def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """See `Simulation.run`."""
+    def begin(self) -> None:
+        """See `Simulation.begin`."""
         for name in self._slow_links:
             slow = evolve(self.network_conditions, bytes_per_s=SLOW_BYTES_PER_S)
-            self.network.set_conditions(name, SERVER_NAME, slow)
+            self.network.set_conditions(name, self.server, slow)
         self._at(WATCH_EVERY_S, self._watch)
-        super().run(progress)
+        super().begin()
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
         return machine.phase is not Phase.EMPTY
@@ -215,7 +198,7 @@ class TuneSimulation(Simulation):
     def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
         chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
         slow = SLOW_JOBS if name in self._slow_disks else 0.0
-        if name == SERVER_NAME:
+        if name == self.server:
             slow /= 10.0
 
         def cost_s() -> float:
@@ -223,27 +206,16 @@ class TuneSimulation(Simulation):
                 return chance.uniform(*SLOW_JOB_S)
             return chance.uniform(0.001, 0.02)
 
-        return VirtualWorker(clock, cost_s, REPORT_S)
+        return VirtualWorker(clock, cost_s, lambda: REPORT_S)
 
-    def _store(self, clock: ProcessClock) -> CountingStore:
-        keep, time = self.settings.keep_versions, self.scheduler.time
-        chance = random.Random(f"{self.settings.seed}/disk/{self._incarnations}")  # noqa: S311
-        fails = lambda: self._has_faults and chance.random() < DISK_FAILS  # noqa: E731
-        if self.tune.mode == "lora":
-            return RoundStore(self.disk, keep, time, clock.call_at, fails=fails)
-        history = self.tune.history
-        return ZerothStore(self.disk, keep, time, clock.call_at, fails=fails, history=history)
-
-    def _learner(
+    def _training(
         self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> CountingLearner:
-        kind = ZerothLearner if self.tune.mode == "zeroth" else RoundLearner
+    ) -> RoundTraining:
+        kind = ScalarTraining if self.tune.mode == "zeroth" else AdapterTraining
         return kind(
             clock,
             on_event,
             step_s=chance.uniform(0.5, 1.5) * STEP_S,
-            tokens_per_step=TOKENS_PER_STEP,
-            initial=chance.getrandbits(40),
             chance=random.Random(chance.getrandbits(64)),  # noqa: S311
             fails=CLIENT_FAILS if self._has_faults else 0.0,
         )
@@ -253,7 +225,7 @@ class TuneSimulation(Simulation):
     def _watch(self) -> None:
         """Check that clients and run make progress. A lost session is known after a while."""
         now = self.scheduler.time()
-        longest_s = STUCK_S + self.settings.expire_after_s
+        longest_s = STUCK_S + self.config.session.expire_after_s
         connected = False
         for name in self.names:
             process = self.processes.get(name)
@@ -270,22 +242,24 @@ class TuneSimulation(Simulation):
             elif now - before[2] > longest_s:
                 text = f"{name} stays at version {at[1]}, and {machine.latest.version} is announced"
                 self.invariants.violated(text, now)
-        version = len(self.disk.models)
-        if version != self._made[0] or not connected or SERVER_NAME not in self.processes:
+        version = self.invariants.lineage.version
+        is_served = connected and self.server in self.processes and not self.invariants.is_full
+        if version != self._made[0] or not is_served:
             self._made = version, now
         elif now - self._made[1] > longest_s and not self._ending:
-            self.invariants.violated(f"no version after {version - 1} is made", now)
+            self.invariants.violated(f"no version after {version} is made", now)
         self._at(WATCH_EVERY_S, self._watch)
 
     def tune_facts(self) -> dict[str, Any]:
         """Return the figures of tuning."""
+        invariants = self.invariants
         return {
             "mode": self.tune.mode,
-            "late": self.invariants.late_merged,
-            "stale": self.invariants.stale_declined,
-            "quarantined": len(self.disk.quarantined),
-            "full_fetches": self.disk.full_reads,
-            "replays": self.disk.replays,
+            "late": invariants.lineage.late,
+            "stale": invariants.stale_declined,
+            "quarantined": invariants.quarantined,
+            "full_fetches": invariants.full_fetches,
+            "replays": invariants.replays,
         }
 
 

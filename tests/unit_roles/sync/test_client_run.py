@@ -28,6 +28,16 @@ def test_first_client_publishes_and_adopts_its_own_weights(client, look):
     assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
 
 
+def test_initial_weights_that_could_not_be_written_are_those_of_another_client(client, look):
+    """The disk was full when they came, and another client was asked: no alarm, and no pause."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    client.feed(ev.PublishAsked())
+    assert client.announce(0, "d-other") == [do.AdoptInitial()]
+    assert look.sent(client.replaced(0)) == [msg.Fetch(-1, "")]
+    assert client.notes[-1] == Note("another client published the initial weights")
+
+
 def test_a_run_that_has_gone_back_to_before_version_0_ends_its_clients(client):
     """A copy of the run directory from then: a client that holds a version publishes nothing, so
     the run would wait for ever. Started again, it does.

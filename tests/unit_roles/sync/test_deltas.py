@@ -53,6 +53,18 @@ def test_a_late_delta_weighs_less_and_has_its_staleness(book):
     assert book.begin_merge()[0][0].staleness == 2
 
 
+def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
+    """Nor are its tokens in the scale: the average would be shorter than the others' mean."""
+    made = DeltaBook(TokensWeighting(), max_staleness=0, keep_versions=1, one_base=True)
+    made.advance(2, "d2")
+    late, fresh = key(1, base=1, client="a"), key(1, client="b")
+    for one in (late, fresh):
+        made.acknowledge(stored_of(one, tokens=8))
+    merged, scale = made.begin_merge()
+    assert {one.key: one.weight for one in merged} == {late: 0.0, fresh: 8.0}
+    assert scale == 1 / 8
+
+
 def test_a_delta_during_a_merge_is_for_the_version_after(book):
     """Its staleness is that of the next new merge, and it stays pending."""
     book.acknowledge(stored_of(key(1), tokens=8))

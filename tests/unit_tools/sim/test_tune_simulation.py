@@ -9,16 +9,21 @@ from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.errors import UsageError
+from fsl_async.learn.client.fetching import Replay
 from fsl_async.nodes.ps.serving import Serving as ShellServing
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
+from fsl_async.store.adapter_aggregator import AdapterAggregator
+from fsl_async.store.adapters.base import AdapterRule
+from fsl_async.store.adapters.flexlora import FlexLoRA
+from fsl_async.store.store import Store
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.tune_counting import RoundStore, ZerothLearner, ZerothStore
 from fsl_async.tools.sim.tune_simulation import MODES, TuneSettings, TuneSimulation
+from fsl_codecs import decode_seeds, encode_seeds
 
 WORSE = FaultProfile(
     client_kill_every_s=1200.0,
@@ -26,8 +31,11 @@ WORSE = FaultProfile(
     reset_every_s=600.0,
     partition_every_s=1200.0,
     partition_s=(10.0, 200.0),
-    server_kill_every_s=900.0,
+    server_kill_every_s=300.0,
     server_return_s=(2.0, 20.0),
+    disk_full_every_s=300.0,
+    disk_kills=0.5,
+    power_cuts=0.5,
     jitter_s=0.3,
     drop=0.005,
     duplicate=0.003,
@@ -39,7 +47,7 @@ SHORT_S, LONG_S = 12.0, 3600.0
 one is found."""
 
 
-def run(mode, every_s, *, faults="storm", seed=1, hours=0.4, clients=6):
+def run(mode, every_s, *, faults="storm", seed=1, hours=0.25, clients=6):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s)
     with pytest.MonkeyPatch.context() as patch:
@@ -74,13 +82,13 @@ def test_a_storm_breaks_no_invariant(mode, every_s):
 @pytest.mark.parametrize("every_s", [8.0, 14.0, LONG_S])
 @pytest.mark.parametrize("mode", MODES)
 def test_many_storms_break_no_invariant(mode, every_s, seed):
-    assert run(mode, every_s, seed=seed, hours=1.0, clients=8).invariants.violations == []
+    assert run(mode, every_s, seed=seed, hours=0.5, clients=8).invariants.violations == []
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_without_faults_every_client_takes_part(mode):
     """Only rounds in which a client trains nothing are without it."""
-    simulation = run(mode, 60.0, faults="none", hours=0.2)
+    simulation = run(mode, 60.0, faults="none", hours=0.1)
     assert simulation.invariants.violations == []
     assert simulation.participation.share > 0.97
     facts = simulation.tune_facts()
@@ -93,11 +101,22 @@ def test_the_same_seed_gives_the_same_trace():
     assert one.trace.hexdigest() == run("zeroth", LONG_S).trace.hexdigest()
 
 
-def _weigh_late(monkeypatch):
-    def average(self, *arguments, **options):
-        return super(RoundStore, self).average(*arguments, **options)
+def _no_base(monkeypatch):
+    original = DeltaBook.__init__
 
-    monkeypatch.setattr(RoundStore, "average", average)
+    def init(self, *arguments, one_base, **options):
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(DeltaBook, "__init__", init)
+
+
+def _weigh_late(monkeypatch):
+    _no_base(monkeypatch)
+    monkeypatch.setattr(AdapterAggregator, "fresh", lambda self, version: self.clients)
+
+
+def _average_factors(monkeypatch):
+    monkeypatch.setattr(FlexLoRA, "merge", AdapterRule.merge)
 
 
 def _version_of_late(monkeypatch):
@@ -105,7 +124,7 @@ def _version_of_late(monkeypatch):
 
 
 def _keep_versions(monkeypatch):
-    monkeypatch.setattr(ShellServing, "measured", lambda self, peer, version: None)
+    monkeypatch.setattr(ShellServing, "caught_up", lambda self, peer: None)
 
 
 def _take_during_a_replay(monkeypatch):
@@ -130,44 +149,38 @@ def _leave_a_fetch_unanswered(monkeypatch):
     monkeypatch.setattr(Serving, "announce_to", announce_to)
 
 
-def _serve_one_step_more(monkeypatch):
-    original = ZerothStore.read_seeds
+def _replay_one_step_more(monkeypatch):
+    read, init = Store.read_seeds, Replay.__init__
+
+    def start(self, *arguments, since, **options):
+        init(self, *arguments, since=max(0, since - 1), **options)
 
     def read_seeds(self, since, version):
-        return original(self, max(0, since - 1), version)
+        return read(self, max(0, since - 1), version)
 
-    def begin(self, kind, version):
-        base(self, kind, version)
-        if kind == "seeds" and self.base.version:
-            self.base = evolve(self.base, version=self.base.version - 1)
-
-    base = ZerothLearner.begin_fetch
-    monkeypatch.setattr(ZerothStore, "read_seeds", read_seeds)
-    monkeypatch.setattr(ZerothLearner, "begin_fetch", begin)
+    monkeypatch.setattr(Store, "read_seeds", read_seeds)
+    monkeypatch.setattr(Replay, "__init__", start)
 
 
 def _lose_a_step(monkeypatch):
-    original = ZerothStore.read_seeds
+    original = Store.read_seeds
 
     def read_seeds(self, since, version):
-        if version - since == 2:
-            self.disk.steps[version - 1], kept = bytes(8), self.disk.steps[version - 1]
-            frame = original(self, since, version)
-            self.disk.steps[version - 1] = kept
-            return frame
-        return original(self, since, version)
+        frame = original(self, since, version)
+        if version - since == 2 and frame is not None:
+            found = decode_seeds(frame)
+            found.scalars[0] = 0.0
+            return encode_seeds(found.first, found.scalars)
+        return frame
 
-    monkeypatch.setattr(ZerothStore, "read_seeds", read_seeds)
+    monkeypatch.setattr(Store, "read_seeds", read_seeds)
 
 
 def _forget_quarantine(monkeypatch):
-    original = ZerothStore.spool_finish
-
-    def finish(self, key):
-        result = original(self, key)
-        return evolve(result, problem=None)
-
-    monkeypatch.setattr(ZerothStore, "spool_finish", finish)
+    original = Store.spool_finish
+    monkeypatch.setattr(
+        Store, "spool_finish", lambda self, key: evolve(original(self, key), problem=None)
+    )
 
 
 def _decline_silently(monkeypatch):
@@ -184,20 +197,22 @@ def _decline_silently(monkeypatch):
     ("defect", "mode", "every_s", "seed"),
     [
         (_weigh_late, "lora", SHORT_S, 1),
+        (_average_factors, "lora", LONG_S, 1),
+        (_no_base, "zeroth", SHORT_S, 1),
         (_version_of_late, "lora", SHORT_S, 1),
-        (_keep_versions, "zeroth", LONG_S, 4),
-        (_take_during_a_replay, "zeroth", SHORT_S, 29),
-        (_leave_a_fetch_unanswered, "zeroth", LONG_S, 1),
-        (_serve_one_step_more, "zeroth", SHORT_S, 1),
+        (_keep_versions, "zeroth", LONG_S, 1),
+        (_take_during_a_replay, "zeroth", SHORT_S, 10),
+        (_leave_a_fetch_unanswered, "zeroth", LONG_S, 4),
+        (_replay_one_step_more, "zeroth", SHORT_S, 1),
         (_lose_a_step, "zeroth", SHORT_S, 1),
-        (_forget_quarantine, "zeroth", LONG_S, 1),
-        (_decline_silently, "zeroth", LONG_S, 1),
+        (_forget_quarantine, "zeroth", LONG_S, 2),
+        (_decline_silently, "zeroth", LONG_S, 4),
     ],
 )
 def test_a_defect_is_found(defect, mode, every_s, seed, monkeypatch):
     """Each injected defect violates an invariant."""
     defect(monkeypatch)
-    assert run(mode, every_s, seed=seed, hours=0.2).invariants.violations
+    assert run(mode, every_s, seed=seed).invariants.violations
 
 
 def test_the_command_prints_what_happened():
