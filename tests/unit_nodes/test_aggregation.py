@@ -6,7 +6,7 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.node import rules_of, store_settings
+from fsl_async.nodes.ps.node import rules_of, store_settings_of
 from fsl_async.roles.sync.weighting import (
     BatchWeighting,
     LatestWeighting,
@@ -69,15 +69,15 @@ def test_adapters_are_merged_by_the_rule_of_the_run():
         config("tune.method=lora", "tune.rule=flora", "tune.scale=3", "run.seed=9")
     )
     check_aggregation(tuned)
-    made = store_settings(tuned)
+    made = store_settings_of(tuned)
     assert isinstance(made.product_rule, RULES["flora"])
     assert (made.adapter_scale, made.adapter_seed, made.may_keep_mean) == (3.0, 9, False)
     assert isinstance(weighting_of(tuned), TokensWeighting)
-    plain = store_settings(with_implied(config("tune.method=lora")))
+    plain = store_settings_of(with_implied(config("tune.method=lora")))
     assert plain.adapters is not None
     assert plain.product_rule is None
     assert plain.may_keep_mean
-    assert store_settings(config()).adapters is None
+    assert store_settings_of(config()).adapters is None
 
 
 def test_valid_rules_are_accepted():
@@ -90,7 +90,7 @@ def test_valid_rules_are_accepted():
     latest = config("outer.aggregation=latest", "sync.trigger=buffer", "sync.max_staleness=9")
     check_aggregation(latest)
     assert isinstance(weighting_of(latest), LatestWeighting)
-    assert store_settings(with_implied(latest)).reuse == 9
+    assert store_settings_of(with_implied(latest)).reuse == 9
     assert rules_of(latest).reuses
     assert not rules_of(robust).reuses
     assert isinstance(weighting_of(config()), BatchWeighting)
