@@ -10,11 +10,8 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.roles.machine import Effect
-from fsl_async.tools.sim.counting import VirtualWorker
-
-
-class Killed(BaseException):
-    """Unwinds the call in which a process dies, up to the scheduler."""
+from fsl_async.store.memory_files import Killed
+from fsl_async.tools.sim.training import VirtualWorker
 
 
 class NoJournal:
@@ -39,7 +36,7 @@ class Scheduler(tp.VirtualScheduler):
         while True:
             try:
                 super().run_until(when)
-            except (Killed, SystemExit):
+            except Killed:
                 continue
             return
 
@@ -68,18 +65,12 @@ class Points:
 
     def reach(self, role: str, name: str, stage: str, kill: Callable[[], None]) -> None:
         """Count a passed point; kill if it is the armed one."""
-        self.passed[role, name, stage] += 1
-        point = self.armed
-        if (
-            point is None
-            or self.fired
-            or (point.role, point.name, point.stage) != (role, name, stage)
-        ):
-            return
-        if self.passed[role, name, stage] == point.nth:
+        place = role, name, stage
+        self.passed[place] += 1
+        if not self.fired and self.armed == Point(*place, self.passed[place]):
             self.fired = True
             kill()
-            raise Killed(str(point))
+            raise Killed(str(self.armed))
 
     def watch(self, node: Any, role: str, kill: Callable[[], None]) -> None:
         """Put points around the effects of a node."""
@@ -107,7 +98,7 @@ class Points:
 
 
 class WatchedWorker(VirtualWorker):
-    """A worker with a crash point after every job."""
+    """A worker with a crash point after every job; jobs of no effect have the name "transport"."""
 
     def __init__(self, clock, cost_s, points, role, kill):
         super().__init__(clock, cost_s)
