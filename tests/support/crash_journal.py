@@ -35,6 +35,10 @@ class CrashJournal(JournalWriter):
         super().__init__(path, clock=wall)
         self._begin = path.stat().st_size
 
+    def acknowledges(self, key, now):
+        """Note that the process sends, or has received, a delta's acknowledgement."""
+        self.acknowledged.setdefault(key.text, now)
+
     def _flush_often(self):
         """Do nothing: the flushes are planned in virtual time."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,10 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async.roles import machine
 from fsl_async.roles.machine import Effect
+from fsl_async.roles.split import effects as effects_split
+from fsl_async.roles.sync import effects
 from fsl_async.store.memory_files import Killed
 from fsl_async.tools.sim.training import VirtualWorker
 
@@ -114,3 +119,17 @@ class WatchedWorker(VirtualWorker):
             return result
 
         super().submit(watched, done, failed)
+
+
+EFFECTS = {
+    found
+    for module in (machine, effects, effects_split)
+    for found in vars(module).values()
+    if isinstance(found, type) and issubclass(found, Effect) and found is not Effect
+}
+
+
+def carried_out(shell: type) -> set[str]:
+    """Return the tags of the effects that a shell carries out, by the table in its source."""
+    names = set(re.findall(r"\b([A-Z]\w+):", inspect.getsource(shell.__init__)))
+    return {effect.tag for effect in EFFECTS if effect.__name__ in names}

@@ -199,7 +199,7 @@ class CrashRun(Simulation):
             effects = handle(event, now)
             for message in (one.message for one in effects if isinstance(one, Send)):
                 if message.tag == "accepted/1":
-                    journal.acknowledged.setdefault(message.key.text, now)
+                    journal.acknowledges(message.key, now)
                 # After the last call clients wait, in runs without rounds too, and end.
                 self._ending = self._ending or getattr(message, "last", False)
             self._ending = self._ending or machine.end.asked
@@ -242,7 +242,7 @@ class CrashRun(Simulation):
 
         def noted(event, now):
             if isinstance(event, ev.DeltaAcknowledged):
-                journal.acknowledged.setdefault(event.key.text, now)
+                journal.acknowledges(event.key, now)
             if isinstance(event, ev.Welcomed):
                 self.shards.setdefault(name, set()).add(event.shard)
                 self.invariants.welcomed(name, event.incarnation, process.training)
