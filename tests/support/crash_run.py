@@ -90,19 +90,19 @@ class CrashRun(Simulation):
     """One run to its end. `found` has one sentence for each violation."""
 
     def __init__(
-        self, kind, root, *, point=None, power=None, faults=None, threads=1, wall=lambda *_: 0.0
+        self, kind, root, *, point=None, power=None, faults=(), threads=1, wall=lambda *_: 0.0
     ):
         """Prepare a run.
 
-        root: an existing folder for the run directory. power: see `POWERS`. faults: of the disk of
-        the first parameter server. threads: of its store; with several, the order of the disk's
-        calls differs from run to run. wall: seconds added to the wall clock, from the virtual time
-        and the number of the launch.
+        root: an existing folder for the run directory. power: see `POWERS`. faults: of the disk,
+        for each launch of the parameter server. threads: of its store; with several, the order of
+        the disk's calls differs from run to run. wall: seconds added to the wall clock, from the
+        virtual time and the number of the launch.
         """
         self.kind, self.root, self.power, self.wall = kind, root, power, wall
         self.extras = kind == "clock"
         self.points = Points(point)
-        self.faults, self.threads = faults or Faults(), threads
+        self.faults, self.threads = faults or (Faults(),), threads
         self.journals = Journals(root)
         self.launches: Counter[str] = Counter()
         self.shards: dict[str, set[int]] = {}
@@ -165,14 +165,14 @@ class CrashRun(Simulation):
         return worker
 
     def _launch_server(self):
-        faults = self.faults
-        if self.launches[self.server] and (faults.mode != "error" or faults.die_after):
+        faults, launch = self.invariants.faults, self.launches[self.server]
+        if launch < len(self.faults):
+            faults = self.faults[launch]
+        elif faults.mode != "error" or faults.die_after:  # a disk may stay full over launches
             faults = Faults()
         faults.dead = False
         self.invariants.faults = faults
-        self._begin_process(
-            self.server, faults=faults, killed=lambda: self.in_scheduler(self._server_is_dead)
-        )
+        self._begin_process(self.server, faults=faults, killed=self._server_is_dead)
         try:
             super()._launch_server()
         except Killed:
@@ -320,8 +320,9 @@ class CrashRun(Simulation):
         return self
 
     def _check(self):
-        if self.points.armed and not self.points.fired or self.faults.at and not self.faults.fired:
-            yield "the point was not reached"
+        missed = [one.at for one in self.faults if one.at and not one.fired]
+        if missed or (self.points.armed and not self.points.fired):
+            yield f"{self.points.armed or missed} was not reached"
         if not self.over:
             yield "the run did not come to its end"
         if self.invariants.store is None:
@@ -341,7 +342,9 @@ class CrashRun(Simulation):
             if len(shards) > 1 and name != "odd":
                 yield f"{name} was given shards {sorted(shards)}"
         given = Counter(shard for name in self.names for shard in self.shards.get(name, ()))
-        yield from (f"shard {shard} was given to {n} clients" for shard, n in given.items() if n > 1)
+        yield from (
+            f"shard {shard} was given to {n} clients" for shard, n in given.items() if n > 1
+        )
         yield from self._check_next_start()
 
     def _check_next_start(self):

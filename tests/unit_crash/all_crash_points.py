@@ -53,14 +53,14 @@ def _call(kind, at, mode, power, threads=1, **options):
     faults = Faults(at, mode, **options)
     return (
         f"{kind} call {at} {mode} {options} power={power} threads={threads}",
-        lambda: play(kind, faults=faults, power=power, threads=threads).found,
+        lambda: play(kind, faults=[faults], power=power, threads=threads).found,
     )
 
 
 def calls(kind):
     """Yield (label, attempt) for every call of the parameter server's disk."""
     for mode, options in MODES:
-        made = passed(kind, faults=Faults(reads=options.get("reads", False))).faults.calls
+        made = passed(kind, faults=[Faults(reads=options.get("reads", False))]).faults[0].calls
         dies = mode != "error" or "die_after" in options
         for at, name in enumerate(made, start=1):
             for power in (None, "all", 1) if dies else (None,):
@@ -73,7 +73,7 @@ def threads(kind):
 
     Which call has a number differs from run to run.
     """
-    made = passed(kind, faults=Faults(order=0), threads=2).faults.calls
+    made = passed(kind, faults=[Faults(order=0)], threads=2).faults[0].calls
     for mode, powers in (("after", POWERS[:4]), ("torn", (None, 2))):
         for power in powers:
             for at in range(1, len(made) + 1):

@@ -4,6 +4,8 @@ here.
 `all_crash_points.py` tries all of them; docs/FAULTS.md says what is promised.
 """
 
+import errno
+
 import crash_run
 import pytest
 from crash_journal import CrashJournal
@@ -18,7 +20,7 @@ from fsl_async.store.facts import Facts
 from fsl_async.store.memory_files import Faults, MemoryFiles
 
 STRIDE = {"clock": 41, "rounds": 31, "rough": 53, "buffer": 53, "latest": 67}
-CALL_STRIDE = 37
+CALL_STRIDE = {"clock": 53, "rounds": 37}
 
 
 @pytest.fixture(scope="module")
@@ -51,37 +53,56 @@ def test_a_run_goes_on_from_any_point(points, kind):
         assert crash_run.play(kind, point=point, power=power).found == [], (point, power)
 
 
+@pytest.mark.parametrize("kind", CALL_STRIDE)
 @pytest.mark.parametrize(
     ("mode", "power", "options"),
     [
+        ("after", None, {}),
         ("after", "all", {}),
         ("after", 1, {}),
-        ("error", None, {"failures": 6}),
-        ("error", None, {"failures": 2, "number": 5, "reads": True}),
+        ("torn", "names", {}),
+        ("error", None, {"failures": 1}),
+        ("error", None, {"failures": 6, "number": errno.EIO}),
+        ("error", None, {"failures": 2, "number": errno.EIO, "reads": True}),
+        ("error", "all", {"die_after": 3}),
     ],
 )
-def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
-    """Clients, shells and machines survive the store's death and errors; the store has its own
-    tests.
+def test_a_run_goes_on_from_any_call_to_the_disk(kind, mode, power, options):
+    """A killed process, a power cut and a full disk cost no delta and change no version, in memory
+    and from disk to disk.
     """
     reads = options.get("reads", False)
-    calls = len(crash_run.passed("clock", faults=Faults(reads=reads)).faults.calls)
-    for at in range(1 + len(options), calls, CALL_STRIDE * (3 if reads else 1)):
+    calls = len(crash_run.passed(kind, faults=[Faults(reads=reads)]).faults[0].calls)
+    begin = 1 + len(f"{mode} {power} {options}")  # other calls in each mode
+    for at in range(begin, calls, CALL_STRIDE[kind] * (3 if reads else 1)):
         faults = Faults(at, mode, **options)
-        assert crash_run.play("clock", faults=faults, power=power).found == [], at
+        assert crash_run.play(kind, faults=[faults], power=power).found == [], at
+
+
+@pytest.mark.parametrize("power", ["all", 2])
+def test_a_start_after_a_crash_may_be_killed_too(power):
+    """The next start begins over."""
+    calls = len(crash_run.passed("clock").faults[0].calls)
+    for number, at in enumerate(range(3, calls * 2 // 3, 29)):
+        faults = Faults(at), Faults(1 + number * 2 % 19)
+        run = crash_run.play("clock", faults=faults, power=power)
+        assert run.found == [], (at, faults[1].at)
 
 
 def test_a_run_goes_on_from_any_call_of_any_thread():
     """Two threads write versions by default: a kill in one interrupts the other in the middle of a
     call.
     """
-    by_others = crash_run.passed("rounds", faults=Faults(order=0), threads=2).faults.by_others
+    by_others = crash_run.passed("rounds", faults=[Faults(order=0)], threads=2).faults[0].by_others
     places = [at for at, one in enumerate(by_others, start=1) if one]
     assert len(places) > 40
     hit = cut_short = 0
     for number, at in enumerate(places[::2]):
-        faults, power = Faults(at, ("torn", "after")[number % 2], order=at), crash_run.POWERS[number % 5]
-        run = crash_run.play("rounds", faults=faults, power=power, threads=2)
+        faults, power = (
+            Faults(at, ("torn", "after")[number % 2], order=at),
+            crash_run.POWERS[number % 5],
+        )
+        run = crash_run.play("rounds", faults=[faults], power=power, threads=2)
         assert run.found == [], (at, faults.mode, power)
         hit += faults.by_others[-1]
         cut_short += faults.cut_short
