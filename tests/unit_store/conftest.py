@@ -100,6 +100,9 @@ class Run:
         members = [merged_of(key, float(tokens), tokens=tokens) for key in keys]
         return self.store.commit(self.store.version + 1, members, 1 / (tokens * len(keys)))
 
+    def noise(self, seed):
+        return noise(self.manifest, seed)
+
     def round(self, version, *names):
         keys = [DeltaKey(name, 1, version - 1, version) for name in names]
         for position, key in enumerate(keys):
@@ -108,8 +111,8 @@ class Run:
 
     def deaths(self, play, calls=None, *, mode="after", powers=(None,)):
         """Let `play` fail in each call that it makes on a copy of the folder in memory; `powers`
-        take turns. Yields the number of the call and what the next start recovers: the store is
-        open then, and `facts` has its ledger. The last one is that of a play without a failure.
+        take turns. Yields what the next start recovers each time: the store is open then, and
+        `facts` has its ledger. The last play has no failure.
         """
         self.close()
         self.root.mkdir(exist_ok=True)
@@ -131,7 +134,7 @@ class Run:
             if power is not None:
                 died.lose_power(power)
             self.files = MemoryFiles(died)
-            yield at, self.open(self.files)
+            yield self.open(self.files)
             self.close()
             if not files.faults.fired:
                 return

@@ -185,15 +185,15 @@ def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, name):
         files.faults.at += len(files.faults.calls)
         merge(run, keys)
 
-    digests = set()
-    for at, recovered in run.deaths(play):
+    digests = []
+    for recovered in run.deaths(play):
         pending = [delta.key for delta in reversed(recovered.pending)]
         merged = [key for key, known in recovered.settled.items() if known == "merged"]
         assert sorted([*pending, *merged]) == keys
-        digests.add(merge(run, pending).digest if pending else recovered.digest)
+        digests.append(merge(run, pending).digest if pending else recovered.digest)
         assert len([r for r in run.store.records if r.merged]) == 1
-    assert at > 10
-    assert len(digests) == 1
+    assert len(digests) > 10
+    assert len(set(digests)) == 1
 
 
 def test_full_weights_allow_only_the_mean():
@@ -255,13 +255,15 @@ def test_a_crash_during_a_release_loses_nothing(make_run):
         files.faults.at += len(files.faults.calls)
         run.store.release(key)
 
-    for at, recovered in run.deaths(play):
+    tries = 0
+    for recovered in run.deaths(play):
         held, pending = [d.key for d in recovered.held], [d.key for d in recovered.pending]
         assert held + pending == [key]
         if held:
             run.store.release(key)
         run.commit(key)
-    assert at > 3
+        tries += 1
+    assert tries > 3
 
 
 class MedianOfBiases(Rule):

@@ -554,23 +554,23 @@ WAYS = [
 def check_crashes(make_run, calls, way, *, late):
     resident, mode, power = way
     options = {"snapshot_thread": False, "codec_down": LOSSY, "state_growth": 0.0}
-    run, ends = make_run(resident=resident, **options), set()
+    run, ends = make_run(resident=resident, **options), []
 
     def play(files):
         run.open(files)
-        ends.add(drive(run, files, late=late))
+        ends.append(drive(run, files, late=late))
 
-    for at, _ in run.deaths(play, calls, mode=mode, powers=(power,)):  # noqa: B007
-        ends.add(drive(run, run.files, late=late))
-    assert len(ends) == 1
-    return at
+    deaths = run.deaths(play, calls, mode=mode, powers=(power,))
+    ends.extend(drive(run, run.files, late=late) for _ in deaths)
+    assert len(set(ends)) == 1
+    return len(ends)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crash_at_a_call_changes_no_outcome(make_run, way):
     """Killed, without power, or with a full disk: the same end to the bit."""
     begin = 1 + WAYS.index(way)
-    assert check_crashes(make_run, range(begin, 10_000, 11), way, late=bool(begin % 2)) > 110
+    assert check_crashes(make_run, range(begin, 10_000, 11), way, late=bool(begin % 2)) > 10
 
 
 @pytest.mark.sweep
@@ -578,4 +578,4 @@ def test_a_crash_at_a_call_changes_no_outcome(make_run, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_crash_at_any_call_changes_no_outcome(make_run, way, late):
     """The same for every call."""
-    assert check_crashes(make_run, range(1, 10_000), way, late=late) > 110
+    assert check_crashes(make_run, range(1, 10_000), way, late=late) > 100

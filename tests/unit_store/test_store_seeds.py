@@ -232,13 +232,15 @@ def test_a_crash_at_any_call_gives_the_same_digests(make_run, resident, power):
         run.open(files)
         to_the_end(run)
 
-    for at, _ in run.deaths(play, range(1, 400, 11), powers=(power,)):
+    tries = 0
+    for _ in run.deaths(play, range(1, 400, 11), powers=(power,)):
         assert to_the_end(run) == digest
         assert run.store.read_seeds(0, 3) == history
         assert run.weights(3).tobytes() == weights
         merged = [one["key"] for line in run.facts() for one in line.get("merged", ())]
         assert len(merged) == len(set(merged)) == 6
-    assert at > 77
+        tries += 1
+    assert tries > 7
 
 
 def test_the_ledger_alone_is_the_full_history(make_run):

@@ -294,7 +294,7 @@ class ServerDisk:
         return ServerState(book, lost, seen, self._read(path / COMMON), _OnDisk(kept, self._read))
 
     def _read(self, path: Path) -> Mapping[str, Tensor]:
-        return read_tensors(self._files.read_whole(path, path.stat().st_size))
+        return read_tensors(self._files.read_whole(path, self._files.size_at(path)))
 
 
 class _OnDisk(Mapping[str, Mapping[str, Tensor]]):
