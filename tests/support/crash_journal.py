@@ -12,8 +12,6 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from attrs import define, field
-
 from fsl_async.observe.journal import FLUSH_EVERY_S, JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import acknowledged_keys
 from fsl_async.store.memory_files import Faults, Killed
@@ -74,32 +72,13 @@ class CrashJournal(JournalWriter):
             self._file = -1
 
 
-@define
-class Journals:
-    """The journals of every incarnation of every process, in one run directory."""
-
-    root: Path
-    made: dict[Path, list[CrashJournal]] = field(factory=dict)
-
-    def begin(self, path: Path, *surroundings, **more) -> CrashJournal:
-        """Open the journal of a new process, below `root`."""
-        path = self.root / path
-        journal = CrashJournal(path, *surroundings, **more)
-        self.made.setdefault(path, []).append(journal)
-        return journal
-
-    def newest(self, path: Path) -> CrashJournal:
-        """Return that of the newest process."""
-        return self.made[self.root / path][-1]
-
-    def check(self) -> list[str]:
-        """Close all; return one sentence for each line that is false or missing."""
-        found = []
-        for path, journals in self.made.items():
-            journals[-1].faults.dead = False
-            journals[-1].close()
-            found += _check_acknowledgements(path, journals) + _check_lines(path, journals)
-        return found
+def check_journals(path: Path, journals: list[CrashJournal]) -> list[str]:
+    """Close the journals of a process's incarnations; return a sentence for each line that is false
+    or missing in their file.
+    """
+    journals[-1].faults.dead = False
+    journals[-1].close()
+    return _check_acknowledgements(path, journals) + _check_lines(path, journals)
 
 
 def _check_acknowledgements(path: Path, journals: list[CrashJournal]) -> list[str]:

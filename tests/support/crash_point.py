@@ -20,15 +20,13 @@ from fsl_async.tools.sim.training import VirtualWorker
 
 
 class NoJournal:
-    """A journal that keeps nothing: what happened is noted where it happens."""
+    """A journal that keeps nothing."""
 
-    def event(self, event, now, cause=None):
-        """Ignore an event."""
+    def event(self, *_):
+        """Ignore an event or an effect."""
         return 0
 
-    def effect(self, effect, now, cause=None):
-        """Ignore an effect."""
-        return 0
+    effect = event
 
 
 class Scheduler(tp.VirtualScheduler):
@@ -103,18 +101,26 @@ class Points:
 
 
 class WatchedWorker(VirtualWorker):
-    """A worker with a crash point after every job; jobs of no effect have the name "transport"."""
+    """A worker with a crash point after every job; jobs of no effect have the name "transport".
 
-    def __init__(self, clock, cost_s, points, role, kill):
+    faults: of the disk that the jobs use, in several threads. A kill in another thread gives no
+    error here.
+    """
+
+    def __init__(self, clock, cost_s, points, role, kill, *, faults=None):
         super().__init__(clock, cost_s)
-        self.points, self.role, self.kill = points, role, kill
+        self.points, self.role, self.kill, self.faults = points, role, kill, faults
 
     def submit(self, job, done, failed):
         """Submit a job as the virtual worker does, and pass the point after it."""
         name = self.points.doing or "transport"
 
         def watched():
-            result = job()
+            try:
+                result = job()
+            finally:
+                if self.faults is not None and self.faults.dead:
+                    raise Killed("killed")
             self.points.reach(self.role, name, "job", self.kill)
             return result
 

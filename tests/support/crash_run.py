@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attrs import evolve, field, mutable
-from crash_journal import Journals
+from crash_journal import CrashJournal, check_journals
 from crash_point import Points, Scheduler, WatchedWorker
 from ledger_books import check_state
 
@@ -46,18 +46,18 @@ POWERS = (None, "names", "all", 1, 2)
 """What the parameter server's death leaves on its disk: everything (None, kill -9), or what a power
 cut leaves at best, at worst, and by two seeds.
 """
-ROUNDS = {"clock": 4, "rounds": 4, "rough": 4, "buffer": 4, "latest": 6}
-MORE = {
-    "clock": [],
+KINDS = {
+    "clock": ("called", []),
     # From disk to disk: no version is held in memory.
-    "rounds": ["sync.trigger=rounds", "store.resident=false"],
-    "rough": [],
-    "buffer": ["sync.buffer=2", "sync.least_s=2", "sync.local_steps=4"],
-    "latest": ["sync.buffer=1", "sync.least_s=2"],
+    "rounds": ("called", ["sync.trigger=rounds", "store.resident=false"]),
+    "rough": ("called", []),
+    "buffer": ("steps", ["sync.buffer=2", "sync.least_s=2", "sync.local_steps=4"]),
+    "latest": ("own", ["sync.buffer=1", "sync.least_s=2", "run.rounds=6"]),
 }
-PACES = {"buffer": "steps", "latest": "own"}
+"""Kind of a run -> pace of its clients, settings."""
 CUTS = (("c0001", 17.0, 26.0), ("c0000", 30.0, 33.0), ("c0000", 49.0, 51.0))
 """Of "rough": client, from second, to second."""
+SETTINGS = ["run.rounds=4", "sync.max_staleness=4", "data.shards=4"]
 OTHER = Manifest.from_shapes([("other", (7,))], buffers=[("buffers", (2,))])
 EVERY_S, RETURN_S, RARE_AT_S, LONGEST_S = 12.0, 3.0, 30.0, 1200.0
 PROFILE = FaultProfile(delay_s=0.02, server_return_s=(RETURN_S, RETURN_S))
@@ -103,24 +103,24 @@ class CrashRun(Simulation):
         self.extras = kind == "clock"
         self.points = Points(point)
         self.faults, self.threads = faults or (Faults(),), threads
-        self.journals = Journals(root)
+        self.journals: dict[Path, list[CrashJournal]] = {}
         self.launches: Counter[str] = Counter()
         self.shards: dict[str, set[int]] = {}
         self.over = False
         self.found: list[str] = []
         self._launching = ""
         settings = SimulationSettings(
-            3, seed=7, faults="none", every_s=EVERY_S, keep_versions=2,
-            pace=PACES.get(kind, "called"), latest=kind == "latest",
+            3, seed=7, faults="none", every_s=EVERY_S, keep_versions=2, pace=KINDS[kind][0],
+            latest=kind == "latest",
         )  # fmt: skip
-        limits = [f"run.rounds={ROUNDS[kind]}", "sync.max_staleness=4", "data.shards=4"]
         world = World(PROFILE, settings.seed)
         world.scheduler = Scheduler()
         conditions = SLOW if kind == "rough" else world.conditions
         world.network = tp.MemNetwork(world.scheduler, settings.seed, conditions)
-        super().__init__(settings, world=world, config=settings.config(*limits, *MORE[kind]))
+        super().__init__(settings, world=world, config=settings.config(*SETTINGS, *KINDS[kind][1]))
         self.profile = PROFILE
         self.invariants = CrashInvariants(self.invariants.lineage)
+        self.invariants.lineage.reuse = 4 if kind == "latest" else None
 
     # --- processes ---
 
@@ -130,39 +130,29 @@ class CrashRun(Simulation):
 
     def _path(self, name):
         """Return where an audit finds a process's journal."""
-        return Path(JOURNAL) if name == self.server else Path("clients") / name / JOURNAL
+        return self.root / ("" if name == self.server else f"clients/{name}") / JOURNAL
 
     def _begin_process(self, name, **more):
         self.launches[name] += 1
         self._launching, launch = name, self.launches[name]
-        self.journal = self.journals.begin(
-            self._path(name), self.scheduler, lambda: self.now(launch), **more
-        )
+        path = self._path(name)
+        self.journal = CrashJournal(path, self.scheduler, lambda: self.now(launch), **more)
+        self.journals.setdefault(path, []).append(self.journal)
 
     def _next_incarnation(self):
         return int(self.now(self.launches[self._launching]) * 1e9)
 
     def _worker(self, clock, name):
         chance = random.Random(f"{name}/{self.launches[name]}")
-        role = "ps" if name == self.server else "client"
-        worker = WatchedWorker(
-            clock, lambda: chance.uniform(0.001, 0.02), self.points, role, lambda: self.die(name)
+        is_server = name == self.server
+        return WatchedWorker(
+            clock,
+            lambda: chance.uniform(0.001, 0.02),
+            self.points,
+            "ps" if is_server else "client",
+            lambda: self.die(name),
+            faults=self.invariants.faults if is_server else None,
         )
-        if role == "ps":
-            submit, files = worker.submit, self._files
-
-            def submit_watched(job, done, failed):
-                def watched():
-                    try:
-                        return job()
-                    finally:  # a kill in another thread of the store gives no error here
-                        if files.faults.dead:
-                            raise Killed("killed")
-
-                submit(watched, done, failed)
-
-            worker.submit = submit_watched
-        return worker
 
     def _launch_server(self):
         faults, launch = self.invariants.faults, self.launches[self.server]
@@ -265,7 +255,7 @@ class CrashRun(Simulation):
         cut = name == self.server and self.power is not None
         if not super()._kill(name):
             return False
-        self.journals.newest(self._path(name)).die(self.scheduler.time(), cut=cut)
+        self.journals[self._path(name)][-1].die(self.scheduler.time(), cut=cut)
         if name == self.server:
             self.store._pool.close()
         if cut:
@@ -283,7 +273,7 @@ class CrashRun(Simulation):
     def _exit(self, name, process):
         if self.processes.get(name) is not process:
             return
-        self.journals.newest(self._path(name)).close()
+        self.journals[self._path(name)][-1].close()
         if process.shell.machine.shutdown.exit_code in {1, 64}:
             self.die(name)
         else:
@@ -331,12 +321,13 @@ class CrashRun(Simulation):
         yield from self.violations
         self._files.faults = Faults()
         self.store.close()
-        yield from self.journals.check()
+        for path, journals in self.journals.items():
+            yield from check_journals(path, journals)
         self.disk.write_to(self.root, self.run_dir)
         audit = audit_run(self.root)
         yield from audit.complaints()
         # A delta in flight when the last round is merged makes one more version.
-        if not 0 <= audit.versions - ROUNDS[self.kind] <= 1:
+        if not 0 <= audit.versions - self.config.run.rounds <= 1:
             yield f"{audit.versions} versions were made"
         for name, shards in self.shards.items():
             if len(shards) > 1 and name != "odd":

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 import crash_split
-from crash_run import POWERS, ROUNDS, passed, play
+from crash_run import KINDS, POWERS, passed, play
 
 from fsl_async.store.memory_files import Faults
 
@@ -97,8 +97,8 @@ def main():
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     makers = {
-        "effects": (effects, ROUNDS),
-        "calls": (calls, ROUNDS),
+        "effects": (effects, KINDS),
+        "calls": (calls, KINDS),
         "threads": (threads, ("clock", "rounds")),
         "split": (split, crash_split.KINDS),
     }

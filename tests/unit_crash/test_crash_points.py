@@ -201,9 +201,9 @@ def test_a_run_is_audited_by_its_own_journals():
     with crash_run.folder() as root:
         run = crash_run.CrashRun("clock", root, point=Point("ps", "commit", "after", 2)).run()
         assert run.found == []
-        server, *clients = (set(acknowledged_keys(path)) for path in run.journals.made)
+        server, *clients = (set(acknowledged_keys(path)) for path in run.journals)
         assert len(clients) == 5
-        made = [one for journals in run.journals.made.values() for one in journals]
+        made = [one for journals in run.journals.values() for one in journals]
         assert server | set().union(*clients) == {key for one in made for key in one.acknowledged}
         assert len(server) > 6
         assert len(set().union(*clients)) > 6

@@ -127,9 +127,7 @@ class FakeRing:
             total = total + parts[rank]
         return total
 
-    def _answer(
-        self, helper: FakeHelper, attempt: int, when: float, total: Vector | None
-    ) -> None:
+    def _answer(self, helper: FakeHelper, attempt: int, when: float, total: Vector | None) -> None:
         helper.clock.call_at(when, self._answered, helper, attempt, total)
 
     def _answered(self, helper: FakeHelper, attempt: int, total: Vector | None) -> None:

@@ -189,9 +189,7 @@ class GroupSimulation(Simulation):
                 say=lambda _: None,
                 listener=listener,
                 dialer=None if rules.coordinates else dialer,
-                helper=self.fake_ring.helper(
-                    self.name, clock, self._files, self._server_is_dead
-                ),
+                helper=self.fake_ring.helper(self.name, clock, self._files, self._server_is_dead),
             )
 
         self.shell = shell.join_ring(make)

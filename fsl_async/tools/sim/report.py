@@ -87,10 +87,7 @@ def report(simulation: Simulation | GroupsSimulation, seconds: float, journal: s
         split=simulation.split_facts() or None,
         tune=simulation.tune_facts() or None,
         deltas_reused=(
-            sum(lineage.uses_again for lineage in lineages)
-            if simulation.settings.latest
-            else None
+            sum(lineage.uses_again for lineage in lineages) if simulation.settings.latest else None
         ),
         groups=simulation.group_facts() or None,
     )
-

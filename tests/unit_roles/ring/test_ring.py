@@ -1,4 +1,4 @@
-"""Decisions of a group's machine; `unit_tools/sim/test_groups_simulation.py` has runs with faults."""
+"""Decisions of a group's machine; `test_groups_simulation.py` has runs with faults."""
 
 import hashlib
 
@@ -13,7 +13,6 @@ from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.rules import RingRules
-
 
 RUN = "5" * 32
 
