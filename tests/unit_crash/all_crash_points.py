@@ -4,7 +4,7 @@
 This takes minutes, so CI tries a part.
 
     python tests/unit_crash/all_crash_points.py [--part 3/8]
-        [--only effects|calls|threads|split] [--kind clock|rounds|rough|buffer|latest]
+        [--only effects|calls|threads|split] [--kind NAME]
     python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
 
 Prints a line for each violation and the counts at the end, or the point to go on with. Exit code 1
@@ -98,8 +98,8 @@ def main():
     part, parts = map(int, given.part.split("/"))
     makers = {
         "effects": (effects, KINDS),
-        "calls": (calls, KINDS),
-        "threads": (threads, ("clock", "rounds")),
+        "calls": (calls, ("clock", "rounds")),
+        "threads": (threads, ("rounds",)),
         "split": (split, crash_split.KINDS),
     }
     begun, number, tried, wrong = time.monotonic(), 0, 0, 0
