@@ -120,7 +120,6 @@ class CrashRun(Simulation):
         super().__init__(settings, world=world, config=settings.config(*SETTINGS, *KINDS[kind][1]))
         self.profile = PROFILE
         self.invariants = CrashInvariants(self.invariants.lineage)
-        self.invariants.lineage.reuse = 4 if kind == "latest" else None
 
     # --- processes ---
 

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import field, mutable
@@ -61,9 +61,6 @@ class Lineage:
     """Uses of deltas that an earlier version had merged (`outer.aggregation = latest`)."""
     most_uses_again: int = 0
     """In one version."""
-    reuse: int | None = None
-    """Staleness up to which a version must use other clients' newest deltas again; None: unchecked.
-    """
     trainings: dict[tuple[str, int], VirtualTraining] = field(factory=dict)
     adopts: Callable[[Adoption], Vector] | None = None
     """Gives what a version of global weights must hold, in a group."""
@@ -133,14 +130,6 @@ class Lineage:
             if lost > TOLERANCE * training.unit:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
             sums[one.key] = values
-        if self.reuse is not None:
-            senders, base = {key.client for key in sums}, record.version - 1
-            due = {
-                k for k in self._values if k.client not in senders and base - k.base <= self.reuse
-            }
-            if due != {one.key for one in record.reused}:
-                text = f"uses {len(record.reused)} old deltas again, and {len(due)} are due"
-                wrong.append(f"version {record.version} {text}")
         made = self._made(record, sums)
         weights, buffers = made[: self.manifest.weights], made[self.manifest.weights :]
         if not np.array_equal(weights, held[: self.manifest.weights]):
