@@ -2,7 +2,7 @@
 
 A scenario (six uploads, a sequence number assigned, three checkpoints, two kept) runs on a disk
 that counts its calls; then again for each call and each kind of failure. After each the folder is
-opened again, and what was promised is checked.
+opened again, and what was promised is checked. Points of `crash_split` are effects, not disk calls.
 """
 
 import errno

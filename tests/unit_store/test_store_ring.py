@@ -1,4 +1,7 @@
-"""Global rounds in the store: cuts, results, decisions, adoption, and crashes at disk calls."""
+"""Global rounds in the store: cuts, results, decisions, adoption.
+
+Also crashes at each call to the disk, where simulated groups die at random ones.
+"""
 
 import numpy as np
 import pytest
