@@ -1,36 +1,41 @@
-"""The journals of a world: the production writer on files that survive a crash as real ones do, and
-checks of them.
+"""The journals of a run with a crash: the production writer on real files, and checks of them.
 
 The writer's thread runs in virtual time, as late as it may: lines wait until `FLUSH_EVERY_S` is
-nearly over, and lines that wait when a process is killed are lost. The parameter server's writes go
-through its crash disk: they count among its calls, fail, are torn, and are lost in a power cut,
+nearly over, and lines that wait when a process is killed are lost. The parameter server's writes
+count among the calls to its disk: they fail, are torn, and a power cut takes those of the process,
 because a journal is never synced.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from itertools import pairwise
-from typing import Any
-
-from attrs import define, field
+from pathlib import Path
 
 from fsl_async.observe.journal import FLUSH_EVERY_S, JournalReader, JournalWriter
-from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
+from fsl_async.observe.ledger_audit import acknowledged_keys
+from fsl_async.store.memory_files import Faults, Killed
 
 
 class CrashJournal(JournalWriter):
-    """The journal of one incarnation. `killed` is called when the disk kills the process during a
-    write.
+    """The journal of one incarnation. killed: called when the process dies during a write.
+
+    faults: of the disk that it shares with a store.
     """
 
-    def __init__(self, path, clock, wall, *, disk=None, killed=lambda: None):
-        self._turns, self._disk, self._killed = clock, disk, killed
+    def __init__(self, path, clock, wall, *, faults=None, killed=lambda: None):
+        self._turns, self.faults, self._killed = clock, faults or Faults(), killed
         self._planned = False
+        # key -> when its acknowledgement was sent or received
+        self.acknowledged: dict[str, float] = {}
+        self.killed_at: float | None = None
+        self.cut = False  # the machine lost its power then
         super().__init__(path, clock=wall)
-        if disk is not None:
-            disk.adopt(path)
+        self._begin = path.stat().st_size
+
+    def acknowledges(self, key, now):
+        """Note that the process sends, or has received, a delta's acknowledgement."""
+        self.acknowledged.setdefault(key.text, now)
 
     def _flush_often(self):
         """Do nothing: the flushes are planned in virtual time."""
@@ -46,119 +51,70 @@ class CrashJournal(JournalWriter):
         self._planned = False
         try:
             self.flush()
-        except SystemExit:
+        except Killed:
             self._killed()
             raise
 
     def _put(self, data):
-        if self._disk is None:
-            return super()._put(data)
-        return self._disk.append(self._file, data)
+        half = data[: len(data) // 2]
+        torn = (lambda: None) if self.faults.mode == "error" else lambda: os.write(self._file, half)
+        return self.faults.call("append", lambda: os.write(self._file, data), torn)
 
-    def die(self):
-        """Lose the lines that wait, as kill -9 does."""
-        self._closing.set()
-        self._flusher.join()
-        if self._file >= 0:
+    def die(self, now, *, cut):
+        """Lose the lines that wait, as kill -9 does; after a power cut all lines of the process."""
+        if self.killed_at is None and self._file >= 0:
+            self.killed_at, self.cut = now, cut
+            self._closing.set()
+            self._flusher.join()
+            if cut:
+                os.truncate(self._file, self._begin)
             os.close(self._file)
             self._file = -1
 
 
-@define
-class ProcessRecord:
-    """A process, and the acknowledgements that its journal must hold."""
-
-    journal: CrashJournal
-    # key -> when its acknowledgement was sent or received
-    acknowledged: dict[str, float] = field(factory=dict)
-    killed_at: float | None = None
-    cut: bool = False  # the machine lost its power then
+def check_journals(path: Path, journals: list[CrashJournal]) -> list[str]:
+    """Close the journals of a process's incarnations; return a sentence for each line that is false
+    or missing in their file.
+    """
+    journals[-1].faults.dead = False
+    journals[-1].close()
+    return _check_acknowledgements(path, journals) + _check_lines(path, journals)
 
 
-@define
-class ProcessRecords:
-    """Every incarnation of every process of a world."""
-
-    records: dict[str, list[ProcessRecord]] = field(factory=dict)
-
-    def begin(self, name: str, journal: CrashJournal) -> CrashJournal:
-        """Record that a process has opened its journal."""
-        self.records.setdefault(name, []).append(ProcessRecord(journal))
-        return journal
-
-    def acknowledges(self, name: str, key: str, now: float) -> None:
-        """Record that its machine sends, or has received, a delta's acknowledgement."""
-        self.records[name][-1].acknowledged.setdefault(key, now)
-
-    def dies(self, name: str, now: float, *, cut: bool) -> None:
-        """Record that it is killed; no effect before its journal is open."""
-        for record in self.records.get(name, [])[-1:]:
-            if record.killed_at is None:
-                record.journal.die()
-                record.killed_at, record.cut = now, cut
-
-    def end(self) -> None:
-        """Close the journals of the processes that still run, as they do at their ends."""
-        for records in self.records.values():
-            records[-1].journal.close()
-
-
-def gather(world) -> None:
-    """Copy the clients' journals to where an operator puts them and an audit reads them."""
-    if world.others.is_dir():
-        shutil.copytree(world.others, world.run_dir / "clients")
-
-
-def check_journals(world) -> list[str]:
-    """Return one sentence for each line of a journal that is false or missing."""
-    found = []
-    for name, records in world.processes.records.items():
-        path = journal_of(world, name)
-        said = set(acknowledged_keys(path)) if path.exists() else set()
+def _check_acknowledgements(path: Path, journals: list[CrashJournal]) -> list[str]:
+    said = set(acknowledged_keys(path))
+    found = [
+        f"{path} says that {key} is safe, which no process said"
+        for key in said - {key for journal in journals for key in journal.acknowledged}
+    ]
+    for journal in journals:
+        if journal.cut or journal.lines_lost:
+            continue  # the disk was full, and the journal has the number of lost lines
+        late = FLUSH_EVERY_S if journal.killed_at is not None else 0.0
         found += [
-            f"{name}'s journal says that {key} is safe, which no process said"
-            for key in said - {key for record in records for key in record.acknowledged}
+            f"{path} does not say that {key} is safe"
+            for key, when in journal.acknowledged.items()
+            if key not in said and (journal.killed_at is None or when < journal.killed_at - late)
         ]
-        # A power cut takes the unsynced lines of all incarnations.
-        until = max((n for n, record in enumerate(records) if record.cut), default=-1)
-        for record in records[until + 1 :]:
-            late = FLUSH_EVERY_S if record.killed_at is not None else 0.0
-            if record.journal.lines_lost:
-                continue  # the disk was full, and the journal has the number of lost lines
-            found += [
-                f"{name}'s journal does not say that {key} is safe"
-                for key, when in record.acknowledged.items()
-                if key not in said and (record.killed_at is None or when < record.killed_at - late)
-            ]
-        found += _check_lines(name, path, records)
     return found
 
 
-def journal_of(world, name):
-    """Return the path of a process's journal."""
-    return (world.run_dir if name == world.server else world.others / name) / JOURNAL
-
-
-def _check_lines(name: str, path: Any, records: list[ProcessRecord]) -> list[str]:
+def _check_lines(path: Path, journals: list[CrashJournal]) -> list[str]:
     """Check that lines are complete, except what a death tore, and that numbers rise over
     incarnations.
     """
-    if not path.exists():
-        return []
     reader = JournalReader(path)
     lines = list(reader.read())
     found = []
-    deaths = sum(record.killed_at is not None for record in records)
+    deaths = sum(journal.killed_at is not None for journal in journals)
     if reader.damaged > deaths:
-        found.append(f"{name}'s journal has {reader.damaged} damaged lines after {deaths} deaths")
-    numbers = [line["n"] for line in lines]
-    if any(after <= before for before, after in pairwise(numbers)):
-        found.append(f"the numbers of {name}'s journal do not rise")
+        found.append(f"{path} has {reader.damaged} damaged lines after {deaths} deaths")
+    if any(after["n"] <= before["n"] for before, after in pairwise(lines)):
+        found.append(f"the numbers of {path} do not rise")
     known = {line["n"] for line in lines if line["kind"] != "effect"}
-    is_complete = not any(record.cut or record.journal.lines_lost for record in records)
-    if is_complete:
+    if not any(journal.cut or journal.lines_lost for journal in journals):
         found += [
-            f"{name}'s journal has effect {line['n']}, and not the event it came from"
+            f"{path} has effect {line['n']}, and not the event it came from"
             for line in lines
             if line["kind"] == "effect" and line["cause"] not in known
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,24 +11,22 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async.roles import machine
 from fsl_async.roles.machine import Effect
-from fsl_async.tools.sim.counting import VirtualWorker
-
-
-class Killed(BaseException):
-    """Unwinds the call in which a process dies, up to the scheduler."""
+from fsl_async.roles.split import effects as effects_split
+from fsl_async.roles.sync import effects
+from fsl_async.store.memory_files import Killed
+from fsl_async.tools.sim.training import VirtualWorker
 
 
 class NoJournal:
-    """A journal that keeps nothing: what happened is noted where it happens."""
+    """A journal that keeps nothing."""
 
-    def event(self, event, now, cause=None):
-        """Ignore an event."""
+    def event(self, *_):
+        """Ignore an event or an effect."""
         return 0
 
-    def effect(self, effect, now, cause=None):
-        """Ignore an effect."""
-        return 0
+    effect = event
 
 
 class Scheduler(tp.VirtualScheduler):
@@ -39,7 +39,7 @@ class Scheduler(tp.VirtualScheduler):
         while True:
             try:
                 super().run_until(when)
-            except (Killed, SystemExit):
+            except Killed:
                 continue
             return
 
@@ -68,18 +68,12 @@ class Points:
 
     def reach(self, role: str, name: str, stage: str, kill: Callable[[], None]) -> None:
         """Count a passed point; kill if it is the armed one."""
-        self.passed[role, name, stage] += 1
-        point = self.armed
-        if (
-            point is None
-            or self.fired
-            or (point.role, point.name, point.stage) != (role, name, stage)
-        ):
-            return
-        if self.passed[role, name, stage] == point.nth:
+        place = role, name, stage
+        self.passed[place] += 1
+        if not self.fired and self.armed == Point(*place, self.passed[place]):
             self.fired = True
             kill()
-            raise Killed(str(point))
+            raise Killed(str(self.armed))
 
     def watch(self, node: Any, role: str, kill: Callable[[], None]) -> None:
         """Put points around the effects of a node."""
@@ -107,19 +101,41 @@ class Points:
 
 
 class WatchedWorker(VirtualWorker):
-    """A worker with a crash point after every job."""
+    """A worker with a crash point after every job; jobs of no effect have the name "transport".
 
-    def __init__(self, clock, cost_s, points, role, kill):
+    faults: of the disk that the jobs use, in several threads. A kill in another thread gives no
+    error here.
+    """
+
+    def __init__(self, clock, cost_s, points, role, kill, *, faults=None):
         super().__init__(clock, cost_s)
-        self.points, self.role, self.kill = points, role, kill
+        self.points, self.role, self.kill, self.faults = points, role, kill, faults
 
     def submit(self, job, done, failed):
         """Submit a job as the virtual worker does, and pass the point after it."""
         name = self.points.doing or "transport"
 
         def watched():
-            result = job()
+            try:
+                result = job()
+            finally:
+                if self.faults is not None and self.faults.dead:
+                    raise Killed("killed")
             self.points.reach(self.role, name, "job", self.kill)
             return result
 
         super().submit(watched, done, failed)
+
+
+EFFECTS = {
+    found
+    for module in (machine, effects, effects_split)
+    for found in vars(module).values()
+    if isinstance(found, type) and issubclass(found, Effect) and found is not Effect
+}
+
+
+def carried_out(shell: type) -> set[str]:
+    """Return the tags of the effects that a shell carries out, by the table in its source."""
+    names = set(re.findall(r"\b([A-Z]\w+):", inspect.getsource(shell.__init__)))
+    return {effect.tag for effect in EFFECTS if effect.__name__ in names}

@@ -4,7 +4,7 @@
 This takes minutes, so CI tries a part.
 
     python tests/unit_crash/all_crash_points.py [--part 3/8]
-        [--only effects|calls|threads|split] [--kind clock|rounds|rough|buffer|latest]
+        [--only effects|calls|threads|split] [--kind NAME]
     python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
 
 Prints a line for each violation and the counts at the end, or the point to go on with. Exit code 1
@@ -19,8 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
-import crash_kinds
 import crash_split
+from crash_run import KINDS, POWERS, passed, play
+
+from fsl_async.store.memory_files import Faults
 
 MODES = (
     ("after", {}),
@@ -30,8 +32,6 @@ MODES = (
     ("error", {"failures": 2, "number": errno.EIO, "reads": True}),
     ("error", {"failures": 1, "die_after": 3}),
 )
-
-
 MOST = 24
 """Points tried of each effect and stage in each split learning run, which passes some hundreds of
 times.
@@ -40,32 +40,32 @@ times.
 
 def effects(kind):
     """Yield (label, attempt) for every point of a kind of run."""
-    points, _ = crash_kinds.passed(kind)
-    for point in points:
-        for power in crash_kinds.POWERS if point.role == "ps" else (None,):
+    for point in passed(kind).points.all():
+        for power in POWERS if point.role == "ps" else (None,):
             yield (
                 f"{kind} {point} power={power}",
-                lambda point=point, power=power: crash_kinds.attempt(kind, point, power),
+                lambda point=point, power=power: play(kind, point=point, power=power).found,
             )
+
+
+def _call(kind, at, mode, power, threads=1, **options):
+    """Return (label, attempt) for a call of the disk."""
+    faults = Faults(at, mode, **options)
+    return (
+        f"{kind} call {at} {mode} {options} power={power} threads={threads}",
+        lambda: play(kind, faults=[faults], power=power, threads=threads).found,
+    )
 
 
 def calls(kind):
     """Yield (label, attempt) for every call of the parameter server's disk."""
-    _, made = crash_kinds.passed(kind)
     for mode, options in MODES:
-        count = len(crash_kinds.calls_with_reads(kind)) if options.get("reads") else len(made)
-        for at in range(1, count + 1):
-            for power in (
-                (None,) if mode == "error" and "die_after" not in options else (None, "all", 1)
-            ):
-                if mode == "torn" and made[at - 1] != "write":
-                    continue
-                yield (
-                    f"{kind} call {at} {mode} {options} power={power}",
-                    lambda at=at, mode=mode, options=options, power=power: crash_kinds.attempt_call(
-                        kind, at, mode, power, **options
-                    ),
-                )
+        made = passed(kind, faults=[Faults(reads=options.get("reads", False))]).faults[0].calls
+        dies = mode != "error" or "die_after" in options
+        for at, name in enumerate(made, start=1):
+            for power in (None, "all", 1) if dies else (None,):
+                if mode != "torn" or name in {"write", "append"}:
+                    yield _call(kind, at, mode, power, **options)
 
 
 def threads(kind):
@@ -73,16 +73,11 @@ def threads(kind):
 
     Which call has a number differs from run to run.
     """
-    count = len(crash_kinds.calls_of_threads(kind))
-    for mode, powers in (("after", crash_kinds.POWERS[:4]), ("torn", (None, 2))):
+    made = passed(kind, faults=[Faults(order=0)], threads=2).faults[0].calls
+    for mode, powers in (("after", POWERS[:4]), ("torn", (None, 2))):
         for power in powers:
-            for at in range(1, count + 1):
-                yield (
-                    f"{kind} call {at} of threads {mode} power={power}",
-                    lambda at=at, mode=mode, power=power: crash_kinds.attempt_call_of_threads(
-                        kind, at, mode, power, order=at
-                    )[0],
-                )
+            for at in range(1, len(made) + 1):
+                yield _call(kind, at, mode, power, threads=2, order=at)
 
 
 def split(name):
@@ -102,9 +97,9 @@ def main():
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     makers = {
-        "effects": (effects, ("clock", "rounds", "rough", "buffer", "latest")),
-        "calls": (calls, ("clock",)),
-        "threads": (threads, ("clock",)),
+        "effects": (effects, KINDS),
+        "calls": (calls, ("clock", "rounds")),
+        "threads": (threads, ("rounds",)),
         "split": (split, crash_split.KINDS),
     }
     begun, number, tried, wrong = time.monotonic(), 0, 0, 0

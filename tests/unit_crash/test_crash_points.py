@@ -4,79 +4,41 @@ here.
 `all_crash_points.py` tries all of them; docs/FAULTS.md says what is promised.
 """
 
-import inspect
-import re
+import errno
 
-import crash_kinds
-import crash_split
+import crash_run
 import pytest
-from crash_disk import CrashDisk
-from crash_journal import CrashJournal, ProcessRecords
-from crash_point import Point
-from crash_world import NOON
+from crash_journal import CrashJournal
+from crash_point import Point, carried_out
 
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.client.split_shell import SplitClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
-from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.observe import journal
-from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
-from fsl_async.roles import machine
-from fsl_async.roles.machine import Effect
-from fsl_async.roles.split import effects as effects_split
-from fsl_async.roles.sync import effects
+from fsl_async.observe.ledger_audit import acknowledged_keys
 from fsl_async.store import recovery, vectors
 from fsl_async.store.facts import Facts
-from fsl_async.store.files import Files
+from fsl_async.store.memory_files import Faults, MemoryFiles
 
-SHELLS = {
-    "ps": (ParameterServerShell,),
-    "client": (ClientShell, SplitClientShell),
-    "split": (SplitServerShell,),
-}
-STRIDE = {"clock": 41, "rounds": 67, "rough": 59, "buffer": 61, "latest": 89}
-SPLIT_STRIDE = {"sl": 919, "splitfed-v1": 2017, "u-shape": 2591, "fsl-sage": 1223, "lockstep": 487}
-CALL_STRIDE = 37
+STRIDE = {"clock": 41, "rounds": 31, "rough": 53, "buffer": 53, "latest": 67}
+CALL_STRIDE = {"clock": 53, "rounds": 37}
 
 
 @pytest.fixture(scope="module")
 def points():
     """Return the points of all kinds of runs: kind -> points."""
-    found = {kind: crash_kinds.passed(kind)[0] for kind in STRIDE}
-    return found | {kind: crash_split.passed(kind) for kind in crash_split.KINDS}
+    return {kind: crash_run.passed(kind).points.all() for kind in STRIDE}
 
 
-def carried_out(shells):
-    """Return the tags of the effects that these shells carry out, by the tables in their source."""
-    tables = " ".join(inspect.getsource(shell.__init__) for shell in shells)
-    names = set(re.findall(r"\b([A-Z]\w+):", tables))
-    effects_of = (machine, effects, effects_split)
-    classes = (getattr(module, name, None) for module in effects_of for name in names)
-    return {one.tag for one in classes if isinstance(one, type) and issubclass(one, Effect)}
-
-
-@pytest.mark.parametrize("role", SHELLS)
-def test_every_effect_of_a_role_has_crash_points(points, role):
+@pytest.mark.parametrize("shell", [ParameterServerShell, ClientShell])
+def test_every_effect_of_a_role_has_crash_points(points, shell):
     """A run passes a point before and after each effect; a new effect without one fails here."""
-    wanted = carried_out(SHELLS[role])
+    wanted, role = carried_out(shell), "client" if shell is ClientShell else "ps"
     assert len(wanted) > 10
     for stage in ("before", "after"):
         passed = {
             p.name for kind in points.values() for p in kind if (p.role, p.stage) == (role, stage)
         }
         assert wanted - passed == set()
-
-
-def test_no_effect_is_outside_the_tables():
-    """`carried_out` finds the tables by their text; an effect listed in another way fails here."""
-    known = set().union(*(carried_out(shells) for shells in SHELLS.values()))
-    classes = {
-        found.tag
-        for module in (machine, effects, effects_split)
-        for found in vars(module).values()
-        if isinstance(found, type) and issubclass(found, Effect) and found is not Effect
-    }
-    assert classes == known
 
 
 @pytest.mark.parametrize("kind", STRIDE)
@@ -87,53 +49,63 @@ def test_a_run_goes_on_from_any_point(points, kind):
     chosen = points[kind][:: STRIDE[kind]]
     assert len(chosen) > 8
     for number, point in enumerate(chosen):
-        powers = crash_kinds.POWERS if point.role == "ps" else (None,)
-        power = powers[number % len(powers)]
-        assert crash_kinds.attempt(kind, point, power) == [], (point, power)
+        power = crash_run.POWERS[number % 5] if point.role == "ps" else None
+        assert crash_run.play(kind, point=point, power=power).found == [], (point, power)
 
 
-@pytest.mark.parametrize("kind", SPLIT_STRIDE)
-def test_split_learning_goes_on_from_any_point(points, kind):
-    """The same for split learning, whose split servers and clients have effects of their own."""
-    for point in points[kind][SPLIT_STRIDE[kind] // 2 :: SPLIT_STRIDE[kind]]:
-        assert crash_split.attempt(kind, point) == [], point
-
-
+@pytest.mark.parametrize("kind", CALL_STRIDE)
 @pytest.mark.parametrize(
     ("mode", "power", "options"),
     [
+        ("after", None, {}),
         ("after", "all", {}),
         ("after", 1, {}),
-        ("error", None, {"failures": 6}),
-        ("error", None, {"failures": 2, "number": 5, "reads": True}),
+        ("torn", "names", {}),
+        ("error", None, {"failures": 1}),
+        ("error", None, {"failures": 6, "number": errno.EIO}),
+        ("error", None, {"failures": 2, "number": errno.EIO, "reads": True}),
+        ("error", "all", {"die_after": 3}),
     ],
 )
-def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
-    """Clients, shells and machines survive the store's death and errors; the store has its own
-    tests.
+def test_a_run_goes_on_from_any_call_to_the_disk(kind, mode, power, options):
+    """A killed process, a power cut and a full disk cost no delta and change no version, in memory
+    and from disk to disk.
     """
-    calls = len(
-        crash_kinds.calls_with_reads("clock")
-        if "reads" in options
-        else crash_kinds.passed("clock")[1]
-    )
-    for at in range(1 + len(options), calls, CALL_STRIDE * (3 if "reads" in options else 1)):
-        assert crash_kinds.attempt_call("clock", at, mode, power, **options) == [], at
+    reads = options.get("reads", False)
+    calls = len(crash_run.passed(kind, faults=[Faults(reads=reads)]).faults[0].calls)
+    begin = 1 + len(f"{mode} {power} {options}")  # other calls in each mode
+    for at in range(begin, calls, CALL_STRIDE[kind] * (3 if reads else 1)):
+        faults = Faults(at, mode, **options)
+        assert crash_run.play(kind, faults=[faults], power=power).found == [], at
+
+
+@pytest.mark.parametrize("power", ["all", 2])
+def test_a_start_after_a_crash_may_be_killed_too(power):
+    """The next start begins over."""
+    calls = len(crash_run.passed("clock").faults[0].calls)
+    for number, at in enumerate(range(3, calls * 2 // 3, 29)):
+        faults = Faults(at), Faults(1 + number * 2 % 19)
+        run = crash_run.play("clock", faults=faults, power=power)
+        assert run.found == [], (at, faults[1].at)
 
 
 def test_a_run_goes_on_from_any_call_of_any_thread():
     """Two threads write versions by default: a kill in one interrupts the other in the middle of a
     call.
     """
-    places = [at for at, one in enumerate(crash_kinds.calls_of_threads("rounds"), start=1) if one]
+    by_others = crash_run.passed("rounds", faults=[Faults(order=0)], threads=2).faults[0].by_others
+    places = [at for at, one in enumerate(by_others, start=1) if one]
     assert len(places) > 40
     hit = cut_short = 0
     for number, at in enumerate(places[::2]):
-        mode, power = ("torn", "after")[number % 2], crash_kinds.POWERS[number % 5]
-        found, disk = crash_kinds.attempt_call_of_threads("rounds", at, mode, power, order=at)
-        assert found == [], (at, mode, power)
-        hit += disk.by_others[-1]
-        cut_short += disk.cut_short
+        faults, power = (
+            Faults(at, ("torn", "after")[number % 2], order=at),
+            crash_run.POWERS[number % 5],
+        )
+        run = crash_run.play("rounds", faults=[faults], power=power, threads=2)
+        assert run.found == [], (at, faults.mode, power)
+        hit += faults.by_others[-1]
+        cut_short += faults.cut_short
     assert hit > len(places) // 8
     assert cut_short > 0
 
@@ -154,34 +126,21 @@ def test_clocks_that_jump_cost_nothing(jump):
     incarnations equal, or a run wait for a day.
     """
     for point in (Point("ps", "commit", "job", 2), Point("client", "offer_delta", "after", 4)):
-        with crash_kinds.folder() as root:
-            world = crash_kinds.make("clock", root, point=point, wall=JUMPS[jump]).run()
-            assert world.violations == []
-            assert world.scheduler.time() < 150.0
-            assert world.now(1) >= NOON - HOUR_S
-
-
-def _no_effect(*_, **__):
-    """Do nothing."""
+        run = crash_run.play("clock", point=point, wall=JUMPS[jump])
+        assert run.found == []
+        assert run.scheduler.time() < 180.0
 
 
 def _no_sync(monkeypatch):
-    monkeypatch.setattr(CrashDisk, "sync", _no_effect)
+    monkeypatch.setattr(MemoryFiles, "sync", lambda *_: None)
     return Point("ps", "commit", "after", 3), "all"
 
 
 def _no_folder_sync(monkeypatch):
-    real = recovery.make_durable_folder
     monkeypatch.setattr(
-        recovery,
-        "make_durable_folder",
-        lambda files, path: real(Files(), path) or _made(files, path),
+        recovery, "make_durable_folder", lambda files, path: files.make_directory(path)
     )
     return Point("ps", "commit", "after", 3), "all"
-
-
-def _made(files, path):
-    files.make_directory(path)
 
 
 def _acknowledged_too_early(monkeypatch):
@@ -204,7 +163,8 @@ def _other_weights(monkeypatch):
 def test_the_checks_can_fail(monkeypatch, defect):
     """A defect in the store or its disk is found."""
     point, power = defect(monkeypatch)
-    assert crash_kinds.attempt("clock", point, power)
+    found = crash_run.play("clock", point=point, power=power).found
+    assert [one for one in found if "was not reached" not in one]
 
 
 def _lines_vanish(monkeypatch):
@@ -216,23 +176,21 @@ def _numbers_begin_anew(monkeypatch):
 
 
 def _acknowledgements_unrecorded(monkeypatch):
-    monkeypatch.setattr(
-        ProcessRecords, "acknowledges", lambda self, name, *_: self.records[name][-1]
-    )
+    monkeypatch.setattr(CrashJournal, "acknowledges", lambda *_: None)
 
 
 @pytest.mark.parametrize(
     ("defect", "complaint"),
     [
-        (_lines_vanish, "journal does not say that"),
-        (_numbers_begin_anew, "numbers of ps's journal do not rise"),
+        (_lines_vanish, "does not say that"),
+        (_numbers_begin_anew, "journal.jsonl do not rise"),
         (_acknowledgements_unrecorded, "which no process said"),
     ],
 )
 def test_journals_are_read(monkeypatch, defect, complaint):
     """Journals are compared with what happened: a false or a missing line is found."""
     defect(monkeypatch)
-    found = crash_kinds.attempt("clock", Point("ps", "commit", "after", 2))
+    found = crash_run.play("clock", point=Point("ps", "commit", "after", 2)).found
     assert any(complaint in one for one in found), found
 
 
@@ -240,17 +198,12 @@ def test_a_run_is_audited_by_its_own_journals():
     """The journals of the parameter server and of all clients are enough for the audit, through a
     crash.
     """
-    with crash_kinds.folder() as root:
-        world = crash_kinds.make("clock", root, point=Point("ps", "commit", "after", 2)).run()
-        assert world.violations == []
-        server, *clients = (
-            set(acknowledged_keys(path))
-            for path in [
-                world.run_dir / JOURNAL,
-                *sorted(world.run_dir.glob(f"clients/*/{JOURNAL}")),
-            ]
-        )
+    with crash_run.folder() as root:
+        run = crash_run.CrashRun("clock", root, point=Point("ps", "commit", "after", 2)).run()
+        assert run.found == []
+        server, *clients = (set(acknowledged_keys(path)) for path in run.journals)
         assert len(clients) == 5
-        assert server | set().union(*clients) == set(world.observed.acknowledged)
+        made = [one for journals in run.journals.values() for one in journals]
+        assert server | set().union(*clients) == {key for one in made for key in one.acknowledged}
         assert len(server) > 6
         assert len(set().union(*clients)) > 6

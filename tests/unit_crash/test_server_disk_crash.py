@@ -2,7 +2,7 @@
 
 A scenario (six uploads, a sequence number assigned, three checkpoints, two kept) runs on a disk
 that counts its calls; then again for each call and each kind of failure. After each the folder is
-opened again, and what was promised is checked.
+opened again, and what was promised is checked. Points of `crash_split` are effects, not disk calls.
 """
 
 import errno
@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from crash_disk import CrashDisk
-from crash_kinds import folder
 
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split.server_disk import KEPT, ServerDisk
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
-from fsl_async.store.files import Files
+from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 
+FOLDER = Path("/server")
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]
 EVERY = 2
 
@@ -52,12 +51,12 @@ def retry(act, reported, errors):
     raise last
 
 
-def run_scenario(root, files, reported):
+def run_scenario(files, reported):
     """Run one incarnation from the folder's state to the end of the scenario; False when it was
     killed.
     """
     try:
-        disk = retry(lambda: ServerDisk(root / "server", files), reported, RunDirError)
+        disk = retry(lambda: ServerDisk(FOLDER, files), reported, RunDirError)
         found = retry(disk.recover, reported, RunDirError)
         uploads = found.book.uploads
         for key in found.lost:
@@ -76,18 +75,18 @@ def run_scenario(root, files, reported):
                 retry(checkpoint, reported, OSError)
                 reported.durable = uploads
         disk.close()
-    except SystemExit:
+    except Killed:
         return False
     return True
 
 
-def check(root, reported, power):
+def check(disk, reported, power, audit):
     """Check that a new split server finds a state of the scenario, with everything reported
     durable.
     """
-    disk = ServerDisk(root / "server")
-    found = disk.recover()
-    disk.close()
+    server = ServerDisk(FOLDER, MemoryFiles(disk))
+    found = server.recover()
+    server.close()
     uploads = found.book.uploads
     assert reported.durable <= uploads <= reported.durable + EVERY
     assert found.book == (book(uploads) if uploads else SplitProgress())
@@ -97,35 +96,42 @@ def check(root, reported, power):
     known = [key for key in KEYS[uploads : reported.trained] if key in found.lost]
     if power is None:
         assert len(known) >= reported.trained - uploads - 1, "a line was lost with the process"
-    assert audit_split_dir(root / "server").problems == ()
+    assert audit(disk).problems == ()
 
 
-def check_end(root):
+def check_end(disk, audit):
     """Check the end: everything trained once in the lineage, two checkpoints, no temporary
     files.
     """
-    audit = audit_split_dir(root / "server")
-    assert (audit.trained, audit.problems) == (len(KEYS), ())
-    disk = ServerDisk(root / "server")
-    assert disk.recover().book == book(len(KEYS))
-    disk.close()
-    names = {path.name for path in (root / "server" / "checkpoints").iterdir()}
+    found = audit(disk)
+    assert (found.trained, found.problems) == (len(KEYS), ())
+    files = MemoryFiles(disk)
+    server = ServerDisk(FOLDER, files)
+    assert server.recover().book == book(len(KEYS))
+    server.close()
+    names = files.names(FOLDER / "checkpoints")
     assert len(names) == KEPT
     assert not any(name.startswith("tmp-") for name in names)
 
 
-def calls(root):
-    disk = CrashDisk(root)
-    assert run_scenario(root, disk, Reported())
-    check_end(root)
-    shutil.rmtree(root / "server")
-    return disk.calls
+def calls(audit):
+    files = MemoryFiles(MemoryDisk())
+    assert run_scenario(files, Reported())
+    check_end(files.disk, audit)
+    return files.faults.calls
 
 
 @pytest.fixture
-def root():
-    with folder() as made:
-        yield Path(made)
+def audit(tmp_path):
+    """Make audits of a split server's folder on a disk."""
+
+    def made(disk):
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        disk.write_to(tmp_path, FOLDER)
+        return audit_split_dir(tmp_path)
+
+    return made
 
 
 # Dying before a call is dying after the one before it.
@@ -133,46 +139,48 @@ def root():
     ("mode", "power"),
     [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
-def test_a_crash_at_any_call_loses_nothing_durable(root, mode, power):
+def test_a_crash_at_any_call_loses_nothing_durable(audit, mode, power):
     """After a crash the next split server goes on from a complete checkpoint and lists what was
     trained after it.
     """
-    made = calls(root)
+    made = calls(audit)
     assert len(made) > 60
     for at, name in enumerate(made, start=1):
         if mode == "torn" and name != "write":
             continue
-        disk, reported = CrashDisk(root, at, mode), Reported()
-        assert not run_scenario(root, disk, reported)
-        disk.bury(power)
-        check(root, reported, power)
-        assert run_scenario(root, Files(), reported)
-        check_end(root)
-        shutil.rmtree(root / "server")
+        files, reported = MemoryFiles(MemoryDisk(), Faults(at, mode)), Reported()
+        assert not run_scenario(files, reported)
+        files.die()
+        if power is not None:
+            files.disk.lose_power(power)
+        check(files.disk, reported, power, audit)
+        assert run_scenario(MemoryFiles(files.disk), reported)
+        check_end(files.disk, audit)
 
 
 @pytest.mark.parametrize("failures", [1, 6])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_failing_call_can_be_tried_again(root, failures, number):
+def test_a_failing_call_can_be_tried_again(audit, failures, number):
     """A failed checkpoint is tried again; no line of the ledger is missing, doubled or torn."""
-    for at in range(1, len(calls(root)) + 1):
-        disk, reported = CrashDisk(root, at, "error", failures, number=number), Reported()
-        assert run_scenario(root, disk, reported)
-        assert disk.fired
-        check(root, reported, None)
-        check_end(root)
-        shutil.rmtree(root / "server")
+    for at in range(1, len(calls(audit)) + 1):
+        faults = Faults(at, "error", failures=failures, number=number)
+        files, reported = MemoryFiles(MemoryDisk(), faults), Reported()
+        assert run_scenario(files, reported)
+        assert faults.fired
+        check(files.disk, reported, None, audit)
+        check_end(files.disk, audit)
 
 
-def test_a_line_that_could_not_be_written_waits(root):
+def test_a_line_that_could_not_be_written_waits(audit):
     """An error in appending a ledger line would skip the effects after it: the line waits
     instead.
     """
-    disk = ServerDisk(root / "server", files := CrashDisk(root))
-    disk.recover()
-    files.at, files.mode, files.failures = len(files.calls) + 1, "error", 1
-    disk.append(KEYS[0].text, "trained", "")
-    assert audit_split_dir(root / "server").trained == 0
-    disk.append(KEYS[1].text, "trained", "")
-    assert audit_split_dir(root / "server").trained == 2
-    disk.close()
+    files = MemoryFiles(MemoryDisk(), Faults(mode="error"))
+    server = ServerDisk(FOLDER, files)
+    server.recover()
+    files.faults.at = len(files.faults.calls) + 1
+    server.append(KEYS[0].text, "trained", "")
+    assert audit(files.disk).trained == 0
+    server.append(KEYS[1].text, "trained", "")
+    assert audit(files.disk).trained == 2
+    server.close()

@@ -37,6 +37,11 @@ def test_a_good_ledger_is_clean():
     assert counted == (1, 2, 30, 1, 1)
 
 
+def test_a_version_may_count_fewer_tokens_than_were_accepted():
+    """`guard.max_tokens_median` limits a claim when the version is made."""
+    assert audit([*GOOD, version(2, 33, ("a/1/1/2", 3))], []).is_clean
+
+
 def test_an_acknowledged_delta_that_the_ledger_lacks_is_lost():
     """A client forgets its delta after the acknowledgement."""
     result = audit(GOOD, ["a/1/0/1", "c/1/0/1"])

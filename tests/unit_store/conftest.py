@@ -1,20 +1,24 @@
 # ruff: noqa: D102 - the methods mirror those of Store
 """Fixtures of the store's tests: a run with shorthands."""
 
+import copy
+import json
 import os
 import tempfile
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 from adapter_runs import LOSSY, SCALE, Tuning, model
-from crash_disk import CrashDisk
 from deltas import delta_of, merged_of, noise
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.adapters import RULES
+from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
@@ -40,12 +44,6 @@ def run_root(tmp_path):
         return
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
-
-
-@pytest.fixture
-def crash_disk():
-    """The class of disks that fail."""
-    return CrashDisk
 
 
 class Quiet(Files):
@@ -105,11 +103,49 @@ class Run:
         members = [merged_of(key, float(tokens), tokens=tokens) for key in keys]
         return self.store.commit(self.store.version + 1, members, 1 / (tokens * len(keys)))
 
+    def noise(self, seed):
+        return noise(self.manifest, seed)
+
     def round(self, version, *names):
         keys = [DeltaKey(name, 1, version - 1, version) for name in names]
         for position, key in enumerate(keys):
             self.send(key, noise(self.manifest, 100 * version + position))
         return self.commit(*keys)
+
+    def deaths(self, play, calls=None, *, mode="after", powers=(None,)):
+        """Let `play` fail in each call that it makes on a copy of the folder in memory; `powers`
+        take turns. Yields what the next start recovers each time: the store is open then, and
+        `facts` has its ledger. The last play has no failure.
+        """
+        self.close()
+        self.root.mkdir(exist_ok=True)
+        disk = MemoryDisk()
+        disk.read_from(self.root, self.root)
+        for at in calls or count(1):
+            died, power = copy.deepcopy(disk), powers[at % len(powers)]
+            files = MemoryFiles(died, Faults(at, mode))
+            try:
+                play(files)
+            except Killed:
+                pass
+            except (StoreError, OSError):
+                assert mode == "error"
+            if self.store is not None:
+                self.store._pool.close()
+                self.store = None
+            files.die()
+            if power is not None:
+                died.lose_power(power)
+            self.files = MemoryFiles(died)
+            yield self.open(self.files)
+            self.close()
+            if not files.faults.fired:
+                return
+
+    def facts(self):
+        """Return the lines of the ledger in memory."""
+        lines = self.files.read_whole(self.root / "ledger.jsonl", 1 << 20).splitlines()
+        return [json.loads(line) for line in lines]
 
     def weights(self, version):
         chunks = [self.store.read_full(version, i) for i in range(self.manifest.chunks)]

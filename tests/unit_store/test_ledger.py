@@ -1,6 +1,7 @@
 """The ledger: torn lines are cut off, damage is named, acknowledged facts stay."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from fsl_async.store.book import Book
 from fsl_async.store.errors import LedgerDamaged, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.ledger import Ledger
+from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.store.records import VersionRecord, to_fact
 
 NAMES = ["site-a", "b", "zürich"]
@@ -128,21 +130,19 @@ def test_a_closed_ledger_refuses_facts(path):
         ledger.append("lease", {"name": "x", "index": 1})
 
 
-def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
+def test_a_failed_append_leaves_no_trace():
     """Half a line from a full disk must not stay in the middle of the ledger."""
     for failures in (1, 2, 3):
-        root = run_root / str(failures)
-        root.mkdir()
         # Calls: create, sync_directory, write and sync of the first line; then those that fail.
-        disk = crash_disk(root, 5, "error", failures)
-        ledger, _, _ = opened(root / "ledger.jsonl", disk)
+        files = MemoryFiles(MemoryDisk(), Faults(5, "error", failures=failures))
+        ledger, _, _ = opened(Path("/ledger.jsonl"), files)
         ledger.append("lease", {"name": "a", "index": 0})
         for _ in range(failures):
             with pytest.raises(OSError, match="No space"):
                 ledger.append("lease", {"name": "b" * 500, "index": 1})
         ledger.append("lease", {"name": "c", "index": 1})
         ledger.close()
-        ledger, facts, notice = opened(root / "ledger.jsonl")
+        ledger, facts, notice = opened(Path("/ledger.jsonl"), files)
         ledger.close()
         assert [fact["name"] for fact in facts] == ["a", "c"]
         assert notice is None

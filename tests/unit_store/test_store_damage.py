@@ -1,4 +1,7 @@
-"""Damaged files of a running ps: found before use, and repaired to the bit or reported."""
+"""Damaged files of a running ps: found before use, and repaired to the bit or reported.
+
+Simulated disks lose unsynced bytes, and never alter synced ones: no run of `unit_crash` has this.
+"""
 
 import numpy as np
 import pytest

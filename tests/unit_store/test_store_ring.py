@@ -1,11 +1,11 @@
-"""Global rounds in the store: cuts, results, decisions, adoption, and crashes at disk calls."""
+"""Global rounds in the store: cuts, results, decisions, adoption.
 
-from contextlib import suppress
+Also crashes at each call to the disk, where simulated groups die at random ones.
+"""
 
 import numpy as np
 import pytest
 from attrs import evolve
-from crash_disk import CrashDisk
 from deltas import merged_of, noise
 
 from fsl_async.roles.ring.events import Decision
@@ -24,8 +24,8 @@ LOSSY = CodecSpec(format="e4m3", entropy=False)
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9)
 
 
-def values_of(path, skip):
-    return np.fromfile(path, "<f4", offset=skip)
+def values_of(path, skip, files=None):
+    return np.frombuffer((files or Files()).read_whole(path, 1 << 20), "<f4", offset=skip)
 
 
 def reduce(jobs, shares, files=None):
@@ -34,13 +34,15 @@ def reduce(jobs, shares, files=None):
     total = np.float32(0.0)
     skip = jobs[0]["skip"]
     for job, share in zip(jobs, shares, strict=True):
-        gained = values_of(job["base"], skip) - values_of(job["cut"], skip)
+        gained = values_of(job["base"], skip, files) - values_of(job["cut"], skip, files)
         part = np.float32(share) * gained
         if job["residual"] is not None:
-            part = part - values_of(job["residual"], skip)
+            part = part - values_of(job["residual"], skip, files)
         total = total + part
     for job in jobs:
-        files.write_whole(job["out"], job["base"].read_bytes()[:skip] + total.tobytes())
+        files.write_whole(
+            job["out"], files.read_whole(job["base"], 1 << 20)[:skip] + total.tobytes()
+        )
     return total
 
 
@@ -526,39 +528,12 @@ def drive(run, files, *, late):
     version_of(4 if late else 3, "c")
     end = store.ring.state
     folder = run.root / "global"
-    beside = sorted(folder.glob("update-*")) + sorted(folder.glob("residual-*"))
-    kinds = [(path.name.split("-")[0], path.read_bytes()) for path in beside]
+    kinds = [
+        (name.split("-")[0], files.read_whole(folder / name, 1 << 20))
+        for name in files.names(folder)
+        if name.startswith(("update-", "residual-"))
+    ]
     return store.digest, end.digest, end.round, end.cut, store.tokens_total, *kinds
-
-
-def crashing(make_run, calls, *, late, resident, mode, power):
-    """Try these calls of the disk; yields what each run comes to, and whether it crashed."""
-    options = {
-        "resident": resident,
-        "snapshot_thread": False,
-        "codec_down": LOSSY,
-        "state_growth": 0.0,
-    }
-    for at in calls:
-        run = make_run(f"crash-{at}", **options)
-        run.root.mkdir()
-        disk = CrashDisk(run.root, at, mode)
-        try:
-            run.open(files=disk)
-            end = drive(run, disk, late=late)
-            run.close()
-        except (SystemExit, StoreError, OSError):  # OSError: of the helper's file
-            with suppress(SystemExit):
-                run.store.close()
-            run.store = None
-            if mode != "error":
-                disk.bury(power)
-            run.open()
-            end = drive(run, None, late=late)
-            run.close()
-        yield end, disk.fired
-        if not disk.fired:
-            return
 
 
 WAYS = [
@@ -572,11 +547,16 @@ WAYS = [
 
 def check_crashes(make_run, calls, way, *, late):
     resident, mode, power = way
-    more = {"resident": resident, "mode": mode, "power": power}
-    ends = list(crashing(make_run, calls, late=late, **more))
-    assert not ends[-1][1]
-    assert sum(fired for _, fired in ends) == len(ends) - 1
-    assert len({end for end, _ in ends}) == 1, ends
+    options = {"snapshot_thread": False, "codec_down": LOSSY, "state_growth": 0.0}
+    run, ends = make_run(resident=resident, **options), []
+
+    def play(files):
+        run.open(files)
+        ends.append(drive(run, files, late=late))
+
+    deaths = run.deaths(play, calls, mode=mode, powers=(power,))
+    ends.extend(drive(run, run.files, late=late) for _ in deaths)
+    assert len(set(ends)) == 1
     return len(ends)
 
 
@@ -584,8 +564,7 @@ def check_crashes(make_run, calls, way, *, late):
 def test_a_crash_at_a_call_changes_no_outcome(make_run, way):
     """Killed, without power, or with a full disk: the same end to the bit."""
     begin = 1 + WAYS.index(way)
-    late = bool(begin % 2)
-    assert check_crashes(make_run, range(begin, 10_000, 11), way, late=late) > 10
+    assert check_crashes(make_run, range(begin, 10_000, 11), way, late=bool(begin % 2)) > 10
 
 
 @pytest.mark.sweep

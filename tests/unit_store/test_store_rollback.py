@@ -1,4 +1,4 @@
-"""The store under damage, unconfirmed versions and rollbacks."""
+"""The store under damage, unconfirmed versions and rollbacks: simulated runs have none of them."""
 
 import numpy as np
 import pytest

@@ -203,33 +203,27 @@ def to_the_end(run):
 
 @with_both
 @pytest.mark.parametrize("power", [None, "all"])
-def test_a_crash_at_any_call_gives_the_same_digests(make_run, crash_disk, resident, power):
+def test_a_crash_at_any_call_gives_the_same_digests(make_run, resident, power):
     """The history of scalars too, and no delta is merged twice."""
     options = {"resident": resident, "snapshot_thread": False, "state_growth": 0.0}
     calm = seeds_run(make_run, "calm", **options)
     digest, history = to_the_end(calm), calm.store.read_seeds(0, 3)
     weights = calm.weights(3).tobytes()
-    crashes = 0
-    for at in range(1, 400, 11):
-        run = seeds_run(make_run, f"at{at}", **options)
-        disk = crash_disk(run.root, at, "after")
-        try:
-            run.open(disk)
-            to_the_end(run)
-        except SystemExit:
-            crashes += 1
-            run.store = None
-            disk.bury(power)
-        else:
-            break
-        run.open()
+    run = seeds_run(make_run, **options)
+
+    def play(files):
+        run.open(files)
+        to_the_end(run)
+
+    tries = 0
+    for _ in run.deaths(play, range(1, 400, 11), powers=(power,)):
         assert to_the_end(run) == digest
         assert run.store.read_seeds(0, 3) == history
         assert run.weights(3).tobytes() == weights
-        lines = [json.loads(line) for line in (run.root / "ledger.jsonl").read_text().splitlines()]
-        merged = [one["key"] for line in lines for one in line.get("merged", ())]
+        merged = [one["key"] for line in run.facts() for one in line.get("merged", ())]
         assert len(merged) == len(set(merged)) == 6
-    assert crashes > 7
+        tries += 1
+    assert tries > 7
 
 
 def test_the_ledger_alone_is_the_full_history(make_run):

@@ -1,6 +1,7 @@
 """Arriving deltas: order, resumption, refusal, quarantine, and restarts."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fsl_async.store.delta_kind import Dense
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.store.records import StoreSettings, file_name, key_of_file, recordable
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
@@ -107,11 +109,11 @@ def test_other_metadata_under_the_same_key_starts_over(store):
     assert store.spool_next_chunk(KEY) == 0
 
 
-def test_starting_over_on_a_full_disk_forgets_the_first_try(run_root, crash_disk):
+def test_starting_over_on_a_full_disk_forgets_the_first_try():
     """The file was emptied before the disk failed: its old chunks must not count."""
-    (run_root / "spool").mkdir()
-    disk = crash_disk(run_root, 5, "error")
-    spool = Spool(disk, run_root, Dense())
+    files = MemoryFiles(MemoryDisk(), Faults(6, "error"))
+    files.make_directory(Path("/spool"))
+    spool = Spool(files, Path("/"), Dense())
     spool.begin(DELTA)
     spool.write(KEY, 0, frames(delta())[0], Manifest.from_shapes([("w", (CHUNK,))]))
     with pytest.raises(OSError, match="No space"):
@@ -282,16 +284,16 @@ def test_a_damaged_pending_delta_is_recorded(store, change):
     assert store.recover().lost == ()
 
 
-def test_the_rest_of_a_failed_write_is_cut_off(run_root, crash_disk):
+def test_the_rest_of_a_failed_write_is_cut_off():
     """A chunk may be sent again in a shorter coding; the rest of the failed write is cut off."""
-    disk = crash_disk(run_root, 3, "error")
-    writer = FrameWriter(disk, run_root / "part")
+    files = MemoryFiles(MemoryDisk(), Faults(3, "error"))
+    writer = FrameWriter(files, Path("/part"))
     with pytest.raises(OSError, match="No space"):
         writer.append(b"x" * 100)
     writer.append(b"short")
     writer.sync()
-    (place,) = frame_places(disk, writer.path, 1)
-    assert read_frame(disk, writer.path, place) == b"short"
+    (place,) = frame_places(files, writer.path, 1)
+    assert read_frame(files, writer.path, place) == b"short"
 
 
 def test_metrics_are_limited():
