@@ -243,13 +243,13 @@ def train(fed: Any) -> None:
         number += 1
 
 
-def simulate(workers: int = 1) -> nn.Module:
+def simulate() -> nn.Module:
     """Simulate the run; return its newest version, read from the run directory."""
     from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.tools.evaluation import load_last
 
     run_dir = Path(task()["folder"], "run")
-    fsl_async.simulate(  # type: ignore[attr-defined,unused-ignore]
+    fsl_async.simulate(
         f"{Path(__file__).resolve()}:train",
         clients=task()["clients"],
         settings={
@@ -260,7 +260,6 @@ def simulate(workers: int = 1) -> nn.Module:
         },
         seed=0,
         step_seconds=1.0,
-        workers=workers,
         run_dir=run_dir,
     )
     net = build()
@@ -268,11 +267,10 @@ def simulate(workers: int = 1) -> nn.Module:
     return net
 
 
-WAYS = {
+WAYS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "flower": flower,
     "simulate": simulate,
-    "simulate-2": functools.partial(simulate, workers=2),
 }
 
 
@@ -298,8 +296,6 @@ def cannot(way: str) -> str:
     """Return why a way cannot run here, or ""."""
     if way == "flower" and not (find_spec("flwr") and find_spec("ray")):
         return "flwr[simulation] is not installed"
-    if way.startswith("simulate") and not hasattr(fsl_async, "simulate"):
-        return "not available: fsl_async has no simulate"
     return ""
 
 

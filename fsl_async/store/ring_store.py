@@ -24,8 +24,8 @@ All methods belong to the store's thread. A call that fails has changed nothing 
 
 from __future__ import annotations
 
+import hashlib
 import math
-import secrets
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,9 @@ class RingStore:
         with disk("cannot write global weights 0"):
             path = self._globals.weights(0, 0)
             digest = self._globals.write(path, self._weights(book.version), self._manifest)
-            first = Decision(0, 0, digest, run=secrets.token_hex(16))
+            # The run's own name is drawn by chance, so another run has another one.
+            run = hashlib.sha256(f"{book.run}/{digest}".encode()).hexdigest()[:32]
+            first = Decision(0, 0, digest, run)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
             self._record("begun", {**fact, "run": first.run})
         return first
