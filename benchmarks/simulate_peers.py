@@ -12,7 +12,6 @@ averaging (arXiv:1602.05629). One thread of torch in each process.
     plain       a loop in one process: clients one after another, a mean of their weights
     flower      Flower's simulation on Ray, two actors of one CPU each
     simulate    `fsl_async.simulate` in one process: deltas coded as by default, a real store
-    simulate-2  the same with two workers
 
 The images are the digits of scikit-learn (1,797 of 8x8), enlarged, shifted, tinted and with noise;
 each client draws its 100 from the first 1,300, the others are held out. Without scikit-learn they
@@ -37,7 +36,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
