@@ -28,7 +28,7 @@ _PATH = click.Path(path_type=Path)
 
 @frozen
 class TaskOptions:
-    """What `fsl-node sim` takes beside the options of the simulation that counts."""
+    """The options of `fsl-node sim --task`."""
 
     task: str | None
     config: Path | None

@@ -1,4 +1,4 @@
-"""What must stay equal while the code behind it is rebuilt; see `make.py`."""
+"""Results that must stay equal while the code behind it is rebuilt; see `make.py`."""
 
 import json
 

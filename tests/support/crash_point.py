@@ -46,7 +46,7 @@ class Scheduler(tp.VirtualScheduler):
 
 @frozen
 class Point:
-    """Where a process dies: at the `nth` time."""
+    """A place where a process dies at the `nth` time."""
 
     role: str
     name: str

@@ -43,8 +43,8 @@ from fsl_async.tools.sim.training import MANIFEST
 from fsl_async.tools.sim.world import World
 
 POWERS = (None, "names", "all", 1, 2)
-"""What the parameter server's death leaves on its disk: everything (None, kill -9), or what a power
-cut leaves at best, at worst, and by two seeds.
+"""The part of the disk that the parameter server's death leaves: everything (None, kill -9), or the
+rest after a power cut at best, at worst, and by two seeds.
 """
 KINDS = {
     "clock": ("called", []),
@@ -56,7 +56,7 @@ KINDS = {
 }
 """Kind of a run -> pace of its clients, settings."""
 CUTS = (("c0001", 17.0, 26.0), ("c0000", 30.0, 33.0), ("c0000", 49.0, 51.0))
-"""Of "rough": client, from second, to second."""
+"""Cuts of "rough": client, from second, to second."""
 SETTINGS = ["run.rounds=4", "sync.max_staleness=4", "data.shards=4"]
 OTHER = Manifest.from_shapes([("other", (7,))], buffers=[("buffers", (2,))])
 EVERY_S, RETURN_S, RARE_AT_S, LONGEST_S = 12.0, 3.0, 30.0, 1200.0
@@ -71,7 +71,7 @@ class CrashInvariants(Invariants):
     """Invariants of processes that get other incarnation numbers than they asked for."""
 
     faults: Faults = field(factory=Faults)
-    """Of the parameter server's disk. Reads by a check are none of its calls."""
+    """Calls to the parameter server's disk. Reads by a check are none of its calls."""
 
     def launched(self, name, incarnation, training):
         """Wait for the welcome, which has the number."""

@@ -31,7 +31,7 @@ REDUCTION_S = (5.0, 60.0)
 ADDRESSES_S = 60.0
 """How long a helper waits for the addresses of the others."""
 NEAR_END = 0.8
-"""Of a reduction; later than that, a member that is killed does not stop all others."""
+"""Share of a reduction after which a killed member does not stop all others."""
 
 
 @mutable

@@ -25,16 +25,16 @@ class FaultProfile:
     server_kill_every_s: float = 0.0
     server_return_s: tuple[float, float] = (5.0, 60.0)
     disk_full_every_s: float = 0.0
-    """Of a parameter server's disk: some calls in a row fail."""
+    """A parameter server's disk is full: some calls in a row fail."""
     disk_kills: float = 0.0
     """Kills of the parameter server in the middle of a call to its disk."""
     power_cuts: float = 0.0
     """Deaths of the parameter server after which its disk has lost what was not synced."""
     server_pause_every_s: float = 0.0
-    """Of each group's parameter server: as by SIGSTOP."""
+    """Each group's parameter server is stopped for a while, as by SIGSTOP."""
     server_pause_s: tuple[float, float] = (5.0, 400.0)
     ring_cut_every_s: float = 0.0
-    """Of the roster: one parameter server is parted from another one, or from all others."""
+    """One parameter server is parted from another one, or from all others."""
     ring_fails: float = 0.0
     """Reductions that end well at some members and with an error at the others."""
     ring_differs: float = 0.0

@@ -50,7 +50,7 @@ NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
 
 @mutable
 class GroupInvariants(Invariants):
-    """Those of one group, and for how long its merges were held."""
+    """The invariants of one group. They also record for how long its merges were held."""
 
     name: str = ""
     held_s: float = 0.0
@@ -100,7 +100,7 @@ class GroupInvariants(Invariants):
 
 @mutable
 class RingFacts:
-    """What global rounds came to, over all groups."""
+    """Counts of global rounds, over all groups."""
 
     attempts: int = 0
     late: int = 0
@@ -110,7 +110,7 @@ class RingFacts:
 
 @frozen
 class Among:
-    """What the groups of a simulation share."""
+    """The parts that the groups of a simulation share."""
 
     world: World
     ring: FakeRing
@@ -298,7 +298,7 @@ class GroupsSimulation:
 
     @property
     def participation(self) -> Participation:
-        """Of the clients of all groups."""
+        """Participation of the clients of all groups."""
         return self.world.participation
 
     def _violated(self, text: str) -> None:

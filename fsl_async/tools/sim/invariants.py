@@ -210,7 +210,7 @@ class Lineage:
 
 @mutable
 class Invariants:
-    """What happened in one group of clients, and the violations found."""
+    """Events of one group of clients, and the violations found."""
 
     lineage: Lineage
     violations: list[str] = field(factory=list)
@@ -218,7 +218,7 @@ class Invariants:
     tokens_unsent: int = 0
     """Tokens trained and not sent at the end of the run, by the clients present."""
     store: Store | None = None
-    """Of the parameter server's process, while it runs."""
+    """The store of the running parameter server, or of the last one."""
     _offered: dict[DeltaKey, Delta] = field(factory=dict)
     _stored: dict[DeltaKey, None] = field(factory=dict)
     """Acknowledged by the parameter server, and in no version that is known."""

@@ -55,7 +55,7 @@ class RingInvariants:
     _adopted: dict[str, int] = field(factory=dict)
     """Group -> the round of the global weights that it holds."""
     _lost: Vector | None = None
-    """What coding has lost of the global weights so far."""
+    """The part of the global weights that coding has lost so far."""
 
     def reduces(self, view: View) -> None:
         """Take the view of an attempt."""

@@ -54,7 +54,7 @@ SNAPSHOT_S = 45.0
 NOON = 1_800_000_000.0
 """Wall clock at the start of a simulation, seconds since 1970."""
 MOST_CALLS = 40
-"""Of a parameter server to its disk, until it dies in the middle of one, or some fail."""
+"""A planned death, or failure, comes within so many calls to the disk."""
 MOST_FAILURES = 6
 """Calls in a row that a full disk refuses."""
 

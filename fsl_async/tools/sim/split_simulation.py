@@ -86,7 +86,7 @@ FORMATS = Formats("fp32", "fp32", "fp32")
 
 @mutable
 class SplitInvariants:
-    """What happened in split learning, and the violations found."""
+    """Events of split learning, and the violations found."""
 
     lineage: SplitLineage
     violations: list[str]
@@ -441,7 +441,7 @@ class SplitSimulation(Simulation):
         return [members for line in lines if (members := from_checksummed(bytes(line)))]
 
     def split_facts(self) -> dict[str, Any]:
-        """What happened at the split server."""
+        """Events at the split server."""
         fates = Counter(fates_of(self._ledger()).values())
         return {
             "method": self.rules.method,

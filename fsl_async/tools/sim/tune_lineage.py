@@ -17,7 +17,7 @@ from fsl_async.tools.sim.invariants import Lineage
 from fsl_codecs import add_signs
 
 PRODUCT_TOLERANCE = 5e-3
-"""Of coding the factors, which the next version makes up for, relative to their product."""
+"""Largest error of a product by coding its factors, relative to it; the next version repairs it."""
 
 
 @mutable

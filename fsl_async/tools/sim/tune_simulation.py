@@ -46,7 +46,7 @@ from fsl_async.tools.sim.world import ProcessClock
 Mode = Literal["lora", "zeroth"]
 MODES: tuple[Mode, ...] = ("lora", "zeroth")
 SLOW_SHARE = 0.2
-"""Of the clients: they have slow links; as many have slow disks."""
+"""Share of the clients that have slow links; as many have slow disks."""
 SLOW_BYTES_PER_S = 200.0
 SLOW_JOB_S = (1.0, 15.0)
 SLOW_JOBS = 0.1
@@ -67,7 +67,7 @@ FINE = "codec.step_log2=40"
 
 @frozen
 class TuneSettings:
-    """What to simulate beyond `SimulationSettings`, of which `every_s` is the cap of a round."""
+    """Settings beyond `SimulationSettings`, whose `every_s` is the cap of a round here."""
 
     mode: Mode = "zeroth"
     history: int = 8
@@ -82,7 +82,7 @@ class TuneSettings:
 
 @mutable
 class TuneInvariants(Invariants):
-    """What happened in a run that tunes, and the violations found."""
+    """Events of a run that tunes, and the violations found."""
 
     lineage: RoundLineage = field(kw_only=True)
     full_fetches: int = 0

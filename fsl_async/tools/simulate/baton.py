@@ -20,7 +20,7 @@ import torch
 import fsl_transport as tp
 
 STACK_BYTES = 1 << 20
-"""Of a training thread: memory that is not touched is not used."""
+"""Stack of a training thread; memory that is not touched is not used."""
 
 
 class Killed(BaseException):

@@ -59,7 +59,7 @@ _ALL = SitePolicy(frozenset(KINDS))
 
 @attrs.frozen(kw_only=True)
 class ClientSite:
-    """What all clients of a simulation share."""
+    """The parts that all clients of a simulation share."""
 
     task: Task
     config: Config

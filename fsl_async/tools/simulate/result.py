@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROWS = 12
 """Versions, and clients, of a table at most."""
 BARS = 48
-"""Of the line of losses at most."""
+"""Longest line of losses, in characters."""
 
 
 @frozen
@@ -41,7 +41,7 @@ class Point:
 
     @property
     def bytes(self) -> int:
-        """Both directions."""
+        """Bytes in both directions."""
         return self.bytes_up + self.bytes_down
 
 
@@ -56,9 +56,9 @@ class ClientPart:
     deltas: int = 0
     """Merged."""
     tokens: int = 0
-    """Of merged deltas."""
+    """Tokens of merged deltas."""
     staleness: int = 0
-    """Of merged deltas, summed up."""
+    """Sum of the staleness of merged deltas, in versions."""
     waited_s: float = 0.0
     """Virtual time in which training waited: for the first weights, for a round, in a hold."""
     launches: int = 0

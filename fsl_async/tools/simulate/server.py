@@ -46,7 +46,7 @@ class UnsyncedFiles(Files):
 
 @attrs.frozen(kw_only=True)
 class ServerSite:
-    """What all processes of the parameter server share."""
+    """The parts that all processes of the parameter server share."""
 
     config: Config
     run: str

@@ -83,7 +83,7 @@ def check_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
 
 @frozen(kw_only=True)
 class SimulateSettings:
-    """What is simulated around the training function. Times in seconds of virtual time.
+    """The surroundings of the training function. Times in seconds of virtual time.
 
     rates, links: of the first clients, then of the next ones again.
     """
@@ -93,7 +93,7 @@ class SimulateSettings:
     hours: float | None = None
     """None: to the end by run.rounds, run.tokens or run.seconds."""
     step_seconds: float | None = None
-    """Of a client with rate 1; None: as long as the step took here."""
+    """Seconds of a step at rate 1; None: as long as the step took here."""
     rates: tuple[float, ...] = (1.0,)
     links: tuple[Link, ...] = field(default=(Link(),))
 
