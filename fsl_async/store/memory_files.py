@@ -23,8 +23,8 @@ from fsl_async.store.files import BytesLike, Files
 
 T = TypeVar("T")
 Power = Literal["names", "all"] | int
-"""The loss of a power cut: unsynced content ("names" stay), unsynced names too ("all"), or by a seed
-whatever a real disk may lose."""
+"""The loss of a power cut: unsynced content ("names" stay), unsynced names too ("all"), or, by a
+seed, whatever a real disk may lose."""
 WAITS_S = (0.0, 0.0002, 0.002)
 """Waits of other threads before a call, where `Faults.order` is given."""
 
