@@ -20,14 +20,16 @@ are patterns with noise (`images`: "synthetic").
 
 A row is one run; ways take turns, so that rows of one `repeat` are of the same minutes. round_s:
 median of the seconds from round to round, without the first; over_plain: that, beside the plain
-loop of the same repeat. peak_mb: the most that all processes of the run had together (PSS, looked
-at every half second). accuracy: of the last weights, on the held-out images. A row with `skipped`
-says why there are no figures.
+loop of the same repeat. cpu_round_s: processor seconds of a round, of all processes of the run;
+other work on the machine changes them less. peak_mb: the most that all these processes had together
+(PSS, every half second). accuracy: of the last weights, on the held-out images. A row with
+`skipped` says why there are no figures.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -51,7 +53,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 import fsl_async
 
-STEPS, BATCH, IMAGES, RATE = 10, 10, 100, 0.05
+STEPS, BATCH, IMAGES, RATE = 10, 10, 100, 0.1
 VALUES = 103_930
 KNOWN, SIDE, NOISE = 1300, 32, 0.1
 SAMPLE_S = 0.5
@@ -193,6 +195,16 @@ def flower() -> nn.Module:
 
     client_app, server_app, net = ClientApp(), ServerApp(), build()
 
+    class All(FedAvg):
+        """Fails where the answer of a client is missing."""
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            found = list(replies)
+            missing = task()["clients"] - sum(one.has_content() for one in found)
+            if missing:
+                raise RuntimeError(f"{missing} clients failed in round {server_round}")
+            return super().aggregate_train(server_round, found)
+
     @client_app.train()
     def train_client(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
@@ -206,7 +218,7 @@ def flower() -> nn.Module:
 
     @server_app.main()
     def serve(grid: Grid, _: Context) -> None:
-        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=task()["clients"])
+        strategy = All(fraction_evaluate=0.0, min_available_nodes=task()["clients"])
         result = strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(net.state_dict()),
@@ -243,7 +255,7 @@ def train(fed: Any) -> None:
         number += 1
 
 
-def simulate(workers: int = 1) -> nn.Module:
+def simulate(**more: int) -> nn.Module:
     """Simulate the run; return its newest version, read from the run directory."""
     from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.tools.evaluation import load_last
@@ -260,8 +272,8 @@ def simulate(workers: int = 1) -> nn.Module:
         },
         seed=0,
         step_seconds=1.0,
-        workers=workers,
         run_dir=run_dir,
+        **more,
     )
     net = build()
     load_last(run_dir, ModelWeights(net))
@@ -279,8 +291,11 @@ WAYS = {
 # --- one run --------------------------------------------------------------------------------------
 
 
-def pss_bytes(token: str) -> int:
-    """Return the memory of all processes that have `token` in their environment (PSS, bytes)."""
+def look(token: str, cpu_s: dict[str, float]) -> int:
+    """Return the memory of all processes that have `token` in their environment (PSS, bytes).
+
+    cpu_s: gets the processor seconds of each, by process id.
+    """
     found = 0
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -288,6 +303,8 @@ def pss_bytes(token: str) -> int:
         with suppress(OSError):  # it has ended, or is not ours
             if token.encode() not in (process / "environ").read_bytes():
                 continue
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            cpu_s[process.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             for line in (process / "smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     found += 1024 * int(line.split()[1])
@@ -300,6 +317,8 @@ def cannot(way: str) -> str:
         return "flwr[simulation] is not installed"
     if way.startswith("simulate") and not hasattr(fsl_async, "simulate"):
         return "not available: fsl_async has no simulate"
+    if way == "simulate-2" and "workers" not in inspect.signature(fsl_async.simulate).parameters:
+        return "not available: fsl_async.simulate has no workers"
     return ""
 
 
@@ -323,6 +342,8 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     begun, peak = time.time(), 0
+    cpu_s: dict[str, float] = {}
+    samples = [(begun, 0.0)]
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", "import simulate_peers as it; it.run_here()"],
@@ -331,7 +352,8 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
             stderr=log,
         )
         while process.poll() is None:
-            peak = max(peak, pss_bytes(token))
+            peak = max(peak, look(token, cpu_s))
+            samples.append((time.time(), sum(cpu_s.values())))
             time.sleep(SAMPLE_S)
         wall_s = time.time() - begun
         if process.returncode:
@@ -339,9 +361,11 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
             raise click.ClickException(f"{way} failed:\n{log.read()[-4000:]}")
     marks = [float(line) for line in (folder / "marks").read_text().split()]
     each = [after - before for before, after in itertools.pairwise(marks)]
+    used = np.diff(np.interp(marks, *np.transpose(samples)))
     return {
         "round_s": round(statistics.median(each[1:]), 3),
         "round_s_each": [round(one, 3) for one in each],
+        "cpu_round_s": round(float(np.median(used[1:])), 3),
         "peak_mb": round(peak / 1e6),
         "accuracy": json.loads((folder / "result").read_text()),
         "wall_s": round(wall_s, 1),
