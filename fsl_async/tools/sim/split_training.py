@@ -41,7 +41,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
-from fsl_async.roles.split.methods.base import Crossing, FeatureGradient
+from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
 from fsl_async.store.files import Files
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_transport import Scheduler
@@ -232,6 +232,7 @@ class CheckedTraining(ServerTraining):
         if isinstance(crossing, FeatureGradient):
             gradient = -crossing.values.numpy().sum(0)
         else:
+            assert isinstance(crossing, Activations), "an upload is either"
             gradient = held.weights - crossing.smashed.values.numpy().mean(0)
         momentum = MOMENTUM * held.momentum + gradient
         found, wanted = self._weights(name), held.weights - RATE * momentum
@@ -240,7 +241,7 @@ class CheckedTraining(ServerTraining):
 
     def _weights(self, name: str) -> Values:
         part: ServerPart = self.server.part(name) if name else self.server.common
-        found: Values = part.model.weight.detach().numpy().copy()  # type: ignore[operator,union-attr]
+        found: Values = part.model.weight.detach().numpy().copy()  # type: ignore[operator]
         return found
 
     def _auxiliary(self, client: str) -> bytes:
