@@ -12,7 +12,6 @@ averaging (arXiv:1602.05629). One thread of torch in each process.
     plain       a loop in one process: clients one after another, a mean of their weights
     flower      Flower's simulation on Ray, two actors of one CPU each
     simulate    `fsl_async.simulate` in one process: deltas coded as by default, a real store
-    simulate-2  the same with two workers
 
 The images are the digits of scikit-learn (1,797 of 8x8), enlarged, shifted, tinted and with noise;
 each client draws its 100 from the first 1,300, the others are held out. Without scikit-learn they
@@ -29,7 +28,6 @@ other work on the machine changes them less. peak_mb: the most that all these pr
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import os
@@ -256,19 +254,13 @@ def train(fed: Any) -> None:
         mark()
 
 
-def simulator() -> Callable[..., Any]:
-    """Return `fsl_async.simulate`."""
-    found: Callable[..., Any] = vars(fsl_async)["simulate"]
-    return found
-
-
-def simulate(**more: int) -> nn.Module:
+def simulate() -> nn.Module:
     """Simulate the run; return its newest version, read from the run directory."""
     from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.tools.evaluation import load_last
 
     run_dir = Path(task()["folder"], "run")
-    simulator()(
+    fsl_async.simulate(
         f"{Path(__file__).resolve()}:train",
         clients=task()["clients"],
         settings={
@@ -281,7 +273,6 @@ def simulate(**more: int) -> nn.Module:
         seed=0,
         step_seconds=1.0,
         run_dir=run_dir,
-        **more,
     )
     net = build()
     load_last(run_dir, ModelWeights(net))
@@ -292,7 +283,6 @@ WAYS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "flower": flower,
     "simulate": simulate,
-    "simulate-2": functools.partial(simulate, workers=2),
 }
 
 
@@ -323,10 +313,6 @@ def cannot(way: str) -> str:
     """Return why a way cannot run here, or ""."""
     if way == "flower" and not (find_spec("flwr") and find_spec("ray")):
         return "flwr[simulation] is not installed"
-    if way.startswith("simulate") and not hasattr(fsl_async, "simulate"):
-        return "not available: fsl_async has no simulate"
-    if way == "simulate-2" and "workers" not in inspect.signature(simulator()).parameters:
-        return "not available: fsl_async.simulate has no workers"
     return ""
 
 

@@ -105,15 +105,6 @@ def test_quality_prints_its_tables_and_its_summary():
 
 
 @pytest.mark.sweep
-def test_simulations_are_measured_by_rounds():
-    """The ways that can run here train each round; the others say why not."""
-    rows = {row["way"]: row for row in rows_of("simulate_peers.py", "--smoke")}
-    assert set(rows) == {"plain", "flower", "simulate", "simulate-2"}
-    assert len(rows["plain"]["round_s_each"]) == 3
-    assert all("skipped" in row or row["over_plain"] > 0 for row in rows.values())
-
-
-@pytest.mark.sweep
 def test_loop_lag_measures_beside_training():
     """It takes the loop from a client's runtime: a change of the runtime that breaks it fails
     here.

@@ -47,19 +47,19 @@ from fsl_async.tools.sim.training import VirtualTraining
 from fsl_transport import Scheduler
 
 VALUES = 3
-"""Of each part, and of a sample at the cut."""
+"""Values of each part, and of a sample at the cut."""
 SAMPLES = 4
-"""Of a batch."""
+"""Samples of a batch."""
 BUFFER_SAMPLES = 16
 STEPS = 8
-"""Of a round."""
+"""Steps of a round."""
 RATE, MOMENTUM = 0.25, 0.5
 TOLERANCE = 1e-4
 SPLIT_DIR = Path("/split")
 START = np.array([0.25, -0.5, 1.0], np.float32)
-"""Of an auxiliary model, and of the split server's part."""
+"""First weights of an auxiliary model, and of the split server's part."""
 Work = Generator[float | Callable[[], bool], None, None]
-"""Of a training thread: yields seconds of computation, and conditions to wait for."""
+"""A training thread, which yields seconds of computation and conditions to wait for."""
 _SGD = OptimizerSpec("sgd", RATE, momentum=MOMENTUM)
 _CLIENT_SGD = OptimizerSpec("sgd", RATE)
 
@@ -120,7 +120,7 @@ class Held:
 
 @frozen
 class Moment:
-    """What a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
+    """The state that a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
 
     book: SplitProgress = field(factory=SplitProgress)
     trained: int = 0
@@ -130,7 +130,7 @@ class Moment:
 
 @mutable
 class SplitLineage:
-    """What the newest split server of a run must hold, made a second time over all processes."""
+    """The state of the newest split server, made a second time over all processes of a run."""
 
     trained: list[UploadKey] = field(factory=list)
     """In order; what was lost with a process is not in it."""
@@ -139,7 +139,7 @@ class SplitLineage:
     auxiliary: dict[str, tuple[int, bytes]] = field(factory=dict)
     """Client -> version and weights of its aligned model."""
     moments: dict[int, Moment] = field(factory=lambda: {0: Moment(parts={"": Held(START)})})
-    """Of checkpoints, by number."""
+    """The states of checkpoints, by number."""
     sealed: int = 0
     """Number of the newest checkpoint that is durable."""
     order: list[UploadKey] = field(factory=list)
@@ -232,7 +232,7 @@ class CheckedTraining(ServerTraining):
         if isinstance(crossing, FeatureGradient):
             gradient = -crossing.values.numpy().sum(0)
         else:
-            assert isinstance(crossing, Activations), "an upload is either"
+            assert isinstance(crossing, Activations), "it was an upload"
             gradient = held.weights - crossing.smashed.values.numpy().mean(0)
         momentum = MOMENTUM * held.momentum + gradient
         found, wanted = self._weights(name), held.weights - RATE * momentum
