@@ -19,9 +19,10 @@ are patterns with noise (`images`: "synthetic").
 
 A row is one run; ways take turns, so that rows of one `repeat` are of the same minutes. round_s:
 median of the seconds from round to round, without the first; over_plain: that, beside the plain
-loop of the same repeat. peak_mb: the most that all processes of the run had together (PSS, looked
-at every half second). accuracy: of the last weights, on the held-out images. A row with `skipped`
-says why there are no figures.
+loop of the same repeat. cpu_round_s: processor seconds of a round, of all processes of the run;
+other work on the machine changes them less. peak_mb: the most that all these processes had together
+(PSS, every half second). accuracy: of the last weights, on the held-out images. A row with
+`skipped` says why there are no figures.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 import fsl_async
 
-STEPS, BATCH, IMAGES, RATE = 10, 10, 100, 0.05
+STEPS, BATCH, IMAGES, RATE = 10, 10, 100, 0.1
 VALUES = 103_930
 KNOWN, SIDE, NOISE = 1300, 32, 0.1
 SAMPLE_S = 0.5
@@ -192,6 +193,16 @@ def flower() -> nn.Module:
 
     client_app, server_app, net = ClientApp(), ServerApp(), build()
 
+    class All(FedAvg):
+        """Fails where the answer of a client is missing."""
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            found = list(replies)
+            missing = task()["clients"] - sum(one.has_content() for one in found)
+            if missing:
+                raise RuntimeError(f"{missing} clients failed in round {server_round}")
+            return super().aggregate_train(server_round, found)
+
     @client_app.train()
     def train_client(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
@@ -205,7 +216,9 @@ def flower() -> nn.Module:
 
     @server_app.main()
     def serve(grid: Grid, _: Context) -> None:
-        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=task()["clients"])
+        clients = task()["clients"]
+        # by default, clients that have not connected yet are left out of the first round
+        strategy = All(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
         result = strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(net.state_dict()),
@@ -229,17 +242,16 @@ def flower() -> nn.Module:
 def train(fed: Any) -> None:
     """Train by the run's rounds: the function that `fsl_async.simulate` runs at each client."""
     torch.set_num_threads(1)
-    net, (client, _), number = build(), fed.part, 0
+    net, (client, _) = build(), fed.part
     fed.attach(net)
-    while True:
+    for number in fed.rounds():
         if client == 0:
             mark()
-        for loss in local_steps(net, client, number):
-            if not fed.step(tokens=BATCH, metrics={"loss": loss}):
-                if client == 0:
-                    mark()
-                return
-        number += 1
+        for _ in local_steps(net, client, number):
+            pass
+        fed.end_round(samples=IMAGES)
+    if client == 0:
+        mark()
 
 
 def simulate() -> nn.Module:
@@ -253,7 +265,8 @@ def simulate() -> nn.Module:
         clients=task()["clients"],
         settings={
             "sync.trigger": "rounds",
-            "tune.steps": STEPS,
+            "sync.min_clients": task()["clients"],
+            "sync.quorum": 1.0,
             "run.rounds": task()["rounds"],
             "outer.optimizer": "average",
         },
@@ -276,8 +289,11 @@ WAYS: dict[str, Callable[[], nn.Module]] = {
 # --- one run --------------------------------------------------------------------------------------
 
 
-def pss_bytes(token: str) -> int:
-    """Return the memory of all processes that have `token` in their environment (PSS, bytes)."""
+def look(token: str, cpu_s: dict[str, float]) -> int:
+    """Return the memory of all processes that have `token` in their environment (PSS, bytes).
+
+    cpu_s: gets the processor seconds of each, by process id.
+    """
     found = 0
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -285,6 +301,8 @@ def pss_bytes(token: str) -> int:
         with suppress(OSError):  # it has ended, or is not ours
             if token.encode() not in (process / "environ").read_bytes():
                 continue
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            cpu_s[process.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             for line in (process / "smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     found += 1024 * int(line.split()[1])
@@ -318,6 +336,8 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     begun, peak = time.time(), 0
+    cpu_s: dict[str, float] = {}
+    samples = [(begun, 0.0)]
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", "import simulate_peers as it; it.run_here()"],
@@ -326,7 +346,8 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
             stderr=log,
         )
         while process.poll() is None:
-            peak = max(peak, pss_bytes(token))
+            peak = max(peak, look(token, cpu_s))
+            samples.append((time.time(), sum(cpu_s.values())))
             time.sleep(SAMPLE_S)
         wall_s = time.time() - begun
         if process.returncode:
@@ -334,9 +355,11 @@ def measure(way: str, clients: int, rounds: int, *, data: Path, folder: Path) ->
             raise click.ClickException(f"{way} failed:\n{log.read()[-4000:]}")
     marks = [float(line) for line in (folder / "marks").read_text().split()]
     each = [after - before for before, after in itertools.pairwise(marks)]
+    used = np.diff(np.interp(marks, *np.transpose(samples)))
     return {
         "round_s": round(statistics.median(each[1:]), 3),
         "round_s_each": [round(one, 3) for one in each],
+        "cpu_round_s": round(float(np.median(used[1:])), 3),
         "peak_mb": round(peak / 1e6),
         "accuracy": json.loads((folder / "result").read_text()),
         "wall_s": round(wall_s, 1),

@@ -46,7 +46,7 @@ WORSE = FaultProfile(
 and a second away."""
 
 
-def run(method, *, clients=3, hours=0.2, seed=2, faults="storm", **rules):
+def run(method, *, clients=3, hours=0.15, seed=2, faults="storm", **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
     rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
@@ -77,7 +77,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     """Any client, the split server or the parameter server is killed at any point, and the run goes
     on correctly.
     """
-    simulation = run(method, lockstep=lockstep)
+    simulation = run(method, lockstep=lockstep, hours=0.2 if lockstep else 0.15)
     assert simulation.invariants.violations == []
     assert simulation.invariants.lineage.version > 3
     if METHODS[method].has_server:
@@ -121,7 +121,7 @@ def test_lockstep_is_the_computation_in_one_process(method):
 @pytest.mark.parametrize("method", ["splitfed-v1", "fsl-sage"])
 def test_free_mode_loses_nothing_without_faults(method):
     """Every client takes part in every round, and alignments are made during training."""
-    simulation = run(method, faults="none", hours=0.15)
+    simulation = run(method, faults="none", hours=0.1)
     assert simulation.invariants.violations == []
     lineage = simulation.invariants.lineage
     assert lineage.version > 4
@@ -304,7 +304,7 @@ def _leave_without_a_checkpoint(monkeypatch):
 def test_a_defect_is_found(worse, method, defect, monkeypatch):
     """Each injected defect violates an invariant. Some need a rare event, so a second storm."""
     defect(monkeypatch)
-    assert any(run(method, hours=0.3, seed=seed).invariants.violations for seed in (6, 3))
+    assert any(run(method, hours=0.2, seed=seed).invariants.violations for seed in (6, 3))
 
 
 def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
