@@ -31,7 +31,7 @@ NUMPY = "numpy"
 
 @frozen
 class CodecBenchSettings:
-    """What to measure.
+    """Settings of the measurement.
 
     `repeats` rounds of everything that stands in one row, fewer when they would take longer than
     `limit_s`; for `patience_s` more it looks for rounds that no neighbor on the core disturbs.

@@ -58,7 +58,7 @@ def measured(
 
 
 def cell(value: object) -> str:
-    """Format a value for people."""
+    """Format a value for a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -46,7 +46,7 @@ OURS = "fsl"
 
 @frozen
 class TransportBenchSettings:
-    """What to measure.
+    """Settings of the measurement.
 
     `stripes` 0: chosen by measurement while it sends. `net`: words of `netlab set`, or none for
     loopback. `to`: "[USER@]HOST[:PORT]", the listener's machine, and `python` the interpreter
@@ -68,7 +68,7 @@ class TransportBenchSettings:
 
     @property
     def where(self) -> str:
-        """What lies between the two processes, in a word of a row."""
+        """Return the name of the path between the two processes, as rows show it."""
         return self.to or " ".join(self.net) or "loopback"
 
 

@@ -1,4 +1,4 @@
-"""What carries packets between the sites, and the one place where it is chosen."""
+"""Chooses the backend that carries packets between the sites."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ from fsl_async.store.ring_copy import RingCopy
 from fsl_codecs import bound, decode_into, encode, encode_into, info, new_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -95,8 +95,10 @@ class RingStore:
         merging: Merging,
         settings: StoreSettings,
         pool: ChunkPool,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._files = files
+        self._wall_clock = wall_clock
         self._run_dir = run_dir
         self._run = run
         self._facts = facts
@@ -168,8 +170,9 @@ class RingStore:
         with disk("cannot write global weights 0"):
             path = self._globals.weights(0, 0)
             digest = self._globals.write(path, self._weights(book.version), self._manifest)
-            # The run's own name is drawn by chance, so another run has another one.
-            run = hashlib.sha256(f"{book.run}/{digest}".encode()).hexdigest()[:32]
+            # With the time: where a backup of the coordinator is restored, G_0 begins another run.
+            name = f"{book.run}/{digest}/{self._wall_clock()!r}"
+            run = hashlib.sha256(name.encode()).hexdigest()[:32]
             first = Decision(0, 0, digest, run)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
             self._record("begun", {**fact, "run": first.run})

@@ -182,6 +182,7 @@ class Store:
             merging=merging,
             settings=self._settings,
             pool=self._pool,
+            wall_clock=self._wall_clock,
         )
         self._parts = _Open(run, facts, versions, merging, ring)
         merging.full_fetch = self._is_fetched_in_full

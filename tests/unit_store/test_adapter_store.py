@@ -257,7 +257,7 @@ def test_quarantine_before_the_merge_removes_a_site(tuning):
 
 
 def test_deltas_of_one_client_are_one_site(tuning):
-    """Of their mean, and with their weights together: many deltas must not be one long one."""
+    """Their mean counts, with the weight of both: many deltas must not be one long one."""
     one, other = tuning(name="one"), tuning(name="other")
     for made in (one, other):
         made.start()

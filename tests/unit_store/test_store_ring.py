@@ -3,6 +3,8 @@
 Also crashes at each call to the disk, where simulated groups die at random ones.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 from attrs import evolve
@@ -78,6 +80,22 @@ def two_groups(make_run, **options):
     other.open()
     joined(first, other)
     return first, other
+
+
+def test_a_coordinator_restored_from_before_g_0_begins_another_run(make_run):
+    """Members must not take its G_0 for that of the run whose global weights they hold."""
+    first = make_run("first")
+    first.start()
+    first.close()
+    shutil.copytree(first.root, first.root.with_name("backup"))
+    names = set()
+    for name in ("first", "backup"):
+        run = make_run(name)
+        run.open()
+        run.store.ring.open(coordinates=True)
+        names.add(run.store.ring.begin().run)
+        run.close()
+    assert len(names) == 2
 
 
 def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):

@@ -412,10 +412,10 @@ class Simulation:
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), training.attach)
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
-        """Take what a client is told; nothing needs it here."""
+        """Take a client's welcome; pretraining needs nothing of it."""
 
     def _run_over(self, name: str, event: Event) -> None:
-        """Take the end of the run at a client; nothing else is to end here."""
+        """Take the end of the run at a client; pretraining ends nothing else."""
 
     def _gone(self, name: str) -> None:
         """Record the end of a client by itself, which no simulated run asks for before its end."""

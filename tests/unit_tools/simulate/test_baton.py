@@ -102,7 +102,7 @@ def test_an_error_reaches_the_scheduler_s_thread(clock):
 
 
 def test_each_thread_has_default_random_generators_of_its_own(clock):
-    """What a client draws does not depend on what others draw in between."""
+    """A client draws the same random numbers whatever others draw in between."""
 
     def draws(seen):
         def work(thread):
