@@ -142,6 +142,7 @@ class LargeSimulation(Simulation):
     def _training(self, *given: Any) -> VirtualTraining:
         """Return training whose steps change all weights: equal ones would be coded in less."""
         made = super()._training(*given)
+        assert isinstance(made, VirtualTraining)
         step = made.unit * np.random.default_rng(0).normal(size=VALUES).astype(np.float32)
         made.work = lambda begin, end: (end - begin) * step  # type: ignore[method-assign]
         return made

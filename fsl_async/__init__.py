@@ -115,6 +115,7 @@ def simulate(
     hours: float | None = None,
     rates: Sequence[float] | None = None,
     step_seconds: float | None = None,
+    workers: int = 1,
     run_dir: str | Path | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Result:
@@ -138,6 +139,8 @@ def simulate(
     hours: of virtual time, where neither run.rounds, run.tokens nor run.seconds ends the run.
     step_seconds: virtual seconds of a step at rate 1; by default as long as it takes here, and then
         versions differ from one computer to the next.
+    workers: processes, forked from this one, that compute the clients' steps; versions are the same
+        to the bit. What the function changes outside of itself stays in its process.
     run_dir: a new run directory; by default runs/sim-1, or the next number.
     log: called with one line of text at a time; by default it is printed.
     Raises FslError with a remedy in one line, and TaskRaisedError where the function raises.
@@ -156,6 +159,7 @@ def simulate(
         hours=hours,
         rates=rates,
         step_seconds=step_seconds,
+        workers=workers,
         run_dir=run_dir,
         log=log or print_line,
     )

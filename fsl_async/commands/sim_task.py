@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from attrs import frozen
 
-from fsl_async.commands.options import Finite, RunDir, Setting
+from fsl_async.commands.options import Finite, RunDir, Setting, Whole
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class TaskOptions:
     run_dir: Path | None
     rates: str | None
     step_seconds: float | None
+    workers: int
     links: tuple[str, ...]
     png: Path | None
 
@@ -63,6 +64,10 @@ def options(command: _F) -> _F:
     @click.option(
         "--step-seconds", type=Finite(0, min_open=True), metavar="S",
         help="With --task: virtual seconds of a step at rate 1; else the time that it takes here.",
+    )  # fmt: skip
+    @click.option(
+        "--workers", default=1, show_default=True, type=Whole(1, 1024),
+        help="With --task: processes that compute the clients' steps; the result is the same.",
     )  # fmt: skip
     @click.option(
         "--link", "links", multiple=True, metavar="UP:DOWN,DELAY,LOSS",
@@ -135,6 +140,7 @@ def run(
             hours=hours,
             rates=None if own.rates is None else read_rates(own.rates),
             step_seconds=own.step_seconds,
+            workers=own.workers,
             run_dir=own.run_dir,
             log=output.say,
             progress=progress,

@@ -138,7 +138,7 @@ class CrashRun(Simulation):
         self.journal = CrashJournal(path, self.scheduler, lambda: self.now(launch), **more)
         self.journals.setdefault(path, []).append(self.journal)
 
-    def _next_incarnation(self):
+    def _next_incarnation(self, name):
         return int(self.now(self.launches[self._launching]) * 1e9)
 
     def _worker(self, clock, name):

@@ -14,12 +14,13 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from attrs import evolve, frozen
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
@@ -31,15 +32,16 @@ from fsl_async.nodes.ps.node import rules_of, run_facts, store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants, Lineage
-from fsl_async.tools.sim.training import MANIFEST, VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
 from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock, World
 
 SERVER_NAME = "ps"
@@ -139,6 +141,7 @@ class Simulation:
         self.counts = self.world.counts
         self.participation = self.world.participation
         self.server = f"{place}{SERVER_NAME}"
+        self.run_name = "sim"
         self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
         self._chance = random.Random(f"{settings.seed}/{place}faults")  # noqa: S311 - not for secrets
@@ -149,7 +152,7 @@ class Simulation:
         self._ended: dict[str, VirtualTraining] = {}
         self._files = MemoryFiles(self.disk)
         """The disk as the newest process of the parameter server sees it."""
-        self._transport = transport_settings(self.config)
+        self._transport = self._dials_with = transport_settings(self.config)
 
     # --- running ---
 
@@ -168,7 +171,7 @@ class Simulation:
         """Launch all processes, and plan their faults."""
         self._launch_server()
         for name in self.names:
-            self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
+            self._plan_launch(name)
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
         self._plan(self.profile.disk_full_every_s, self._fill_disk)
@@ -188,6 +191,9 @@ class Simulation:
             if self.has_ended:
                 break
         self.check_end()
+
+    def _plan_launch(self, name: str) -> None:
+        self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
 
     def calm(self) -> float:
         """Plan no new faults; return when all processes and links are back."""
@@ -244,9 +250,19 @@ class Simulation:
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
 
-    def _plan(self, every_s: float, action: Callable[..., object], *args: object) -> None:
+    def _plan(
+        self,
+        every_s: float,
+        action: Callable[..., object],
+        *args: object,
+        chance: random.Random | None = None,
+    ) -> None:
         if every_s and not self._calm:
-            self._at(self._chance.expovariate(1.0 / every_s), action, *args)
+            self._at((chance or self._chance).expovariate(1.0 / every_s), action, *args)
+
+    def _chance_of(self, name: str, fault: str) -> random.Random:
+        """Return the chance that decides a fault of a client."""
+        return self._chance
 
     # --- processes ---
 
@@ -254,15 +270,25 @@ class Simulation:
         chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
         return VirtualWorker(clock, lambda: chance.uniform(0.001, 0.02))
 
-    def _next_incarnation(self) -> int:
+    def _next_incarnation(self, name: str) -> int:
         self._incarnations += 1
         return self._incarnations
 
+    def _journal_of(self, name: str, clock: ProcessClock) -> Journal:
+        """The journal of a process."""
+        return self.journal
+
+    def _link_of(self, name: str) -> tp.Link:
+        """The link on which a parameter server listens."""
+        return self.network.listener(name)
+
     def _launch_server(self) -> None:
         clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation()
+        incarnation = self._next_incarnation(self.server)
         self._files = MemoryFiles(self.disk, Faults())
-        machine = ParameterServerMachine(rules_of(self.config), weighting_of(self.config), "sim")
+        machine = ParameterServerMachine(
+            rules_of(self.config), weighting_of(self.config), self.run_name
+        )
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -270,7 +296,7 @@ class Simulation:
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
-                self.network.listener(self.server),
+                self._link_of(self.server),
                 clock,
                 self._transport,
                 handle,
@@ -284,15 +310,16 @@ class Simulation:
         store = self._store(clock)
         shell = ParameterServerShell(
             machine,
-            run_facts("sim", self.config),
+            run_facts(self.run_name, self.config),
             Surroundings(
                 store=store,
                 worker=worker,
                 scheduler=clock,
-                journal=self.journal,
+                journal=self._journal_of(self.server, clock),
                 listener=listener,
-                say=self.participation.note,
+                say=self._server_says,
                 finished=self._server_finished,
+                count=self._count,
             ),
         )
         shell.node.machine = CheckedMachine(machine, check)
@@ -300,7 +327,7 @@ class Simulation:
         self._prepare(clock, shell, store, incarnation)
         try:
             recovered = store.recover()
-            store.start_run("sim")
+            store.start_run(self.run_name)
         except LearnError as error:
             self._failed_starts += 1
             if self._failed_starts > MOST_FAILURES + 1:  # a full disk does not stay full
@@ -310,6 +337,12 @@ class Simulation:
         self._failed_starts = 0
         self.invariants.recovered(store, recovered, clock.time())
         shell.start(recovered)
+
+    def _server_says(self, note: Note) -> None:
+        self.participation.note(note)
+
+    def _count(self, manifest: Manifest, direction: Direction, index: int, frame: bytes) -> None:
+        """Take a chunk of weights that the parameter server sent or received."""
 
     def _store(self, clock: ProcessClock) -> Store:
         """The store of a parameter server's process."""
@@ -345,7 +378,7 @@ class Simulation:
 
     def _training(
         self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> VirtualTraining:
+    ) -> Trainer:
         """The training thread of a client's process."""
         return VirtualTraining(
             clock,
@@ -363,7 +396,7 @@ class Simulation:
 
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation()
+        incarnation = self._next_incarnation(name)
         machine = ClientMachine(ClientRules(), name, incarnation)
         chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
 
@@ -373,24 +406,18 @@ class Simulation:
         training = self._training(clock, feed, chance)
         configure_exchange(training.exchange, self.config)
         training.exchange.pool.threads = 1
-        self.invariants.launched(name, incarnation, training)
-
-        def check(event: Event, effects: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            self.invariants.after_client(machine, training, event, effects, now)
-            if self.settings.pace != "called" and training.is_held and not self._ending:
-                self.invariants.violated(f"{name} waits in a step", now)
+        self.invariants.launched(name, incarnation, cast("VirtualTraining", training))
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
                 self.network.dialer(name, self.server),
                 clock,
-                self._transport,
+                self._dials_with,
                 take,
                 name,
                 incarnation=incarnation,
                 rng=chance,
-                beat_payload=lambda _: {"step": training.steps},
+                beat_payload=lambda _: training.report(),
             )
 
         shell = ClientShell(
@@ -399,17 +426,40 @@ class Simulation:
             dialer,
             worker=self._worker(clock, name),
             scheduler=clock,
-            journal=self.journal,
-            say=lambda _: None,
-            finished=lambda _: self._gone(name),
+            journal=self._journal_of(name, clock),
+            say=functools.partial(self._client_says, name),
+            finished=functools.partial(self._client_finished, name),
             welcomed=functools.partial(self._welcomed, name),
             end_training=lambda _: training.stop(),
             on_end=functools.partial(self._run_over, name),
+            announced=training.announced,
         )
-        shell.node.machine = CheckedMachine(machine, check)
+        shell.node.machine = CheckedMachine(
+            machine, functools.partial(self._after_client, machine, training)
+        )
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
-        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), training.attach)
+        training.begin(chance)
+
+    def _after_client(
+        self,
+        machine: ClientMachine,
+        training: Trainer,
+        event: Event,
+        effects: list[Effect],
+        now: float,
+    ) -> None:
+        self.counts.events += 1
+        checked = cast("VirtualTraining", training)
+        self.invariants.after_client(machine, checked, event, effects, now)
+        if self.settings.pace != "called" and training.is_held and not self._ending:
+            self.invariants.violated(f"{machine.name} waits in a step", now)
+
+    def _client_says(self, name: str, note: Note) -> None:
+        """Take a line of a client; here nothing prints it."""
+
+    def _client_finished(self, name: str, effect: Finish) -> None:
+        self._gone(name)
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         """Take a client's welcome; pretraining needs nothing of it."""
@@ -424,16 +474,19 @@ class Simulation:
             return
         training = self.processes[name].training
         assert training is not None, "it is a client"
-        self._ended[name] = training
+        self._ended[name] = cast("VirtualTraining", training)
         self._kill(name)
 
     # --- faults ---
 
     def _plan_client_faults(self, name: str) -> None:
         profile = self.profile
-        self._plan(profile.client_kill_every_s, self._kill_client, name)
-        self._plan(profile.reset_every_s, self._reset, name)
-        self._plan(profile.partition_every_s, self._cut, name)
+        self._plan_fault(profile.client_kill_every_s, self._kill_client, name)
+        self._plan_fault(profile.reset_every_s, self._reset, name)
+        self._plan_fault(profile.partition_every_s, self._cut, name)
+
+    def _plan_fault(self, every_s: float, fault: Callable[[str], None], name: str) -> None:
+        self._plan(every_s, fault, name, chance=self._chance_of(name, fault.__name__))
 
     def _kill(self, name: str) -> bool:
         process = self.processes.pop(name, None)
@@ -441,6 +494,8 @@ class Simulation:
             return False
         process.clock.alive = False
         self.network.kill(name)
+        if process.training is not None:
+            process.training.end()
         if name == self.server:
             self._files.die()
             if self._chance.random() < self.profile.power_cuts:
@@ -452,8 +507,9 @@ class Simulation:
         if not self._calm and self._kill(name):
             self.counts.fault("client killed")
             self.counts.relaunches += 1
-            self._at(self._chance.uniform(*self.profile.client_return_s), self._launch_client, name)
-        self._plan(self.profile.client_kill_every_s, self._kill_client, name)
+            back_s = self._chance_of(name, "_kill_client").uniform(*self.profile.client_return_s)
+            self._at(back_s, self._launch_client, name)
+        self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
         """Kill the parameter server, as often as not in the middle of a call to its disk."""
@@ -487,15 +543,16 @@ class Simulation:
         if name in self.processes and not self._calm:
             self.counts.fault("connection reset")
             self.network.reset(name, self.server)
-        self._plan(self.profile.reset_every_s, self._reset, name)
+        self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
         if self._calm:
             return
         self.counts.fault("partition")
         self.network.cut(name, self.server)
-        self._at(self._chance.uniform(*self.profile.partition_s), self._heal, name)
+        until_s = self._chance_of(name, "_cut").uniform(*self.profile.partition_s)
+        self._at(until_s, self._heal, name)
 
     def _heal(self, name: str) -> None:
         self.network.heal(name, self.server)
-        self._plan(self.profile.partition_every_s, self._cut, name)
+        self._plan_fault(self.profile.partition_every_s, self._cut, name)

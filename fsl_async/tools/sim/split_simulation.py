@@ -72,7 +72,7 @@ from fsl_async.tools.sim.split_training import (
     client_of,
     exchanged,
 )
-from fsl_async.tools.sim.training import VirtualTraining
+from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import CheckedMachine, ProcessClock
 
 SPLIT_NAME = "split"
@@ -250,7 +250,7 @@ class SplitSimulation(Simulation):
 
     def _launch_split(self) -> None:
         clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation()
+        incarnation = self._next_incarnation(SPLIT_NAME)
         machine = SplitServerMachine(self.rules, self.architecture)
         self.split_files = MemoryFiles(self.split_disk)
         training = CheckedTraining(machine.method, self.split_files, self.lineage)
@@ -296,7 +296,7 @@ class SplitSimulation(Simulation):
 
     def _training(
         self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> VirtualTraining:
+    ) -> Trainer:
         name = self._launching
         self.trainings[name] = RoundTraining(
             clock,

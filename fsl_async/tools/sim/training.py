@@ -8,8 +8,9 @@ worker thread.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from attrs import Factory, define, field, mutable
@@ -27,6 +28,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.roles.machine import Event, TrainingEnded
+from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory_files import Killed
@@ -69,6 +71,45 @@ class WatchedExchange(Exchange):
         return frame
 
 
+class Trainer(Protocol):
+    """The training side of a client's process."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The client's exchange, which gives the orders."""
+        ...
+
+    def announced(self, position: RunPosition) -> None:
+        """Take the position of the run, with each version."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps trained in this incarnation."""
+        ...
+
+    @property
+    def is_held(self) -> bool:
+        """Whether training waits in a step."""
+        ...
+
+    def begin(self, chance: random.Random) -> None:
+        """Begin to train, when the client has dialed."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Return what a heartbeat reports."""
+        ...
+
+    def stop(self) -> None:
+        """End training at the next step."""
+        ...
+
+    def end(self) -> None:
+        """End it as kill -9 does."""
+        ...
+
+
 class VirtualTraining:
     """Trains a model of a few values, one step every `step_s` of virtual time.
 
@@ -109,6 +150,20 @@ class VirtualTraining:
         self._pace_steps = 0
         self._pace_number = 0
         self._own_pace = own_pace
+
+    def begin(self, chance: random.Random) -> None:
+        """Attach the model, after the seconds that a process needs to build it."""
+        self._clock.call_at(self._clock.time() + chance.uniform(2.0, 15.0), self.attach)
+
+    def announced(self, position: RunPosition) -> None:
+        """See `Trainer`: rates of learning do not follow the run here."""
+
+    def report(self) -> dict[str, Any]:
+        """See `Trainer`."""
+        return {"step": self.steps}
+
+    def end(self) -> None:
+        """See `Trainer`: its planned calls do not happen."""
 
     # --- what was trained ---
 

@@ -15,7 +15,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Effect, Event, Note
 from fsl_async.tools.sim.faults import HOUR_S, FaultProfile
-from fsl_async.tools.sim.training import VirtualTraining
+from fsl_async.tools.sim.training import Trainer
 
 
 class ProcessClock:
@@ -98,7 +98,7 @@ class Process:
 
     clock: ProcessClock
     shell: ParameterServerShell | ClientShell
-    training: VirtualTraining | None = None
+    training: Trainer | None = None
 
 
 @mutable

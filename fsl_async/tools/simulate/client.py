@@ -1,8 +1,8 @@
-"""A simulated client: the production client around a training function in a thread of its own.
+"""The training side of a simulated client: a user's training function in a thread of its own.
 
-Machine, shell, session, exchange and `Training` are those of production. Replaced are the link, the
-clock and the worker thread, and where the training thread waits (`baton`). A step of the training
-function is one event of the virtual clock: its thread sleeps in `fed.step` until the step is over.
+`Training`, exchange and `Fed` are those of production. Replaced is where the training thread waits
+(`baton`). A step of the training function is one event of the virtual clock: its thread sleeps in
+`fed.step` until the step is over.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 from torch import nn
 
-import fsl_transport as tp
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
-from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import RefusedError, TaskError
+from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
@@ -35,24 +33,19 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.exchanged import View
 from fsl_async.learn.user_code import Task
-from fsl_async.nodes.client.client_node import configure_exchange
 from fsl_async.nodes.client.joining import context_of
 from fsl_async.nodes.client.parts import ClientOptions, Membership
-from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.wire import Welcome
-from fsl_async.roles.machine import Event, Finish, TrainingEnded
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.events import Attached
-from fsl_async.tools.sim.training import VirtualWorker
+from fsl_async.roles.sync.progress import RunPosition
+from fsl_async.tools.sim.simulation import SERVER_NAME
 from fsl_async.tools.sim.world import ProcessClock
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
 
 if TYPE_CHECKING:
     import threading
 
-SERVER = "ps"
-JOB_S = 0.001
-"""Virtual seconds of a job of the codec, or of the store."""
 ATTEND_S = 3600.0
 _ALL = SitePolicy(frozenset(KINDS))
 
@@ -66,9 +59,7 @@ class ClientSite:
     """As given: without what the kind of run implies."""
     clients: int
     step_seconds: float | None
-    seed: int
     folder: Path
-    network: tp.MemNetwork
     states: RandomStates
     log: Callable[[str, str], None]
     """Takes a client's name and a line."""
@@ -79,16 +70,6 @@ class ClientSite:
     owners: weakref.WeakKeyDictionary[nn.Module, object] = attrs.field(
         factory=weakref.WeakKeyDictionary
     )
-
-
-class NoJournal:
-    """Keeps nothing."""
-
-    def event(self, _event: Any, _now: float, _cause: int | None = None) -> int:
-        """Keep nothing."""
-        return 0
-
-    effect = event
 
 
 class OwnedTraining(Training):
@@ -128,7 +109,7 @@ class StepTime:
     """
 
     def __init__(
-        self, client: SimulatedClient, seconds: float | None, rate: float, lag_s: float
+        self, client: OwnTraining, seconds: float | None, rate: float, lag_s: float
     ) -> None:
         self._thread, self._orders, self._changed = client.thread, client.orders, client.changed
         self._clock = client.clock
@@ -194,8 +175,8 @@ class SimulatedFed(Fed):
         return goes_on
 
 
-class SimulatedClient:
-    """One process of a client, from its launch to its end or to `kill`.
+class OwnTraining:
+    """The training side of a client's process: the user's function in a thread of its own.
 
     number: of the client, from 0; rate: its speed.
     """
@@ -204,86 +185,63 @@ class SimulatedClient:
         self,
         site: ClientSite,
         clock: ProcessClock,
+        feed: Callable[[Event], None],
         name: str,
-        incarnation: int,
         *,
         number: int,
         rate: float,
+        seed: str,
     ) -> None:
-        self.name = name
-        self._site = site
-        self.clock = clock
-        self._number = number
-        self._rate = rate
+        self.name, self.clock = name, clock
+        self._site, self._feed = site, feed
+        self._number, self._rate = number, rate
         self._member: Membership | None = None
         self._time: StepTime | None = None
         self.changed = Changed(clock)
         self.orders = LateOrders(cast("threading.Condition", self.changed))
-        self._exchange = Exchange(self.orders, on_event=self._post)
-        self.training = OwnedTraining(self.orders, self._exchange, self._now)
+        self.exchange = Exchange(self.orders, on_event=self._post)
+        self.training = OwnedTraining(self.orders, self.exchange, self._now)
         self.training.owners = site.owners
-        chance = random.Random(f"{site.seed}/{name}/{incarnation}")  # noqa: S311 - not for secrets
-        self.machine = ClientMachine(ClientRules(), name, incarnation)
-        self._shell = ClientShell(
-            self.machine,
-            self._exchange,
-            lambda take: self._dialer(take, incarnation, chance),
-            worker=VirtualWorker(clock, lambda: JOB_S),
-            scheduler=clock,
-            journal=NoJournal(),
-            say=lambda note: site.log(name, note.text) if note.level != "info" else None,
-            finished=self._finished,
-            welcomed=self._welcomed,
-            end_training=lambda _: self._exchange.stop(),
-            announced=self.training.clock.announced,
-        )
-        seed = f"{site.seed}/{name}/{incarnation}/training"
-        self.thread = TrainingThread(clock, site.states, self._train, self._thread_ended, seed)
+        self.thread = TrainingThread(clock, site.states, self._train, self._ended, seed)
         self.changed.thread = self.thread
 
-    def start(self) -> None:
-        """Dial, and start the training thread."""
-        self._shell.dial()
+    # --- a Trainer; the scheduler's thread ---
+
+    is_held = False
+    """No check looks at it here."""
+
+    @property
+    def steps(self) -> int:
+        """Steps trained in this incarnation."""
+        return self.training.meter.steps
+
+    def begin(self, chance: random.Random) -> None:
+        """Start the training thread; it waits for the welcome."""
         self.thread.start()
 
-    def kill(self) -> None:
-        """End it as kill -9 does."""
-        self.clock.alive = False
-        self._site.network.kill(self.name)
+    def announced(self, position: RunPosition) -> None:
+        """See `Trainer`."""
+        self.training.clock.announced(position)
+
+    def report(self) -> dict[str, Any]:
+        """See `Trainer`."""
+        return self.training.meter.report()
+
+    def stop(self) -> None:
+        """See `Trainer`."""
+        self.exchange.stop()
+
+    def end(self) -> None:
+        """See `Trainer`."""
         self.thread.kill()
 
-    # --- the scheduler's thread ---
-
-    def _dialer(
-        self, take: Callable[[tp.TransportEvent], None], incarnation: int, chance: random.Random
-    ) -> tp.DialerEndpoint:
-        self._endpoint = endpoint = tp.DialerEndpoint(
-            self._site.network.dialer(self.name, SERVER),
-            self.clock,
-            tp.TransportSettings(),  # until the welcome brings the run's
-            take,
-            self.name,
-            incarnation=incarnation,
-            rng=chance,
-            beat_payload=lambda _: self.training.meter.report(),
-        )
-        return endpoint
-
-    def _welcomed(self, welcome: Welcome) -> None:
-        config = from_wire(welcome.config)
-        configure_exchange(self._exchange, config)
-        self._exchange.pool.threads = 1
-        self._endpoint.adopt(transport_settings(config))
-        self.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
+    def welcomed(self, welcome: Welcome) -> None:
+        """Take the first welcome, with the settings of the run."""
         if self._member is None:
-            self._member = Membership(welcome, config)
+            self._member = Membership(welcome, from_wire(welcome.config))
             self.changed.notify_all()
 
-    def _finished(self, effect: Finish) -> None:
-        failed = RefusedError(effect.reason) if effect.exit_code else None
-        self.clock.call_at(self.clock.time(), self._site.finished, self.name, failed)
-
-    def _thread_ended(self, error: BaseException | None) -> None:
+    def _ended(self, error: BaseException | None) -> None:
         if error is not None:
             self._site.finished(self.name, error)
 
@@ -292,7 +250,7 @@ class SimulatedClient:
     def _post(self, event: Event) -> None:
         if isinstance(event, Attached):
             self._site.attached(event.values)
-        self.clock.call_at(self.clock.time(), self._shell.node.feed, event)
+        self.clock.call_at(self.clock.time(), self._feed, event)
 
     def _train(self) -> None:
         training = self.training
@@ -322,7 +280,7 @@ class SimulatedClient:
     def _context(self, member: Membership) -> ClientContext:
         site, config = self._site, self._site.config
         options = ClientOptions(
-            f"fsl://{SERVER}",
+            f"fsl://{SERVER_NAME}",
             self.name,
             data=config.data.path or None,
             tuning=SiteTuning(base=config.tune.base),

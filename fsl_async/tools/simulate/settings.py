@@ -94,6 +94,8 @@ class SimulateSettings:
     """None: to the end by run.rounds, run.tokens or run.seconds."""
     step_seconds: float | None = None
     """Seconds of a step at rate 1; None: as long as the step took here."""
+    workers: int = 1
+    """Processes that compute; with one, clients share the process of the parameter server."""
     rates: tuple[float, ...] = (1.0,)
     links: tuple[Link, ...] = field(default=(Link(),))
 
@@ -126,6 +128,18 @@ def check_simulated(config: Config, settings: SimulateSettings) -> None:
         raise UsageError("ring.servers: sim --task simulates one parameter server, without groups")
     if config.train.decay_at:
         raise UsageError("train.decay_at is a date, and simulated time has none: set run.rounds")
+    if settings.workers > 1 and settings.step_seconds is None:
+        raise UsageError(
+            "--workers: processes that share cores measure wrong times of steps: give"
+            " --step-seconds, or leave --workers out"
+        )
+    if settings.workers > 1 and not all(
+        link.conditions(settings.profile)[0].delay_s for link in settings.links
+    ):
+        raise UsageError(
+            "--workers needs links with a delay, within which processes compute on their own: add"
+            " one to --link, as in 10mbit,1ms, or leave --workers out"
+        )
     if settings.hours is None and not (run.rounds or run.tokens or run.seconds):
         raise UsageError(
             "the simulated run has no end: add --hours H, or --set run.rounds=N (run.tokens,"

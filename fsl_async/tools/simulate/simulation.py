@@ -1,42 +1,70 @@
 """Simulates a run: production code in virtual time around the user's training function.
 
-One seed decides everything but what the training function computes: the order of all calls, faults,
-and each client's default random generators. With `step_seconds` the same seed gives the same
-versions, to the bit, whatever the number of cores; without it the times of steps are measured, and
-differ from one computer to the next.
+It is the `Simulation` of `fsl_async.tools.sim` with other training, links and journals, in one
+process or in several (`places`). One seed decides everything but what the training function
+computes: the order of all calls, faults, and each client's default random generators. With
+`step_seconds` the same seed gives the same versions, to the bit, whatever the number of cores and
+processes; without it the times of steps are measured, and differ from one computer to the next.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+from attrs import evolve, frozen, mutable
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.traffic import CountedLink, Traffic
+from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
 from fsl_async.config.settings import Config
-from fsl_async.errors import FslError, RunDirError, UsageError
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.errors import FslError, RefusedError, RunDirError, UsageError
 from fsl_async.learn.user_code import Task, own_failure
 from fsl_async.nodes.ps.aggregation import check_aggregation
 from fsl_async.nodes.ps.directory import check_directory
+from fsl_async.nodes.ps.node import JOURNAL, start_facts, store_settings_of
+from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.wire import Welcome, exchanged_category
+from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
+from fsl_async.observe.reporter import Reporter
 from fsl_async.process.memory import peak_bytes
-from fsl_async.roles.machine import Effect, Event, Finish
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import MergedDelta
+from fsl_async.roles.sync.events import Recovered
+from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.available_memory import available_bytes
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S
-from fsl_async.tools.sim.world import Counts, ProcessClock
+from fsl_async.tools.sim.invariants import Invariants
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.training import Trainer, VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.world import ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
-from fsl_async.tools.simulate.client import SERVER, ClientSite, SimulatedClient
+from fsl_async.tools.simulate.client import ClientSite, OwnTraining
+from fsl_async.tools.simulate.places import PlacedNetwork, Places
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, loss_of
-from fsl_async.tools.simulate.server import ServerSite, SimulatedServer
 from fsl_async.tools.simulate.settings import SimulateSettings, check_simulated, least_bytes
 
+WALL_S = 1_577_836_800.0
+"""Seconds since 1970 at which virtual time begins, 2020-01-01 UTC: the same in every simulation, so
+that the same seed gives the same files."""
+JOB_S = 0.001
+"""Virtual seconds of a job of the codec, or of the store."""
 GOODBYE_S = 120.0
 """Virtual seconds in which clients may receive the end of the run."""
 NO_VERSION_S = 48 * HOUR_S
@@ -60,9 +88,12 @@ def simulate(
     Raises UsageError, ConfigError, RunDirError, TaskError, and what ended a client.
     """
     check_simulated(config, settings)
-    _check_new(run_dir)
-    implied = with_implied(config)
-    check_aggregation(implied)
+    check_directory(run_dir)
+    if (run_dir / LEDGER).exists():
+        raise RunDirError(
+            f"{run_dir} holds a run, and a simulation begins a new one: give another --run-dir"
+        )
+    check_aggregation(with_implied(config))
     if settings.step_seconds is None:
         log(
             "steps cost the time that they take here, so another computer makes other versions:"
@@ -71,208 +102,340 @@ def simulate(
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
     try:
-        return _Simulation(task, config, implied, settings, run_dir, log, progress).run()
+        return OwnSimulation(task, config, settings, run_dir, log, progress).result()
     finally:
         torch.set_num_threads(before)
 
 
-def _check_new(run_dir: Path) -> None:
-    """Raise RunDirError for a directory that holds a run, or something else."""
-    check_directory(run_dir)
-    if (run_dir / LEDGER).exists():
-        raise RunDirError(
-            f"{run_dir} holds a run, and a simulation begins a new one: give another --run-dir"
-        )
+class SilentJournal:
+    """Keeps nothing."""
+
+    def event(self, _event: Any, _now: float, _cause: int | None = None) -> int:
+        """Keep nothing."""
+        return 0
+
+    effect = event
 
 
-class _Simulation:
+@frozen
+class ServerBooks:
+    """The books of one process of the parameter server."""
+
+    writer: JournalWriter
+    reporter: Reporter
+    traffic: Traffic
+    notes: TrafficNotes
+
+
+@mutable
+class Watcher(Invariants):
+    """Passes on what happens at the parameter server; nothing is known of a user's training."""
+
+    begun: Callable[[Store, Recovered], None] = lambda *_: None
+    watch: Callable[[ParameterServerMachine, list[Effect], float], None] = lambda *_: None
+
+    def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
+        """See `Invariants.launched`."""
+
+    def recovered(self, store: Store, recovered: Recovered, now: float) -> None:
+        """See `Invariants.recovered`."""
+        self.begun(store, recovered)
+
+    def after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
+    ) -> None:
+        """See `Invariants.after_server`."""
+        self.watch(machine, effects, now)
+
+    def after_client(
+        self,
+        machine: ClientMachine,
+        training: VirtualTraining,
+        event: Event,
+        effects: list[Any],
+        now: float,
+    ) -> None:
+        """See `Invariants.after_client`."""
+
+
+class OwnSimulation(Simulation):
+    """A simulated run of a training function."""
+
     def __init__(  # noqa: PLR0917 - made in one place
         self,
         task: Task,
         given: Config,
-        config: Config,
         settings: SimulateSettings,
         run_dir: Path,
         log: Callable[[str], None],
         progress: Callable[[Point], None],
     ) -> None:
-        seed = config.run.seed
-        self._settings, self._config, self._run_dir = settings, config, run_dir
-        self._profile = settings.profile
+        seed = given.run.seed
+        around = SimulationSettings(settings.clients, seed=seed, faults=settings.faults)
+        profile, config = settings.profile, with_implied(given)
+        world = World(profile, seed)
+        self.places = Places(self, settings.workers)
+        world.network = PlacedNetwork(world.scheduler, seed, self.places.is_here)
+        super().__init__(around, world=world, config=config)
+        self.own, self.root = settings, run_dir
+        self._transport = transport_settings(config, max(1024, 2 * settings.clients))
+        self._dials_with = tp.TransportSettings()  # until the welcome brings the run's
+        self.run_name = f"{config.run.name}-{random.Random(f'{seed}/run').getrandbits(32):08x}"  # noqa: S311
+        self.invariants = Watcher(
+            self.invariants.lineage, begun=self._begun, watch=self._watch_server
+        )
+        self.parts = {
+            name: ClientPart(name, settings.rate_of(number))
+            for number, name in enumerate(self.names)
+        }
+        self.over: set[str] = set()
+        """Clients that have ended by themselves."""
         self._log, self._progress = log, progress
         self._logged: set[str] = set()
-        self._chance = random.Random(f"{seed}/faults")  # noqa: S311 - not for secrets
-        self._scheduler = tp.VirtualScheduler()
-        self._network = tp.MemNetwork(self._scheduler, seed)
-        self._states = RandomStates()
-        self._counts = Counts()
-        self._clients: dict[str, SimulatedClient] = {}
-        self._parts: dict[str, ClientPart] = {}
-        self._server: SimulatedServer | None = None
-        self._incarnations = 0
-        self._calm = False
-        """No new faults: the run is to end."""
-        self._reason = ""
-        """Why the run has ended; empty while it goes on."""
-        self._error: BaseException | None = None
-        self._ended: set[str] = set()
-        self._points: list[Point] = []
-        self._merged: tuple[MergedDelta, ...] = ()
+        self._chances: dict[str, random.Random] = {}
+        self._launching = ""
+        self._books: ServerBooks | None = None
         self._bytes = [0, 0]
         """Up and down, of earlier processes of the parameter server."""
+        self._store_open: Store | None = None
+        self._wants_calm = False
+        self._reason = ""
+        """Why the run has ended; empty while it goes on."""
+        self._over_s: float | None = None
+        """When clients have had time to receive the end of the run."""
+        self._points: list[Point] = []
+        self._merged: tuple[MergedDelta, ...] = ()
         self._is_sized = False
-        run = f"{config.run.name}-{random.Random(f'{seed}/run').getrandbits(32):08x}"  # noqa: S311
-        self._server_site = ServerSite(
-            config=config,
-            run=run,
-            run_dir=run_dir,
-            seed=seed,
-            network=self._network,
-            watch=self._watch,
-            finished=self._server_finished,
-        )
-        self._client_site = ClientSite(
+        self._states = RandomStates()
+        self._site = ClientSite(
             task=task,
             config=given,
             clients=settings.clients,
             step_seconds=settings.step_seconds,
-            seed=seed,
             folder=run_dir / CLIENTS,
-            network=self._network,
             states=self._states,
-            log=self._say,
+            log=functools.partial(self.places.note, "say"),
             attached=self._check_memory,
-            finished=self._client_finished,
+            finished=self._ended_itself,
         )
-        for number in range(settings.clients):
-            name = f"c{number:04d}"
-            self._parts[name] = ClientPart(name, settings.rate_of(number))
-            up, down = settings.link_of(number).conditions(self._profile)
-            self._network.set_direction(name, SERVER, up)
-            self._network.set_direction(SERVER, name, down)
+        for number, name in enumerate(self.names):
+            up, down = settings.link_of(number).conditions(profile)
+            self.network.set_direction(name, self.server, up)
+            self.network.set_direction(self.server, name, down)
 
     # --- running ---
 
-    def run(self) -> Result:
+    def result(self) -> Result:
         """Run to the end of the run, or of the simulated time."""
-        begun = time.perf_counter()
-        profile = self._profile
+        started = time.perf_counter()
         try:
-            self._launch_server()
-            for name in self._parts:
-                self._at(self._chance.uniform(0.0, 1.0), self._launch_client, name)
-                self._plan(profile.client_kill_every_s, self._kill_client, name)
-                self._plan(profile.reset_every_s, self._reset, name)
-                self._plan(profile.partition_every_s, self._cut, name)
-            self._plan(profile.server_kill_every_s, self._kill_server)
-            if self._settings.hours is not None:
-                self._at(self._settings.hours * HOUR_S, self._end, "the simulated time is over")
-            self._at(NO_VERSION_S, self._check_versions, -1)
-            self._play()
-            assert self._server is not None
-            self._server.close()
+            self.places.run()
+            self.leave()
+            self._close_server()
         finally:
-            self._unwind()
+            self.places.close()
+            self.leave()
+            self._states.leave()
+            self.disk.write_to(self.root, self.run_dir)
+            shutil.rmtree(self.root / CLIENTS, ignore_errors=True)
         return Result(
-            self._run_dir,
-            self._server_site.run,
+            self.root,
+            self.run_name,
             self._reason,
             tuple(self._points),
-            tuple(self._parts.values()),
-            dict(self._counts.kinds),
-            time.perf_counter() - begun,
-            peak_bytes(),
+            tuple(self.parts.values()),
+            dict(self.counts.kinds),
+            time.perf_counter() - started,
+            peak_bytes() + self.places.memory,
         )
 
-    def _play(self) -> None:
-        """Run until all have ended, or the clients have had time to receive the end of the run."""
-        scheduler, over_s = self._scheduler, 0.0
-        while self._error is None and scheduler.run_next():
+    def begin(self) -> None:
+        """Launch the processes that are here, and plan what happens to them."""
+        if self.places.is_here(self.server):
+            self._launch_server()
+            self._plan(self.profile.server_kill_every_s, self._kill_server)
+            self._plan(self.profile.disk_full_every_s, self._fill_disk)
+            if self.own.hours is not None:
+                self._at(self.own.hours * HOUR_S, self.end_run, "the simulated time is over")
+            self._at(NO_VERSION_S, self._check_versions, -1)
+        for name in self.names:
+            self._plan_client_faults(name)
+            if self.places.is_here(name):
+                self._at(self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch, name)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and all clients, or they have had time to receive it."""
+        if self.violations:
+            raise FslError(f"the simulated parameter server fails: {self.violations[0]}")
+        if not self._reason:
+            return False
+        self._over_s = self._over_s or self.scheduler.time() + GOODBYE_S
+        return len(self.over) == len(self.names) or self.scheduler.time() > self._over_s
+
+    @property
+    def shortest_delay_s(self) -> float:
+        """The shortest delay of a link."""
+        links = self.own.links[: len(self.names)]
+        return min(link.conditions(self.profile)[0].delay_s for link in links)
+
+    def settle(self, *, calm: bool = False) -> bool:
+        """Return whether there are no new faults from now on: the run is to end.
+
+        Called between windows, so that faults end in all places at the same time.
+        """
+        self._calm = self._calm or self._wants_calm or calm
+        return self._calm
+
+    def end_run(self, reason: str) -> None:
+        """End the run as Ctrl-C does, as soon as the parameter server runs."""
+        self._wants_calm = True
+        server = self.processes.get(self.server)
+        if server is None:
+            self._at(1.0, self.end_run, reason)
+            return
+        machine = cast("ParameterServerMachine", server.shell.machine)
+        if not machine.end.asked:
+            server.shell.node.feed(DrainAsked(reason))
+
+    def take(self, kind: str, name: str, value: Any) -> None:
+        """Take a note of a client's place. Raises what ended the client."""
+        if kind == "say":
+            if value not in self._logged:  # the same line of other clients only once
+                self._logged.add(value)
+                self._log(f"{name}: {value}" if name else value)
+        elif kind == "failed":
             if not self._reason:
-                continue
-            over_s = over_s or scheduler.time() + GOODBYE_S
-            if not self._clients or scheduler.time() > over_s:
-                return
-        if self._error is not None:
-            raise self._error
+                raise value
+        elif name not in self.over:
+            self.over.add(name)
+            if len(self.over) == len(self.names) and not self._reason:
+                self.end_run("all clients have ended")
 
-    def _unwind(self) -> None:
-        """End what still runs, and remove what clients keep for a relaunch."""
-        for name in list(self._clients):
-            self._remove(name)
-        self._states.leave()
-        if self._server is not None and not self._reason:
-            self._server.kill()
-        shutil.rmtree(self._run_dir / CLIENTS, ignore_errors=True)
+    def leave(self) -> None:
+        """End the client processes that are here."""
+        for name in [name for name in self.processes if name != self.server]:
+            self._kill(name)
 
-    def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
-        self._scheduler.call_at(self._scheduler.time() + delay_s, action, *args)
+    def part_here(self) -> dict[str, Any]:
+        """Return what the clients of this place have done, and their faults."""
+        parts = [part for part in self.parts.values() if part.launches]
+        return {
+            "parts": [[one.name, one.steps, one.waited_s, one.launches] for one in parts],
+            "faults": self.counts.kinds,
+        }
 
-    def _plan(self, every_s: float, action: Callable[..., object], *args: object) -> None:
-        if every_s and not self._calm:
-            self._at(self._chance.expovariate(1.0 / every_s), action, *args)
+    def add(self, found: Mapping[str, Any]) -> None:
+        """Add what another place has done."""
+        for name, steps, waited_s, launches in found["parts"]:
+            part = self.parts[name]
+            part.steps, part.waited_s, part.launches = steps, waited_s, launches
+        for kind, count in found["faults"].items():
+            self.counts.kinds[kind] = self.counts.kinds.get(kind, 0) + count
 
-    def _end(self, reason: str) -> None:
-        """End the run, as soon as the parameter server runs; there are no new faults."""
-        self._calm = True
-        if self._server is not None:
-            self._server.end_run(reason)
-        else:
-            self._at(1.0, self._end, reason)
+    def _close_server(self) -> None:
+        """End the parameter server in order: write what is still to be written."""
+        books, store = self._books, self._store_open
+        assert books is not None, "a run ends at its parameter server"
+        assert store is not None
+        books.notes.close()
+        books.reporter.note("node_ended", self.scheduler.time())
+        store.finish_snapshot()
+        books.writer.close()
 
     def _check_versions(self, before: int) -> None:
         newest = self._points[-1].version if self._points else -1
         if newest == before and not self._reason:
             hours = f"{NO_VERSION_S / HOUR_S:.0f} virtual hours"
-            self._error = FslError(
+            raise FslError(
                 f"no version was made within {hours} after version {newest}: do enough clients"
                 " train (sync.quorum, sync.min_clients), and do deltas arrive (--link)?"
             )
         self._at(NO_VERSION_S, self._check_versions, newest)
 
-    # --- what happens ---
+    # --- the parameter server ---
 
-    def _say(self, name: str, line: str) -> None:
-        """Log a line of a client; the same line of other clients only once."""
-        if line not in self._logged:
-            self._logged.add(line)
-            self._log(f"{name}: {line}")
+    def _link_of(self, name: str) -> tp.Link:
+        books = self._books
+        assert books is not None, "a process has books"
+        return CountedLink(super()._link_of(name), books.traffic, at_client=False)
 
-    def _check_memory(self, values: int) -> None:
-        """Print how much memory all clients need. Raises UsageError if it is not there."""
-        if self._is_sized:
-            return
-        self._is_sized = True
-        clients = self._settings.clients
-        need, have = least_bytes(values, clients), available_bytes()
-        line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
-        if have is not None:
-            line += f", and {have / 1e9:.1f} GB are available"
-        if have is not None and need > have:
-            raise UsageError(f"{line}: simulate fewer clients (--clients), or a smaller model")
-        self._log(line)
+    def _journal_of(self, name: str, clock: ProcessClock) -> Journal:
+        if name != self.server:
+            return SilentJournal()
+        writer, traffic = JournalWriter(self.root / JOURNAL, self._wall), Traffic()
+        reporter = Reporter(writer, lambda _: None, clock.time, self._wall)
+        notes = TrafficNotes(clock, reporter, traffic)
+        self._books = ServerBooks(writer, reporter, traffic, notes)
+        return reporter
 
-    def _watch(
-        self, server: SimulatedServer, _event: Event, effects: list[Effect], now: float
+    def _wall(self) -> float:
+        return WALL_S + self.scheduler.time()
+
+    def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
+        return VirtualWorker(clock, lambda: JOB_S)
+
+    def _store(self, clock: ProcessClock) -> Store:
+        settings = evolve(store_settings_of(self.config), threads=1, snapshot_thread=False)
+        return Store(
+            self.run_dir,
+            settings,
+            files=self._files,
+            wall_clock=self._wall,
+            clock=self.scheduler.time,
+        )
+
+    def _begun(self, store: Store, recovered: Recovered) -> None:
+        self._store_open, books = store, self._books
+        assert books is not None, "a process has books"
+        keep_settings(self.root, self.config, recovered.version)
+        books.reporter.note(
+            "node_started",
+            self.scheduler.time(),
+            role="ps",
+            run=self.run_name,
+            address=f"mem://{self.server}",
+            pid=os.getpid(),
+            host="simulated",
+            encrypted=False,
+            **start_facts(self.config),
+        )
+
+    def _server_says(self, note: Note) -> None:
+        if self._books is not None:
+            self._books.reporter.say(note)
+
+    def _count(self, manifest: Manifest, direction: Direction, index: int, frame: bytes) -> None:
+        assert self._books is not None, "a process has books"
+        category = exchanged_category(self.config)
+        self._books.traffic.weights(manifest, direction, index, frame, category=category)
+
+    def _server_finished(self, finish: Finish) -> None:
+        super()._server_finished(finish)
+        if not finish.exit_code:
+            self._wants_calm = True
+            self._reason = self._reason or finish.reason
+
+    def _watch_server(
+        self, machine: ParameterServerMachine, effects: list[Effect], now: float
     ) -> None:
         """Record a version once it is durable, and what it has merged."""
-        machine = server.machine
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
-            self._add_point(server, now)
+            self._add_point(machine, now)
         for effect in effects:
             if isinstance(effect, do.Average):
                 self._merged = effect.merged
 
-    def _add_point(self, server: SimulatedServer, now: float) -> None:
-        machine, merged, sockets = server.machine, self._merged, server.traffic.sockets
+    def _add_point(self, machine: ParameterServerMachine, now: float) -> None:
+        assert self._books is not None, "a process has books"
+        merged, sockets = self._merged, self._books.traffic.sockets
         self._merged = ()
         for one in merged:
-            part = self._parts[one.key.client]
+            part = self.parts[one.key.client]
             part.deltas += 1
             part.tokens += one.delta.tokens
             part.staleness += one.staleness
-        held_out = loss_of(merged, "eval_loss")
         point = Point(
             machine.version,
             machine.digest,
@@ -281,111 +444,142 @@ class _Simulation:
             self._bytes[0] + sockets["up"],
             self._bytes[1] + sockets["down"],
             loss_of(merged, "loss"),
-            held_out,
+            loss_of(merged, "eval_loss"),
             len(merged),
         )
         self._points.append(point)
         self._progress(point)
 
-    def _server_finished(self, effect: Finish) -> None:
-        if effect.exit_code:
-            self._error = self._error or RunDirError(effect.reason)
-        self._calm = True
-        self._reason = self._reason or effect.reason
+    # --- clients ---
 
-    def _client_finished(self, name: str, error: BaseException | None) -> None:
-        if error is not None and not self._reason:
-            self._error = self._error or self._named(name, error)
-        if name not in self._clients:
-            return
-        self._remove(name)
-        self._ended.add(name)
-        if len(self._ended) == len(self._parts) and not self._reason:
-            self._end("all clients have ended")
-
-    def _named(self, name: str, error: BaseException) -> BaseException:
-        """Return the error to raise for one that ended a client."""
-        known = own_failure(error) if isinstance(error, Exception) else None
-        if isinstance(error, FslError) or known is None:
-            found = error
-        else:
-            known.__cause__ = error
-            found = known
-        if isinstance(found, FslError):
-            found.message = f"{name}: {found.message}"
-            found.args = (found.message,)
-        return found
-
-    # --- processes ---
-
-    def _next_incarnation(self) -> int:
-        self._incarnations += 1
-        return self._incarnations
-
-    def _launch_server(self) -> None:
-        clock = ProcessClock(self._scheduler)
-        self._server = SimulatedServer(self._server_site, clock, self._next_incarnation())
-        self._server.start()
+    def _launch(self, name: str) -> None:
+        self._launch_client(name)
 
     def _launch_client(self, name: str) -> None:
-        part = self._parts[name]
-        part.launches += 1
-        client = SimulatedClient(
-            self._client_site,
-            ProcessClock(self._scheduler),
+        self.parts[name].launches += 1
+        self._launching = name
+        super()._launch_client(name)
+
+    def _next_incarnation(self, name: str) -> int:
+        if name == self.server:
+            return super()._next_incarnation(name)
+        return self.parts[name].launches
+
+    def _training(
+        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+    ) -> Trainer:
+        name = self._launching
+        part, seed = self.parts[name], self.config.run.seed
+        return OwnTraining(
+            self._site,
+            clock,
+            on_event,
             name,
-            self._next_incarnation(),
-            number=int(name[1:]),
+            number=self.names.index(name),
             rate=part.rate,
+            seed=f"{seed}/{name}/{part.launches}/training",
         )
-        self._clients[name] = client
-        client.start()
 
-    def _remove(self, name: str) -> bool:
-        """End a client's process as kill -9 does; False if it does not run."""
-        client = self._clients.pop(name, None)
-        if client is None:
+    def _welcomed(self, name: str, welcome: Welcome) -> None:
+        training = self.processes[name].training
+        assert isinstance(training, OwnTraining)
+        training.welcomed(welcome)
+        endpoint = self.processes[name].shell.endpoint
+        assert isinstance(endpoint, tp.DialerEndpoint)
+        endpoint.adopt(self._transport)
+
+    def _after_client(
+        self,
+        machine: ClientMachine,
+        training: Trainer,
+        event: Event,
+        effects: list[Effect],
+        now: float,
+    ) -> None:
+        pass
+
+    def _client_says(self, name: str, note: Note) -> None:
+        if note.level != "info":
+            self.places.note("say", name, note.text)
+
+    def _client_finished(self, name: str, effect: Finish) -> None:
+        failed = RefusedError(effect.reason) if effect.exit_code else None
+        self._at(0.0, self._ended_itself, name, failed)
+
+    def _ended_itself(self, name: str, error: BaseException | None) -> None:
+        if error is not None:
+            self.places.note("failed", name, _named(name, error))
+        elif name in self.processes:
+            self._kill(name)
+            self.places.note("ended", name, None)
+
+    def _check_memory(self, values: int) -> None:
+        """Log how much memory all clients need. Raises UsageError if it is not there."""
+        if self._is_sized:
+            return
+        self._is_sized = True
+        clients = self.own.clients
+        need, have = least_bytes(values, clients), available_bytes()
+        line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
+        if have is not None:
+            line += f", and {have / 1e9:.1f} GB are available"
+        if have is not None and need > have:
+            raise UsageError(f"{line}: simulate fewer clients (--clients), or a smaller model")
+        self.places.note("say", "", line)
+
+    # --- faults: each place decides them alike ---
+
+    def _chance_of(self, name: str, fault: str) -> random.Random:
+        key = f"{self.config.run.seed}/{name}/{fault}"
+        if key not in self._chances:
+            self._chances[key] = random.Random(key)  # noqa: S311 - not for secrets
+        return self._chances[key]
+
+    def _kill(self, name: str) -> bool:
+        process = self.processes.get(name)
+        if process is None:
             return False
-        part = self._parts[name]
-        part.waited_s += client.thread.waited_s
-        part.steps += client.training.meter.steps
-        client.kill()
-        return True
-
-    # --- faults ---
+        if isinstance(process.training, OwnTraining):
+            part = self.parts[name]
+            part.waited_s += process.training.thread.waited_s
+            part.steps += process.training.steps
+        elif self._books is not None:
+            self._bytes[0] += self._books.traffic.sockets["up"]
+            self._bytes[1] += self._books.traffic.sockets["down"]
+            self._books.writer.close()
+        return super()._kill(name)
 
     def _kill_client(self, name: str) -> None:
-        if not self._calm and self._remove(name):
-            self._counts.fault("client killed")
-            self._at(
-                self._chance.uniform(*self._profile.client_return_s), self._launch_client, name
-            )
-        self._plan(self._profile.client_kill_every_s, self._kill_client, name)
-
-    def _kill_server(self) -> None:
-        server = self._server
-        if not self._calm and server is not None:
-            self._counts.fault("server killed")
-            self._bytes[0] += server.traffic.sockets["up"]
-            self._bytes[1] += server.traffic.sockets["down"]
-            self._server = None
-            server.kill()
-            self._at(self._chance.uniform(*self._profile.server_return_s), self._launch_server)
-        self._plan(self._profile.server_kill_every_s, self._kill_server)
+        if self.places.is_here(name):
+            super()._kill_client(name)
 
     def _reset(self, name: str) -> None:
-        if name in self._clients and not self._calm:
-            self._counts.fault("connection reset")
-            self._network.reset(name, SERVER)
-        self._plan(self._profile.reset_every_s, self._reset, name)
+        if not self._calm:
+            self._count_fault("connection reset", name)
+            self.network.reset(name, self.server)
+        self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
-        if self._calm:
-            return
-        self._counts.fault("partition")
-        self._network.cut(name, SERVER)
-        self._at(self._chance.uniform(*self._profile.partition_s), self._heal, name)
+        if not self._calm:
+            self._count_fault("partition", name)
+            self.network.cut(name, self.server)
+            seconds = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
+            self._at(seconds, self._heal, name)
 
-    def _heal(self, name: str) -> None:
-        self._network.heal(name, SERVER)
-        self._plan(self._profile.partition_every_s, self._cut, name)
+    def _count_fault(self, kind: str, name: str) -> None:
+        if self.places.is_here(name):
+            self.counts.fault(kind)
+
+
+def _named(name: str, error: BaseException) -> BaseException:
+    """Return the error to raise for one that ended a client."""
+    known = own_failure(error) if isinstance(error, Exception) else None
+    if isinstance(error, FslError) or known is None:
+        found = error
+    else:
+        known.__cause__ = error
+        found = known
+    if isinstance(found, FslError):
+        found.message = f"{name}: {found.message}"
+        found.args = (found.message,)
+    return found

@@ -1,6 +1,8 @@
 """Simulated runs of training functions: production code around them, in virtual time."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,44 @@ def test_the_same_seed_gives_the_same_versions_in_a_storm(tmp_path):
     assert first.faults["client killed"] > 0
     assert first.faults["server killed"] > 0
     assert sum(client.launches for client in first.clients) > 5
+
+
+@pytest.mark.parametrize("faults", ["none", "storm"])
+def test_more_processes_give_the_same_versions(tmp_path, faults):
+    """Digests, the clients' parts, faults and bytes; links and speeds differ among clients."""
+    settings = {"sync.every_s": 3600, "run.rounds": 4, "session.heartbeat_every_s": 60}
+    settings |= {"session.expire_after_s": 180}
+    usual = {"settings": settings, "faults": faults, "step_seconds": 300.0, "clients": 5}
+    usual |= {"rates": [1, 0.4], "links": ["1mbit,20ms", "8kbit:80kbit,90ms,1%"], "seed": 5}
+    one, two, three = (
+        simulated(tmp_path, name=f"{number}", workers=number, **usual) for number in (1, 2, 3)
+    )
+    assert repr(one.points) == repr(two.points) == repr(three.points)  # not a number, mostly
+    assert one.clients == two.clients == three.clients
+    assert one.faults == two.faults == three.faults
+    assert len(one.points) >= 4
+    assert (faults == "none") == (one.faults == {})
+
+
+def test_what_ends_a_worker_ends_the_simulation(tmp_path):
+    """An error of the training function is one line; a process that is gone is, too."""
+
+    def fails(fed):
+        fed.attach(nn.Linear(2, 1))
+        raise ValueError("no such column")
+
+    with pytest.raises(TaskRaisedError, match=r"c000\d: your task .*no such column"):
+        simulated(tmp_path, fails, name="fails", workers=2)
+
+    def dies(fed):
+        fed.attach(nn.Linear(2, 1))
+        if fed.part[0] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(FslError, match=r"worker process .* was killed"):
+        simulated(tmp_path, dies, name="dies", workers=2)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_steps_are_computed_late_and_none_sees_an_order_of_later(tmp_path, monkeypatch):

@@ -273,7 +273,7 @@ class MemNetwork:
         if path.is_plain:
             # After worse conditions, messages in flight stay in front.
             when = max(when, path.arrives_at[min(channel, 1)])
-            self._plan(when, link, to, path, lane, frames)
+            self.plan(when, link.name, to, path, lane, frames)
         else:
             self._carry_badly(link, to, path, channel, lane, frames)
 
@@ -290,7 +290,7 @@ class MemNetwork:
             path.free_at.append(0.0)
             path.arrives_at.append(0.0)
         conditions = path.conditions
-        draw = self._rng.random
+        draw = self.chance(link.name, to).random
         now = self.scheduler.time()
         if conditions.bytes_per_s:
             size = sum(len(frame) for frame in frames)
@@ -312,22 +312,19 @@ class MemNetwork:
                 when += draw() * 4 * (conditions.delay_s + conditions.jitter_s)
             else:
                 when = path.arrives_at[channel] = max(when, path.arrives_at[channel])
-            self._plan(when, link, to, path, lane, frames)
+            self.plan(when, link.name, to, path, lane, frames)
 
-    def _plan(  # noqa: PLR0917 - the hot path passes positions
-        self,
-        when: float,
-        link: MemLink,
-        to: str,
-        path: _Path,
-        lane: Lane,
-        frames: Sequence[Buffer],
+    def chance(self, source: str, target: str) -> random.Random:
+        """Return the chance of one direction between two names; here one for all."""
+        return self._rng
+
+    def plan(  # noqa: PLR0917 - the hot path passes positions
+        self, when: float, source: str, to: str, path: _Path, lane: Lane, frames: Sequence[Buffer]
     ) -> None:
-        self.scheduler.call_at(
-            when, self._arrive, link.name, to, path, path.generation, lane, frames
-        )
+        """Have a message arrive at the time `when`."""
+        self.scheduler.call_at(when, self.arrive, source, to, path, path.generation, lane, frames)
 
-    def _arrive(  # noqa: PLR0917
+    def arrive(  # noqa: PLR0917
         self,
         source: str,
         to: str,
@@ -336,6 +333,7 @@ class MemNetwork:
         lane: Lane,
         frames: Sequence[Buffer],
     ) -> None:
+        """Deliver a message that was sent in a generation of its path."""
         if path.is_cut or generation != path.generation:
             self.counts["cut" if path.is_cut else "reset"] += 1
             return

@@ -45,6 +45,15 @@ class VirtualScheduler:
         heapq.heappush(self._heap, (when, order, call))
         return call
 
+    def call_in_order(
+        self, when: float, order: int, callback: Callable[..., object], *args: object
+    ) -> None:
+        """Schedule a call whose place among calls of equal times is `order`.
+
+        Other calls have the orders 1, 2, ... No two calls have the same time and order.
+        """
+        heapq.heappush(self._heap, (when, order, VirtualCall(callback, args)))
+
     def call_soon(self, callback: Callable[..., object], *args: object) -> VirtualCall:
         """Schedule a call for now, after those already scheduled for now."""
         return self.call_at(self._now, callback, *args)
@@ -69,6 +78,12 @@ class VirtualScheduler:
             callback(*call.args)
             return True
         return False
+
+    def run_before(self, when: float) -> None:
+        """Run every call before ``when``, then set the clock to ``when``."""
+        while (at := self.next_time()) is not None and at < when:
+            self.run_next()
+        self._now = max(self._now, when)
 
     def run_until(self, when: float) -> None:
         """Run every call up to and including ``when``, then set the clock to ``when``."""
