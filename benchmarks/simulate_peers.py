@@ -12,6 +12,7 @@ averaging (arXiv:1602.05629). One thread of torch in each process.
     plain       a loop in one process: clients one after another, a mean of their weights
     flower      Flower's simulation on Ray, two actors of one CPU each
     simulate    `fsl_async.simulate` in one process: deltas coded as by default, a real store
+    workers     the same with two worker processes
 
 The images are the digits of scikit-learn (1,797 of 8x8), enlarged, shifted, tinted and with noise;
 each client draws its 100 from the first 1,300, the others are held out. Without scikit-learn they
@@ -254,7 +255,7 @@ def train(fed: Any) -> None:
         mark()
 
 
-def simulate() -> nn.Module:
+def simulate(workers: int = 1) -> nn.Module:
     """Simulate the run; return its newest version, read from the run directory."""
     from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.tools.evaluation import load_last
@@ -272,6 +273,7 @@ def simulate() -> nn.Module:
         },
         seed=0,
         step_seconds=1.0,
+        workers=workers,
         run_dir=run_dir,
     )
     net = build()
@@ -283,6 +285,7 @@ WAYS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "flower": flower,
     "simulate": simulate,
+    "workers": functools.partial(simulate, 2),
 }
 
 

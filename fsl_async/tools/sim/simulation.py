@@ -34,6 +34,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
@@ -290,10 +291,6 @@ class Simulation:
             rules_of(self.config), weighting_of(self.config), self.run_name
         )
 
-        def check(event: Event, effects: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            self.invariants.after_server(machine, event, effects, now)
-
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
             return tp.ListenerEndpoint(
                 self._link_of(self.server),
@@ -322,7 +319,7 @@ class Simulation:
                 count=self._count,
             ),
         )
-        shell.node.machine = CheckedMachine(machine, check)
+        shell.node.machine = CheckedMachine(machine, functools.partial(self._after_server, machine))
         self.processes[self.server] = Process(clock, shell)
         self._prepare(clock, shell, store, incarnation)
         try:
@@ -335,8 +332,18 @@ class Simulation:
             self._server_is_dead()
             return
         self._failed_starts = 0
-        self.invariants.recovered(store, recovered, clock.time())
+        self._recovered(store, recovered)
         shell.start(recovered)
+
+    def _recovered(self, store: Store, recovered: Recovered) -> None:
+        """Take the store of a parameter server's process."""
+        self.invariants.recovered(store, recovered, self.scheduler.time())
+
+    def _after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
+    ) -> None:
+        self.counts.events += 1
+        self.invariants.after_server(machine, event, effects, now)
 
     def _server_says(self, note: Note) -> None:
         self.participation.note(note)
@@ -406,7 +413,7 @@ class Simulation:
         training = self._training(clock, feed, chance)
         configure_exchange(training.exchange, self.config)
         training.exchange.pool.threads = 1
-        self.invariants.launched(name, incarnation, cast("VirtualTraining", training))
+        self._launched(name, incarnation, training)
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
@@ -440,6 +447,9 @@ class Simulation:
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
         training.begin(chance)
+
+    def _launched(self, name: str, incarnation: int, training: Trainer) -> None:
+        self.invariants.launched(name, incarnation, cast("VirtualTraining", training))
 
     def _after_client(
         self,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from attrs import evolve, frozen, mutable
+from attrs import evolve, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
@@ -42,7 +42,6 @@ from fsl_async.observe.reporter import Reporter
 from fsl_async.process.memory import peak_bytes
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -50,9 +49,8 @@ from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S
-from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
-from fsl_async.tools.sim.training import Trainer, VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.training import Trainer, VirtualWorker
 from fsl_async.tools.sim.world import ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import ClientSite, OwnTraining
@@ -127,37 +125,6 @@ class ServerBooks:
     notes: TrafficNotes
 
 
-@mutable
-class Watcher(Invariants):
-    """Passes on what happens at the parameter server; nothing is known of a user's training."""
-
-    begun: Callable[[Store, Recovered], None] = lambda *_: None
-    watch: Callable[[ParameterServerMachine, list[Effect], float], None] = lambda *_: None
-
-    def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
-        """See `Invariants.launched`."""
-
-    def recovered(self, store: Store, recovered: Recovered, now: float) -> None:
-        """See `Invariants.recovered`."""
-        self.begun(store, recovered)
-
-    def after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
-    ) -> None:
-        """See `Invariants.after_server`."""
-        self.watch(machine, effects, now)
-
-    def after_client(
-        self,
-        machine: ClientMachine,
-        training: VirtualTraining,
-        event: Event,
-        effects: list[Any],
-        now: float,
-    ) -> None:
-        """See `Invariants.after_client`."""
-
-
 class OwnSimulation(Simulation):
     """A simulated run of a training function."""
 
@@ -181,9 +148,6 @@ class OwnSimulation(Simulation):
         self._transport = transport_settings(config, max(1024, 2 * settings.clients))
         self._dials_with = tp.TransportSettings()  # until the welcome brings the run's
         self.run_name = f"{config.run.name}-{random.Random(f'{seed}/run').getrandbits(32):08x}"  # noqa: S311
-        self.invariants = Watcher(
-            self.invariants.lineage, begun=self._begun, watch=self._watch_server
-        )
         self.parts = {
             name: ClientPart(name, settings.rate_of(number))
             for number, name in enumerate(self.names)
@@ -261,7 +225,9 @@ class OwnSimulation(Simulation):
         for name in self.names:
             self._plan_client_faults(name)
             if self.places.is_here(name):
-                self._at(self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch, name)
+                self._at(
+                    self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch_client, name
+                )
 
     @property
     def is_over(self) -> bool:
@@ -385,7 +351,7 @@ class OwnSimulation(Simulation):
             clock=self.scheduler.time,
         )
 
-    def _begun(self, store: Store, recovered: Recovered) -> None:
+    def _recovered(self, store: Store, recovered: Recovered) -> None:
         self._store_open, books = store, self._books
         assert books is not None, "a process has books"
         keep_settings(self.root, self.config, recovered.version)
@@ -416,8 +382,8 @@ class OwnSimulation(Simulation):
             self._wants_calm = True
             self._reason = self._reason or finish.reason
 
-    def _watch_server(
-        self, machine: ParameterServerMachine, effects: list[Effect], now: float
+    def _after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
     ) -> None:
         """Record a version once it is durable, and what it has merged."""
         newest = self._points[-1].version if self._points else -1
@@ -452,9 +418,6 @@ class OwnSimulation(Simulation):
 
     # --- clients ---
 
-    def _launch(self, name: str) -> None:
-        self._launch_client(name)
-
     def _launch_client(self, name: str) -> None:
         self.parts[name].launches += 1
         self._launching = name
@@ -488,15 +451,11 @@ class OwnSimulation(Simulation):
         assert isinstance(endpoint, tp.DialerEndpoint)
         endpoint.adopt(self._transport)
 
-    def _after_client(
-        self,
-        machine: ClientMachine,
-        training: Trainer,
-        event: Event,
-        effects: list[Effect],
-        now: float,
-    ) -> None:
-        pass
+    def _launched(self, name: str, incarnation: int, training: Trainer) -> None:
+        """See `Simulation`: nothing is known of a user's training, so nothing is checked."""
+
+    def _after_client(self, *_: Any) -> None:
+        """See `_launched`."""
 
     def _client_says(self, name: str, note: Note) -> None:
         if note.level != "info":
