@@ -205,7 +205,7 @@ def command(
 
     def progress(hour: float) -> None:
         if shows:
-            done = f"\rsimulated {hour:5.1f} of {hours:g} h, {simulation.counts.events:,} events, "
+            done = f"\rsimulated {hour:5.1f} of {settings.hours:g} h, {simulation.counts.events:,} events, "
             sys.stderr.write(f"{done}{time.monotonic() - begun:5.1f} s ")
             sys.stderr.flush()
 
