@@ -116,6 +116,7 @@ def simulate(
     rates: Sequence[float] | None = None,
     step_seconds: float | None = None,
     workers: int = 1,
+    resident: int | None = None,
     run_dir: str | Path | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Result:
@@ -141,6 +142,7 @@ def simulate(
         versions differ from one computer to the next.
     workers: processes, forked from this one, that compute the clients' steps; versions are the same
         to the bit. What the function changes outside of itself stays in its process.
+    resident: clients whose models are in memory, the others in files; by default as many as fit.
     run_dir: a new run directory; by default runs/sim-1, or the next number.
     log: called with one line of text at a time; by default it is printed.
     Raises FslError with a remedy in one line, and TaskRaisedError where the function raises.
@@ -160,6 +162,7 @@ def simulate(
         rates=rates,
         step_seconds=step_seconds,
         workers=workers,
+        resident=resident,
         run_dir=run_dir,
         log=log or print_line,
     )

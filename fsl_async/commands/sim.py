@@ -205,8 +205,9 @@ def command(
 
     def progress(hour: float) -> None:
         if shows:
-            done = f"\rsimulated {hour:5.1f} of {settings.hours:g} h, {simulation.counts.events:,} events, "
-            sys.stderr.write(f"{done}{time.monotonic() - begun:5.1f} s ")
+            done = f"\rsimulated {hour:5.1f} of {settings.hours:g} h, "
+            seen = f"{simulation.counts.events:,} events, {time.monotonic() - begun:5.1f} s "
+            sys.stderr.write(done + seen)
             sys.stderr.flush()
 
     simulation.run(progress)

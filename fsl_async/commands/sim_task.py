@@ -37,6 +37,7 @@ class TaskOptions:
     rates: str | None
     step_seconds: float | None
     workers: int
+    resident: int | None
     links: tuple[str, ...]
     png: Path | None
 
@@ -68,6 +69,11 @@ def options(command: _F) -> _F:
     @click.option(
         "--workers", default=1, show_default=True, type=Whole(1, 1024),
         help="With --task: processes that compute the clients' steps; the result is the same.",
+    )  # fmt: skip
+    @click.option(
+        "--resident", type=Whole(1), metavar="N",
+        help="With --task: keep the models of N clients in memory and the others in files; else as"
+        " many as fit.",
     )  # fmt: skip
     @click.option(
         "--link", "links", multiple=True, metavar="UP:DOWN,DELAY,LOSS",
@@ -141,6 +147,7 @@ def run(
             rates=None if own.rates is None else read_rates(own.rates),
             step_seconds=own.step_seconds,
             workers=own.workers,
+            resident=own.resident,
             run_dir=own.run_dir,
             log=output.say,
             progress=progress,

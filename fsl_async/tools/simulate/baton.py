@@ -62,7 +62,7 @@ class TrainingThread:
     """A thread that runs only while the scheduler's thread waits for it.
 
     work: runs in it. ended: called in the scheduler's thread when `work` has returned or raised.
-    seed: of its default random generators.
+    seed: of its default random generators. entered: called before it goes on.
     """
 
     def __init__(
@@ -72,8 +72,11 @@ class TrainingThread:
         work: Callable[[], None],
         ended: Callable[[BaseException | None], None],
         seed: str,
+        *,
+        entered: Callable[[], None] = lambda: None,
     ) -> None:
         self.seed = seed
+        self._entered = entered
         self.random_states: tuple[Any, Any, torch.Tensor] | None = None
         self.over = False
         self.waited_s = 0.0
@@ -121,6 +124,7 @@ class TrainingThread:
 
     def _hand_over(self) -> None:
         self._states.enter(self)
+        self._entered()
         self._since = time.perf_counter()
         self._turn.release()
         self._back.acquire()

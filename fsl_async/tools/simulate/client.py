@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.tools.sim.simulation import SERVER_NAME
 from fsl_async.tools.sim.world import ProcessClock
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+from fsl_async.tools.simulate.residents import Residents
 
 if TYPE_CHECKING:
     import threading
@@ -61,6 +63,7 @@ class ClientSite:
     step_seconds: float | None
     folder: Path
     states: RandomStates
+    residents: Residents
     log: Callable[[str, str], None]
     """Takes a client's name and a line."""
     attached: Callable[[int], None]
@@ -76,6 +79,7 @@ class OwnedTraining(Training):
     """Training that refuses a module which another client trains: clients share a process here."""
 
     owners: weakref.WeakKeyDictionary[nn.Module, object]
+    residents: Residents
 
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """See `Training.attach`. Raises TaskError for a module of another client."""
@@ -84,6 +88,7 @@ class OwnedTraining(Training):
                 "fed.attach: another client trains the same module object; simulated clients share"
                 " one process, so build the model inside of the training function"
             )
+        self.residents.attached(module)
         super().attach(module, exchange)
 
 
@@ -201,8 +206,11 @@ class OwnTraining:
         self.orders = LateOrders(cast("threading.Condition", self.changed))
         self.exchange = Exchange(self.orders, on_event=self._post)
         self.training = OwnedTraining(self.orders, self.exchange, self._now)
-        self.training.owners = site.owners
-        self.thread = TrainingThread(clock, site.states, self._train, self._ended, seed)
+        self.training.owners, self.training.residents = site.owners, site.residents
+        entered = functools.partial(site.residents.enter, name)
+        self.thread = TrainingThread(
+            clock, site.states, self._train, self._ended, seed, entered=entered
+        )
         self.changed.thread = self.thread
 
     # --- a Trainer; the scheduler's thread ---
@@ -234,6 +242,7 @@ class OwnTraining:
     def end(self) -> None:
         """See `Trainer`."""
         self.thread.kill()
+        self._site.residents.forget(self.name)
 
     def welcomed(self, welcome: Welcome) -> None:
         """Take the first welcome, with the settings of the run."""

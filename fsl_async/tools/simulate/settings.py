@@ -96,6 +96,8 @@ class SimulateSettings:
     """Seconds of a step at rate 1; None: as long as the step took here."""
     workers: int = 1
     """Processes that compute; with one, clients share the process of the parameter server."""
+    resident: int | None = None
+    """Clients whose models are in memory at once; None: as many as the memory carries."""
     rates: tuple[float, ...] = (1.0,)
     links: tuple[Link, ...] = field(default=(Link(),))
 
@@ -147,10 +149,10 @@ def check_simulated(config: Config, settings: SimulateSettings) -> None:
         )
 
 
-def least_bytes(values: int, clients: int) -> int:
-    """Return an estimate of the memory that all clients need, in bytes.
+def bytes_of(values: int) -> tuple[int, int]:
+    """Return estimates of the memory for a model of fp32 values, in bytes.
 
-    values: fp32 values of a model. A client has weights, gradients, two moments of an optimizer,
-    and three vectors of the exchange.
+    Of a client's exchange, three vectors, and of its training: weights, gradients and two moments
+    of an optimizer.
     """
-    return 4 * values * 7 * clients
+    return 4 * 3 * values, 4 * 4 * values

@@ -55,8 +55,9 @@ from fsl_async.tools.sim.world import ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import ClientSite, OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places
+from fsl_async.tools.simulate.residents import Residents
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, loss_of
-from fsl_async.tools.simulate.settings import SimulateSettings, check_simulated, least_bytes
+from fsl_async.tools.simulate.settings import SimulateSettings, bytes_of, check_simulated
 
 WALL_S = 1_577_836_800.0
 """Seconds since 1970 at which virtual time begins, 2020-01-01 UTC: the same in every simulation, so
@@ -171,6 +172,7 @@ class OwnSimulation(Simulation):
         self._merged: tuple[MergedDelta, ...] = ()
         self._is_sized = False
         self._states = RandomStates()
+        self._residents = Residents(run_dir / CLIENTS, settings.resident)
         self._site = ClientSite(
             task=task,
             config=given,
@@ -178,6 +180,7 @@ class OwnSimulation(Simulation):
             step_seconds=settings.step_seconds,
             folder=run_dir / CLIENTS,
             states=self._states,
+            residents=self._residents,
             log=functools.partial(self.places.note, "say"),
             attached=self._check_memory,
             finished=self._ended_itself,
@@ -200,6 +203,7 @@ class OwnSimulation(Simulation):
             self.places.close()
             self.leave()
             self._states.leave()
+            self._residents.close()
             self.disk.write_to(self.root, self.run_dir)
             shutil.rmtree(self.root / CLIENTS, ignore_errors=True)
         return Result(
@@ -473,17 +477,26 @@ class OwnSimulation(Simulation):
             self.places.note("ended", name, None)
 
     def _check_memory(self, values: int) -> None:
-        """Log how much memory all clients need. Raises UsageError if it is not there."""
+        """Decide how many models are in memory at once. Raises UsageError if none fits."""
         if self._is_sized:
             return
         self._is_sized = True
-        clients = self.own.clients
-        need, have = least_bytes(values, clients), available_bytes()
+        clients, places = self.own.clients, self.own.workers
+        exchanged, trained = bytes_of(values)
+        have, limit = available_bytes(), self.own.resident
+        room = clients if have is None else int((have - clients * exchanged) / trained)
+        if room < 1:
+            raise UsageError(
+                f"{clients} clients with {values:,} values each exchange"
+                f" {clients * exchanged / 1e9:.2f} GB, {(have or 0) / 1e9:.1f} GB are available:"
+                " simulate fewer clients (--clients), or a smaller model"
+            )
+        limit = min(limit or clients, clients, room)
+        need = clients * exchanged + limit * trained
         line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
-        if have is not None:
-            line += f", and {have / 1e9:.1f} GB are available"
-        if have is not None and need > have:
-            raise UsageError(f"{line}: simulate fewer clients (--clients), or a smaller model")
+        if limit < clients:
+            self._residents.limit = max(1, limit // places)
+            line += f", with the models of {limit} in memory and the others in files (--resident)"
         self.places.note("say", "", line)
 
     # --- faults: each place decides them alike ---

@@ -38,6 +38,7 @@ def start(
     rates: Sequence[float] | None,
     step_seconds: float | None,
     workers: int,
+    resident: int | None,
     run_dir: str | Path | None,
     log: Callable[[str], None],
     progress: Callable[[Point], None] = lambda _: None,
@@ -52,8 +53,8 @@ def start(
         raise UsageError(f"simulate: hours={hours:g}: above 0")
     if step_seconds is not None and step_seconds <= 0:
         raise UsageError(f"simulate: step_seconds={step_seconds:g}: above 0")
-    if workers < 1:
-        raise UsageError(f"simulate: workers={workers}: at least 1")
+    if workers < 1 or (resident is not None and resident < 1):
+        raise UsageError(f"simulate: workers={workers}, resident={resident}: at least 1")
     if isinstance(settings, Mapping):
         settings = [f"{key}={_toml(value)}" for key, value in settings.items()]
     overrides = [f"sync.clients={clients}", *settings]
@@ -68,6 +69,7 @@ def start(
         hours=hours,
         step_seconds=step_seconds,
         workers=min(workers, clients),
+        resident=resident,
         rates=check_rates((1.0,) if rates is None else tuple(rates)),
         links=tuple(read_link(one) for one in given) or (Link(),),
     )

@@ -8,8 +8,8 @@ from fsl_async.tools.sim.faults import PROFILES
 from fsl_async.tools.simulate.settings import (
     Link,
     SimulateSettings,
+    bytes_of,
     check_simulated,
-    least_bytes,
     read_link,
     read_rates,
 )
@@ -69,4 +69,4 @@ def test_runs_that_cannot_be_simulated_are_refused_in_one_line(override, hours, 
 
 def test_the_memory_of_a_client_is_that_of_seven_models():
     """Weights, gradients, two moments, and three vectors of the exchange, 4 bytes a value."""
-    assert least_bytes(1_000, 10) == 4 * 1_000 * 7 * 10
+    assert sum(bytes_of(1_000)) == 4 * 1_000 * 7

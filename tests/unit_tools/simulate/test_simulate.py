@@ -12,7 +12,7 @@ from torch import nn
 import fsl_async
 from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
-from fsl_async.tools.simulate import client
+from fsl_async.tools.simulate import client, residents
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
 POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
@@ -115,6 +115,48 @@ def test_what_ends_a_worker_ends_the_simulation(tmp_path):
         simulated(tmp_path, dies, name="dies", workers=2)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimizer):
+    """With one model in memory the versions are those of all in memory, in a storm too; weights,
+    gradients that are kept, and moments are moved.
+    """
+    seen, move_out = [], residents.Model.move_out
+
+    def watched(model):
+        move_out(model)
+        seen.append(sum(size for _, size in model.moved))
+
+    monkeypatch.setattr(residents.Model, "move_out", watched)
+
+    def adds_up(fed):
+        torch.manual_seed(fed.seed)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        fed.attach(model)
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+        for number, x in enumerate(fed.shard(POINTS)):
+            nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+            if number % 2:
+                made.step()
+                made.zero_grad()
+            if not fed.step(tokens=len(x)):
+                break
+
+    storm = {"settings": {"session.heartbeat_every_s": 60, "session.expire_after_s": 180}}
+    storm["settings"] |= {"sync.every_s": 3600, "run.rounds": 3}
+    storm |= {"faults": "storm", "step_seconds": 600.0, "seed": 3}
+    every = simulated(tmp_path, adds_up, name="every", **storm)
+    assert not seen
+    one = simulated(tmp_path, adds_up, name="one", resident=1, workers=2, **storm)
+    assert not seen, "workers are other processes"
+    assert one.digests == every.digests
+    one = simulated(tmp_path, adds_up, name="alone", resident=1, **storm)
+    assert one.digests == every.digests
+    weights = 4 * (4 * 6 + 6 + 2 * 6 + 6 + 1)
+    assert max(seen) == weights * (4 if optimizer == "AdamW" else 2) + (
+        6 * 4 if optimizer == "AdamW" else 0  # a count of steps for each tensor
+    )
 
 
 def test_steps_are_computed_late_and_none_sees_an_order_of_later(tmp_path, monkeypatch):
