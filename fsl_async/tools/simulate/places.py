@@ -210,7 +210,9 @@ class Places:
             pipe, other = Pipe()
             pid = os.fork()
             if pid == 0:
+                # With the other ends closed, the death of the first place is the end of this pipe.
                 self._here, self._workers = number, []
+                pipe.close()
                 _serve(self._own, self, other)
             other.close()
             self._workers.append(_Worker(pid, pipe))

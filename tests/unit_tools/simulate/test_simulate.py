@@ -1,8 +1,10 @@
 """Simulated runs of training functions: production code around them, in virtual time."""
 
+import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,36 @@ def test_what_ends_a_worker_ends_the_simulation(tmp_path):
         simulated(tmp_path, dies, name="dies", workers=2)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_workers_end_with_the_process_that_forked_them(tmp_path):
+    """Also where that is killed."""
+
+    def waits(fed):
+        fed.attach(nn.Linear(2, 1))
+        (tmp_path / f"pid-{fed.part[0]}").write_text(str(os.getpid()))
+        while fed.step(tokens=1):
+            pass
+
+    parent = os.fork()
+    if parent == 0:
+        simulated(tmp_path, waits, workers=2, settings={"run.rounds": 10**6})
+        os._exit(1)
+    workers = [_soon(lambda at=at: (tmp_path / f"pid-{at}").read_text()) for at in (0, 1)]
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    for pid in workers:
+        _soon(lambda pid=pid: not Path(f"/proc/{pid}/task").exists() or None)
+
+
+def _soon(look):
+    """Return what `look` finds, within a minute."""
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            if found := look():
+                return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
