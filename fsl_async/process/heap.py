@@ -7,6 +7,7 @@ import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 LARGEST_BYTES = 1 << 25
 """The limit of glibc's dynamic threshold on 64-bit machines."""
 
@@ -21,6 +22,15 @@ def keep_freed_blocks() -> bool:
     Returns whether they could be set.
     """
     return _set(_M_MMAP_THRESHOLD, LARGEST_BYTES) and _set(_M_TRIM_THRESHOLD, 2 * LARGEST_BYTES)
+
+
+def share_one_heap() -> bool:
+    """Let all threads share glibc's main heap, and keep freed blocks.
+
+    Where only one thread of many runs at a time, heaps of their own (mallopt(3), M_ARENA_MAX) only
+    keep what others could use. Call it before the threads start.
+    """
+    return _set(_M_ARENA_MAX, 1) and keep_freed_blocks()
 
 
 def _set(option: int, value: int) -> bool:

@@ -39,6 +39,7 @@ from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
 from fsl_async.observe.reporter import Reporter
+from fsl_async.process.heap import share_one_heap
 from fsl_async.process.memory import peak_bytes
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
@@ -98,6 +99,7 @@ def simulate(
             "steps cost the time that they take here, so another computer makes other versions:"
             " give step_seconds (--step-seconds) to make them repeatable"
         )
+    share_one_heap()
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
     try:
