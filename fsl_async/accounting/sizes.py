@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import TypeAlias
 
 from attrs import frozen
 
-from fsl_async.accounting.shapes import Part
+from fsl_async.accounting.shapes import Part, Summed
 
 RUN_VALUES = 128
 """Values that share one scale."""
@@ -73,34 +73,15 @@ FORMATS: Mapping[str, WireFormat] = {
 
 
 @frozen
-class Size:
+class Size(Summed):
     """Exact payload and estimated coded size, in bytes."""
 
     payload: int = 0
     coded: int = 0
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.payload + other.payload, self.coded + other.coded)
-
     def times(self, number: int) -> Size:
         """The size of `number` of them."""
         return Size(self.payload * number, self.coded * number)
-
-
-class Accounting(Protocol):
-    """A way of counting what crosses the wire."""
-
-    def values(self, number: int, kind: Kind) -> Size:
-        """Activations, gradients or deltas."""
-
-    def weights(self, part: Part) -> Size:
-        """All weights of a part of a model."""
-
-    def plain(self, number: int) -> Size:
-        """Bytes that are not coded: labels."""
-
-    def initial(self, part: Part) -> Size:
-        """The first download of a part of a model."""
 
 
 @frozen
@@ -113,7 +94,7 @@ class OurAccounting:
     format: WireFormat
 
     def values(self, number: int, kind: Kind) -> Size:
-        """In the chosen format."""
+        """Activations, gradients or deltas, in the chosen format."""
         return Size(self.format.payload(number), self.format.coded(number, kind))
 
     def weights(self, part: Part) -> Size:
@@ -122,11 +103,11 @@ class OurAccounting:
         return Size(lossless.payload(part.values), lossless.coded(part.values, Kind.WEIGHTS))
 
     def plain(self, number: int) -> Size:
-        """Uncoded."""
+        """Bytes that are not coded: labels."""
         return Size(number, number)
 
     def initial(self, part: Part) -> Size:
-        """Like any other download."""
+        """The first download of a part, which is like any other."""
         return self.weights(part)
 
 
@@ -153,3 +134,7 @@ class PublishedAccounting:
     def initial(self, part: Part) -> Size:
         """The first download was not counted."""
         return Size()
+
+
+Accounting: TypeAlias = OurAccounting | PublishedAccounting
+"""A way of counting what crosses the wire."""

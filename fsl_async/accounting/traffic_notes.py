@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import fsl_transport as tp
+from fsl_async.accounting.traffic import Traffic
 
 EVERY_S = 10.0
-
-
-class _Counters(Protocol):
-    def as_dict(self) -> dict[str, Any]: ...
 
 
 class _Journal(Protocol):
@@ -24,7 +21,7 @@ class _Journal(Protocol):
 class TrafficNotes:
     """Writes notes until closed."""
 
-    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: _Counters) -> None:
+    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: Traffic) -> None:
         self._loop, self._journal, self._traffic = loop, journal, traffic
         self._last: dict[str, Any] = {}
         self._timer = loop.call_at(loop.time() + EVERY_S, self._fire)

@@ -67,6 +67,10 @@ class Launching:
         """Return the first rule that matches a client, or None if it has no launcher."""
         return next((rule for rule in self.rules if fnmatchcase(name, rule.clients)), None)
 
+    def restarts_of(self, name: str) -> RestartRules | None:
+        """Return the rules of a client's relaunches, or None if it has no launcher."""
+        return None if self.rule_of(name) is None else self.restarts
+
 
 def read_launching(text: str, where: str) -> Launching:
     """Read the text of a launch file. Raises ConfigError, which begins with `where`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from fsl_async.cluster.relaunches import MOST_MEMBERS
+from fsl_async.cluster.restarts import MOST_MEMBERS
 from fsl_async.errors import RunDirError
 from fsl_async.files.private_files import write_bytes
 from fsl_async.files.text_checksum import with_checksum, without_checksum

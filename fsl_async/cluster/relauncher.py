@@ -1,4 +1,4 @@
-"""Launches clients again that died: the parameter server's shell around `relaunches`."""
+"""Launches clients again that died: the parameter server's shell around `restarts`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fsl_async.cluster.launchers import (
     SlurmLauncher,
 )
 from fsl_async.cluster.members_file import MembersKeeper
-from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
+from fsl_async.cluster.restarts import End, Relaunches, Wait
 from fsl_async.roles.goodbye import Goodbye
 
 AT_ONCE = 8
@@ -52,7 +52,7 @@ class Relauncher:
         self._address = address
         self._tell = tell
         self._wanted = wanted
-        self._machine = Relaunches(launching)
+        self._machine = Relaunches(launching.restarts_of)
         self._launchers = launchers or {
             "local": LocalLauncher(log_path, self.exited),
             "slurm": SlurmLauncher(),
@@ -72,13 +72,14 @@ class Relauncher:
         """
         self._kept = members
         decided = self._machine.recovered(members, away_s, self._loop.time())
-        waiting = [one for one in decided if isinstance(one, Waiting)]
+        waiting = {name: one for name, one in decided.items() if isinstance(one, Wait)}
         # One line for all: most of them are about to join again.
         if waiting and self._wanted():
-            names = ", ".join(one.client for one in waiting[:8]) + (", ..." if waiting[8:] else "")
+            names = ", ".join([*waiting][:8]) + (", ..." if len(waiting) > 8 else "")
+            wait_s = next(iter(waiting.values())).seconds
             text = (
-                "clients of the run that do not join again within"
-                f" {waiting[0].seconds:g} s are launched again: {names}"
+                f"clients of the run that do not join again within {wait_s:g} s are launched again:"
+                f" {names}"
             )
             self._tell("waiting", "", text)
         self._arm()
@@ -91,8 +92,7 @@ class Relauncher:
     def left(self, client: str, reason: str, text: str = "") -> None:
         """Take the end of a client's session. reason: the transport's. text: of its goodbye."""
         goodbye = Goodbye.read(text)
-        self._report(self._machine.left(client, reason, self._loop.time(), goodbye))
-        self._arm()
+        self._report(client, self._machine.left(client, reason, self._loop.time(), goodbye))
 
     def exited(self, client: str, code: int, error: str = "") -> None:
         """Take the end of a local client process, which comes before the end of its session.
@@ -100,8 +100,7 @@ class Relauncher:
         error: its last error line.
         """
         if self._wanted():
-            self._report(self._machine.exited(client, code, self._loop.time(), error))
-            self._arm()
+            self._report(client, self._machine.exited(client, code, self._loop.time(), error))
 
     def _arm(self) -> None:
         if self._machine.members != self._kept:
@@ -133,33 +132,34 @@ class Relauncher:
                 started = await self._launchers[rule.kind].launch(client, words)
         except LaunchError as error:
             self._tell("failed", client, f"{client} could not be launched again ({error})")
-            self._report(self._machine.failed(client, self._loop.time()))
-            self._arm()
+            self._report(client, self._machine.failed(client, self._loop.time()))
         except LeftAloneError as found:
             self._tell("left alone", client, f"{client} is not launched: {found}")
         else:
             self._tell("launched", client, f"launched {client} again by {rule.kind}: {started}")
 
-    def _report(self, decided: Waiting | GaveUp | None) -> None:
+    def _report(self, client: str, decided: Wait | End | None) -> None:
+        self._arm()
         if self._closed:
             return
-        if isinstance(decided, Waiting) and self._wanted():
-            self._tell("waiting", decided.client, self._waiting_words(decided))
-        elif isinstance(decided, GaveUp):
-            text = f"{decided.client} is not launched any more: {decided.why}"
-            self._tell("gave up", decided.client, text)
+        if isinstance(decided, Wait) and self._wanted():
+            self._tell("waiting", client, self._waiting_words(client, decided))
+        elif isinstance(decided, End):
+            self._tell("gave up", client, f"{client} is not launched any more: {decided.why}")
 
-    def _waiting_words(self, waiting: Waiting) -> str:
-        client, wait = waiting.client, f"{waiting.seconds:g} s"
-        why = f" ({waiting.why})" if waiting.why else ""
+    def _waiting_words(self, client: str, decided: Wait) -> str:
+        why = f" ({decided.why})" if decided.why else ""
         rule = self._launching.rule_of(client)
         if rule is not None and rule.kind == "slurm":
             # Slurm may requeue its job: that it is launched is not known yet.
             return (
                 f"{client}: unless it comes back by itself, Slurm is asked for its job in"
-                f" {wait}; one is submitted if it has none{why}"
+                f" {decided.seconds:g} s; one is submitted if it has none{why}"
             )
-        return f"{client} is launched again in {wait}, unless it comes back by itself{why}"
+        return (
+            f"{client} is launched again in {decided.seconds:g} s, unless it comes back by"
+            f" itself{why}"
+        )
 
     async def close(self) -> None:
         """Stop launching and close the launchers, when the run or the parameter server ends.

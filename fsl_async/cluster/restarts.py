@@ -1,40 +1,71 @@
-"""Decides when to launch a child process again. Pure: `now` is an argument.
+"""Decides when a process is launched again: a child, or a remote client. Pure; `now` is passed in.
 
-One machine for each child.
+One machine for each process.
 
-    state      event                    -> state     effects
-    ready      Begin                    -> running   Launch
-    running    Exited(0)                -> ended     End("done")
-    running    Exited(2)                -> ended     End("bad input"): it would fail again
-    running    Exited(else), budget     -> waiting   Wait(seconds)
-    running    Exited(else), no budget  -> ended     End("gave up")
-    waiting    WaitOver                 -> running   Launch
-    waiting    StopAsked                -> ended     End("stopped")
-    running    StopAsked                -> stopping  -
-    stopping   Exited(any)              -> ended     End("stopped")
-    ready      StopAsked                -> ended     End("stopped")
-    ready      Seen                     -> running   -: it was launched elsewhere
-    waiting    Seen                     -> running   -: it came back by itself
-    running    Seen                     -> running   -: its healthy time begins
-    ended      any                      -> ended     -
+    state      call                     -> state     result
+    ready      launch                   -> running   True
+    running    exited(0)                -> ended     End("done")
+    running    exited(2)                -> ended     End("bad input"): it would fail again
+    running    exited(else), budget     -> waiting   Wait(seconds), then launch
+    running    exited(else), no budget  -> ended     End("gave up")
+    waiting    launch                   -> running   True
+    waiting    stop                     -> ended     -
+    running    stop                     -> stopping  -
+    stopping   exited(any)              -> ended     End("stopped")
+    ready      stop                     -> ended     -
+    any        seen                     -> running   -: it runs, however it was launched
+    stopping   seen                     -> stopping  -
+    ended      launch                   -> ended     False
 
-The wait doubles from `first_wait_s` to `longest_wait_s`. After a child ran for `healthy_after_s`,
-the next wait is `first_wait_s` and the budget is full again. Exit code 64, which requests a
-relaunch, is treated like a crash, so that a program that exits with it at once does not spin.
-Where a child ends `ALIKE` times in a row with one error, each further Wait quotes that error.
-Any other pair of state and event is an error of the shell and raises AssertionError.
+The wait doubles from `first_wait_s` to `longest_wait_s`. After a process ran for `healthy_after_s`,
+or was started by hand after its end, the next wait is `first_wait_s` and the budget is full again.
+Exit code 64, which requests a relaunch, is treated like a crash, so that a program that exits with
+it at once does not spin. Where a process ends `ALIKE` times in a row with one error, each further
+Wait quotes that error. Any other pair of state and call is an error of the shell and raises
+AssertionError.
+
+The parameter server cannot observe the exit of a remote client, so `Relaunches` reads it from the
+client's session:
+
+    what happens                           -> call
+    its session begins                     seen
+    its session expires                    exited: Wait, then launch once; the next launch needs a
+                                             session first
+    it leaves with a request to be         exited(64); the wait begins at the end of its machine, if
+      launched again                         the goodbye has that time
+    its process exits (kind "local")       exited(code) at once; the end of its session counts for
+                                             the old process
+    another process takes its name         none; the end of the old process, which is refused, is
+                                             not the end of the new one
+    the parameter server restarts          exited; the wait begins when a session would have expired
+    its launcher fails                     exited: a longer wait, as long as the budget lasts
+
+A session that ends for another reason begins again at once. A client that leaves without such a
+request (done, Ctrl-C, its task failed) is not launched. Nor is one that joins again during the
+wait: its own site may act on exit code 64 first. A client without a rule in the launch file is
+never launched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from attrs import frozen
 
 from fsl_async.errors import ExitCode
+from fsl_async.roles.goodbye import Goodbye
 
 ALIKE = 3
 """After so many ends in a row with one error, the operator's line quotes the error."""
+
+LONGEST_AWAY_S = 600.0
+"""Longest time to its machine's end that a goodbye may state; Slurm and EC2 give minutes."""
+
+NO_GOODBYE = Goodbye("")
+
+MOST_MEMBERS = 10_000
+"""Limit of members. Without encryption, unauthenticated peers may add names."""
 
 
 @frozen(kw_only=True)
@@ -49,39 +80,11 @@ class RestartRules:
 
 
 @frozen
-class Begin:
-    """Launch the child for the first time."""
-
-
-@frozen
-class Exited:
-    """The child exited; `code` is negative for the signal that killed it.
-
-    error: its last error line, or empty where that is unknown.
-    """
-
-    code: int
-    error: str = ""
-
-
-@frozen
-class WaitOver:
-    """The time of the last `Wait` is over."""
-
-
-@frozen
-class StopAsked:
-    """The child must end and is not launched again."""
-
-
-@frozen
-class Launch:
-    """Start the process now."""
-
-
-@frozen
 class Wait:
-    """Asks for WaitOver after `seconds`. why: text of the error that repeats, or empty."""
+    """The process is launched in `seconds`, unless a client joins first.
+
+    why: the reason of a client's goodbye, or the error that repeats, or empty.
+    """
 
     seconds: float
     why: str = ""
@@ -89,22 +92,13 @@ class Wait:
 
 @frozen
 class End:
-    """The child will not be launched again; `why` is for people."""
+    """The process will not be launched again; `why` is for people."""
 
     why: str
 
 
-@frozen
-class Seen:
-    """The child runs, however it was launched."""
-
-
-Event = Begin | Exited | WaitOver | StopAsked | Seen
-Effect = Launch | Wait | End
-
-
 class State(Enum):
-    """State of a child."""
+    """State of a process."""
 
     READY = auto()
     RUNNING = auto()
@@ -114,7 +108,7 @@ class State(Enum):
 
 
 class Restarts:
-    """The machine of one child; see the table above."""
+    """The machine of one process; see the first table above."""
 
     def __init__(self, rules: RestartRules) -> None:
         self.state = State.READY
@@ -126,42 +120,41 @@ class Restarts:
         # Since the last launch.
         self._is_seen = False
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event at `now` (monotonic seconds); returns the effects."""
+    def launch(self, now: float) -> bool:
+        """Begin, or go on after a wait; returns whether to start the process now."""
         if self.state is State.ENDED:
-            return []
-        if isinstance(event, StopAsked):
-            return self._stop()
-        if isinstance(event, Seen):
-            return self._seen(now)
-        if isinstance(event, Exited):
-            assert self.state in {State.RUNNING, State.STOPPING}, self.state
-            return self._exited(event.code, event.error, now)
-        expected = State.READY if isinstance(event, Begin) else State.WAITING
-        assert self.state is expected, (self.state, event)
+            return False
+        assert self.state in {State.READY, State.WAITING}, self.state
         self.state = State.RUNNING
         self.launches += 1
         self._launched_at = now
         self._is_seen = False
-        return [Launch()]
+        return True
 
-    def _stop(self) -> list[Effect]:
-        if self.state in {State.RUNNING, State.STOPPING}:
-            self.state = State.STOPPING
-            return []
-        return self._end("stopped")
+    def stop(self) -> None:
+        """Do not launch the process again."""
+        is_running = self.state in {State.RUNNING, State.STOPPING}
+        self.state = State.STOPPING if is_running else State.ENDED
 
-    def _seen(self, now: float) -> list[Effect]:
-        if self.state is not State.STOPPING:
-            # The first sighting counts: a job may be queued for hours before it runs, and a running
-            # one may begin several sessions.
-            if self.state is not State.RUNNING or not self._is_seen:
-                self._launched_at = now
-            self._is_seen = True
-            self.state = State.RUNNING
-        return []
+    def seen(self, now: float) -> None:
+        """Take that the process runs."""
+        if self.state is State.STOPPING:
+            return
+        # The first sighting counts: a job may be queued for hours before it runs, and a running one
+        # may begin several sessions.
+        if self.state is not State.RUNNING or not self._is_seen:
+            self._launched_at = now
+        if self.state is State.ENDED:
+            self._in_a_row = self._alike = 0
+        self._is_seen = True
+        self.state = State.RUNNING
 
-    def _exited(self, code: int, error: str, now: float) -> list[Effect]:
+    def exited(self, code: int, now: float, error: str = "") -> Wait | End:
+        """Take the exit of the process.
+
+        code: negative for the signal that killed it. error: its last error line; empty: unknown.
+        """
+        assert self.state in {State.RUNNING, State.STOPPING}, self.state
         if self.state is State.STOPPING:
             return self._end("stopped")
         if code == ExitCode.DONE:
@@ -181,8 +174,131 @@ class Restarts:
         self._in_a_row += 1
         self.state = State.WAITING
         why = f"it ended {self._alike} times in a row with: {error}" if self._alike >= ALIKE else ""
-        return [Wait(min(wait, rules.longest_wait_s), why)]
+        return Wait(min(wait, rules.longest_wait_s), why)
 
-    def _end(self, why: str) -> list[Effect]:
+    def _end(self, why: str) -> End:
         self.state = State.ENDED
-        return [End(why)]
+        return End(why)
+
+
+class _Client(Restarts):
+    """A client with a launcher. due: when it is launched, while it waits."""
+
+    due: float | None = None
+    has_exited = False
+    """Its process has exited; until its next session."""
+    is_overtaken = False
+    """Another process took its name."""
+
+
+class Relaunches:
+    """Decides for all clients of a run; see the second table above.
+
+    rules_of: of a client; None for one that is never launched.
+    """
+
+    def __init__(self, rules_of: Callable[[str], RestartRules | None]) -> None:
+        self._rules_of = rules_of
+        self._clients: dict[str, _Client] = {}
+        self.members: set[str] = set()
+        """Clients that joined and have not left for good, with a rule or without."""
+
+    def recovered(self, members: Iterable[str], away_s: float, now: float) -> dict[str, Wait | End]:
+        """Take the members at a restart of the parameter server; returns the decisions.
+
+        away_s: clients that run join within it.
+        """
+        for client in members:
+            self.seen(client, now)
+        found = {name: self._ended(name, now, after_s=away_s) for name in sorted(members)}
+        return {name: decided for name, decided in found.items() if decided is not None}
+
+    def seen(self, client: str, now: float) -> None:
+        """Take the beginning of a client's session."""
+        if len(self.members) < MOST_MEMBERS:
+            self.members.add(client)
+        rules = self._rules_of(client)
+        if rules is not None:
+            one = self._clients.setdefault(client, _Client(rules))
+            one.seen(now)
+            one.due, one.has_exited = None, False
+
+    def left(
+        self, client: str, reason: str, now: float, goodbye: Goodbye = NO_GOODBYE
+    ) -> Wait | End | None:
+        """Take the end of its session. reason: the transport's. goodbye: where that is "bye"."""
+        one = self._clients.get(client)
+        if one is not None:
+            one.is_overtaken = reason == "superseded"
+            if one.has_exited:
+                return None
+        if reason == "bye" and goodbye.relaunch_in_s is not None:
+            away_s = min(goodbye.relaunch_in_s, LONGEST_AWAY_S)
+            return self._ended(client, now, ExitCode.RELAUNCH, after_s=away_s, why=goodbye.reason)
+        if reason in {"bye", "revoked"}:
+            self._forget(client)
+        return self._ended(client, now) if reason == "expired" else None
+
+    def exited(self, client: str, code: int, now: float, error: str = "") -> Wait | End | None:
+        """Take the exit of its process, which was launched locally. error: its last error line.
+
+        After a goodbye, too, the exit code decides whether it is launched again.
+        """
+        one = self._clients.get(client)
+        if code == ExitCode.BAD_INPUT and one is not None and one.is_overtaken:
+            one.is_overtaken = False
+            return None
+        # A person ended it, whether its goodbye has arrived or not.
+        if code == ExitCode.INTERRUPTED:
+            self._forget(client)
+        if code in {ExitCode.DONE, ExitCode.BAD_INPUT}:
+            self.members.discard(client)
+        if one is None and code == ExitCode.RELAUNCH:
+            self.seen(client, now)
+        # Preemptions are no failures, even if they are told in the same words.
+        error = "" if code == ExitCode.RELAUNCH else error
+        decided = self._ended(client, now, code, error=error)
+        if decided is not None:
+            self._clients[client].has_exited = True
+        return decided
+
+    def failed(self, client: str, now: float) -> Wait | End | None:
+        """Take the failure of its launcher."""
+        return self._ended(client, now)
+
+    def next_due(self) -> float | None:
+        """Return the time of the next launch, or None."""
+        return min((one.due for one in self._clients.values() if one.due is not None), default=None)
+
+    def take_due(self, now: float) -> list[str]:
+        """Return the clients to launch now, once each."""
+        waiting = sorted(self._clients.items())
+        ready = [name for name, one in waiting if one.due is not None and one.due <= now]
+        for name in ready:
+            self._clients[name].due = None
+            self._clients[name].launch(now)
+        return ready
+
+    def _forget(self, client: str) -> None:
+        self.members.discard(client)
+        self._clients.pop(client, None)
+
+    def _ended(
+        self,
+        client: str,
+        now: float,
+        code: int = ExitCode.BUG,
+        *,
+        after_s: float = 0.0,
+        why: str = "",
+        error: str = "",
+    ) -> Wait | End | None:
+        """Take the end of a client's process; None where that is known, or it has no launcher."""
+        one = self._clients.get(client)
+        if one is None or one.state is not State.RUNNING:
+            return None
+        decided = one.exited(code, now, error)
+        if isinstance(decided, End):
+            return decided
+        one.due = now + after_s + decided.seconds
+        return Wait(after_s + decided.seconds, why or decided.why)

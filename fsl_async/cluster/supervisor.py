@@ -21,18 +21,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from attrs import field, frozen
 
-from fsl_async.cluster.restarts import (
-    Begin,
-    End,
-    Exited,
-    Launch,
-    RestartRules,
-    Restarts,
-    State,
-    StopAsked,
-    Wait,
-    WaitOver,
-)
+from fsl_async.cluster.restarts import End, RestartRules, Restarts, State, Wait
 from fsl_async.errors import ExitCode, one_line
 from fsl_async.files.private_files import make_folder, opener
 
@@ -194,7 +183,7 @@ class Supervisor:
         self, children: list[_Running], grace_s: float, number: int = signal.SIGTERM
     ) -> None:
         for one in children:
-            one.machine.handle(StopAsked(), time.monotonic())
+            one.machine.stop()
             one.stop.set()
             _signal_group(one.process, number)
         tasks = [one.task for one in children if one.task is not None]
@@ -214,35 +203,24 @@ class Supervisor:
         """Run one child until it has ended for good; returns its last exit code."""
         machine = running.machine
         code = int(ExitCode.DONE)
-        seconds = 0.0
-        effects = machine.handle(Begin(), time.monotonic())
-        while effects:
-            effect = effects[0]
-            if isinstance(effect, Launch):
-                start = time.monotonic()
-                code = await self._run_once(running)
-                now = time.monotonic()
-                seconds = now - start
-                effects = machine.handle(Exited(code), now)
-                wait = next((one for one in effects if isinstance(one, Wait)), None)
-                end = next((one for one in effects if isinstance(one, End)), None)
-                self._on_change(
-                    ChildExited(
-                        running.child.name,
-                        code,
-                        seconds,
-                        None if wait is None else wait.seconds,
-                        _describe(code) if end is None else f"{_describe(code)}: {end.why}",
-                        running.last_error or (running.last_line if code > 0 else ""),
-                    )
+        while machine.launch(start := time.monotonic()):
+            code = await self._run_once(running)
+            now = time.monotonic()
+            decided = machine.exited(code, now)
+            self._on_change(
+                ChildExited(
+                    running.child.name,
+                    code,
+                    now - start,
+                    None if isinstance(decided, End) else decided.seconds,
+                    _describe(code) + (f": {decided.why}" if isinstance(decided, End) else ""),
+                    running.last_error or (running.last_line if code > 0 else ""),
                 )
-            elif isinstance(effect, Wait):
+            )
+            if isinstance(decided, Wait):
+                # A stop ends the machine meanwhile, which then launches no more.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(running.stop.wait(), effect.seconds)
-                # No effects when a stop has ended the machine meanwhile.
-                effects = machine.handle(WaitOver(), time.monotonic())
-            else:
-                break
+                    await asyncio.wait_for(running.stop.wait(), decided.seconds)
         return code
 
     async def _run_once(self, running: _Running) -> int:

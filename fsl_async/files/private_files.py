@@ -50,7 +50,12 @@ def replace_bytes(path: Path, data: bytes) -> None:
     part.unlink(missing_ok=True)
     write_bytes(part, data, sync=True)
     part.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError
 from fsl_async.keys.admission import Admission
-from fsl_async.keys.folder import KeysFolder, default_directory
+from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.holders import FILE, NameHolders
 from fsl_async.keys.phrasing import at_server
 from fsl_async.process.program import program
@@ -117,11 +116,12 @@ class AccessControl:
         """Report a failed handshake; called by the listener."""
         if self._endpoint is None:
             return
+        keys = self._keys or KeysFolder()
         bound = addresses.parse_listen(self._endpoint.address)
         host = addresses.reachable_host(bound.host)
         public = self._pair.public if self._pair is not None else ""
         invite = addresses.Address(host, bound.port, public)
-        line = at_server(failed, invite.fsl if public else invite.tcp, self._elsewhere())
+        line = at_server(failed, invite.fsl if public else invite.tcp, keys)
         if line:
             self._report(f"{failed.why} {failed.key}", line, failed.why, failed)
 
@@ -141,7 +141,7 @@ class AccessControl:
         if self._admission is None or self._keys is None:
             return
         if not self._admission.list.entries:
-            trust = f"{program()} keys trust KEY --name SITE{self._elsewhere()}"
+            trust = self._keys.command("trust KEY --name SITE")
             text = f"no key is trusted yet: {trust}, with the key that keys new prints at the site"
             journal.say(Note(text, "warning"))
         self._timer = loop.call_later(self._every_s, self._look)
@@ -179,8 +179,3 @@ class AccessControl:
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
         self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
         self._journal.say(Note(line + more, "warning"))
-
-    def _elsewhere(self) -> str:
-        if self._keys is None or self._keys.path == default_directory():
-            return ""
-        return f" --keys {shlex.quote(str(self._keys.path))}"

@@ -145,26 +145,23 @@ def _entry(line: str, where: str) -> Entry | None:
             f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or"
             " underscores"
         )
-    return _with_options(Entry(key, label), options, where)
+    return Entry(key, label, _names(options, where))
 
 
-def _with_options(entry: Entry, options: Iterable[str], where: str) -> Entry:
-    names = entry.names
-    seen: set[str] = set()
+def _names(options: Iterable[str], where: str) -> tuple[str, ...]:
+    names: tuple[str, ...] = ()
     for option in options:
         word, equals, value = option.partition("=")
-        if word in seen:
-            raise KeysError(f"{where}: {word}= twice")
-        seen.add(word)
-        if word == "names" and equals:
-            names = tuple(value.split(","))
-            for name in names:
-                if not NAME.fullmatch(name) or name in {".", ".."}:
-                    raise KeysError(f"{where}: {name[:80]!r} in names= is no client's name")
-            if len(set(names)) < len(names):
-                raise KeysError(f"{where}: a name twice in names=")
-        else:
+        if word != "names" or not equals:
             raise KeysError(
                 f"{where}: {option[:60]!r} is not understood; behind the label there may be names="
             )
-    return Entry(entry.key, entry.label, names)
+        if names:
+            raise KeysError(f"{where}: names= twice")
+        names = tuple(value.split(","))
+        for name in names:
+            if not NAME.fullmatch(name) or name in {".", ".."}:
+                raise KeysError(f"{where}: {name[:80]!r} in names= is no client's name")
+        if len(set(names)) < len(names):
+            raise KeysError(f"{where}: a name twice in names=")
+    return names

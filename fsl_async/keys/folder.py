@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +66,8 @@ class KeysFolder:
 
     def command(self, words: str) -> str:
         """Return the `fsl-node keys` command for this folder."""
-        elsewhere = "" if self.path == default_directory() else f" --keys {_quoted(str(self.path))}"
+        is_default = self.path == default_directory()
+        elsewhere = "" if is_default else f" --keys {shlex.quote(str(self.path))}"
         return f"{program()} keys {words}{elsewhere}"
 
     def pair(self) -> KeyPair:
@@ -149,13 +151,14 @@ class KeysFolder:
         with os.fdopen(descriptor, "rb") as file:
             if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise KeysError(
-                    f"{self.path} can be changed by others; run chmod 700 {_quoted(str(self.path))}"
+                    f"{self.path} can be changed by others;"
+                    f" run chmod 700 {shlex.quote(str(self.path))}"
                 )
             if found.st_mode & forbidden:
                 what = "read" if forbidden & stat.S_IRGRP else "changed"
                 mode = "600" if forbidden & stat.S_IRGRP else "go-w"
                 raise KeysError(
-                    f"{path} can be {what} by others; run chmod {mode} {_quoted(str(path))}"
+                    f"{path} can be {what} by others; run chmod {mode} {shlex.quote(str(path))}"
                 )
             data = file.read(most + 1)
         if len(data) > most:
@@ -201,9 +204,3 @@ class KeysFolder:
                 os.link(part, path)
         finally:
             part.unlink(missing_ok=True)
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import KeysError
-from fsl_async.files.private_files import FILE_MODE
+from fsl_async.files.private_files import FILE_MODE, sync_folder
 from fsl_async.files.text_checksum import chained, unchained
 from fsl_async.roles.names import NAME
 from fsl_transport.zmq.curve import is_key
@@ -89,11 +89,7 @@ class NameHolders:
         finally:
             os.close(descriptor)
         if is_new:
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._path.parent)
         self._size += len(line)
         self._checksum = checksum
         self._keys[name] = key

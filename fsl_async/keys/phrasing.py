@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 
 from fsl_async.config.address import Address
+from fsl_async.keys.folder import KeysFolder
 from fsl_async.process.program import program
 from fsl_async.roles.phrasing import AGAIN_S
 from fsl_transport.zmq.curve import CLOSED, MECHANISM, SERVER_KEY, UNKNOWN_KEY, HandshakeFailed
@@ -32,13 +33,13 @@ class LessOften:
         return True
 
 
-def at_server(failed: HandshakeFailed, invite: str, keys: str) -> str:
+def at_server(failed: HandshakeFailed, invite: str, keys: KeysFolder) -> str:
     """Return the listener's message; empty for none.
 
-    invite: the listener's address, with its key if it has one. keys: "" or " --keys DIR".
+    invite: the listener's address, with its key if it has one. keys: of the listener.
     """
     if failed.why == UNKNOWN_KEY:
-        trust = f"{program()} keys trust {shlex.quote(failed.key)} --name SITE{keys}"
+        trust = keys.command(f"trust {shlex.quote(failed.key)} --name SITE")
         return f"a key that is not on the list came from {failed.address}; to trust it: {trust}"
     if failed.why == SERVER_KEY:
         return (

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from fsl_async.files.checksummed_json import from_checksummed
+from fsl_async.observe.ledger_audit import each_fact
 from fsl_async.roles.split.events import UploadKey
 
 LEDGER = "ledger.jsonl"
@@ -88,7 +88,7 @@ def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
 def trained_by_life(folder: Path, client: str) -> list[int]:
     """How many uploads of each process of a client were trained, in order. Raises OSError."""
     lives: dict[int, set[str]] = {}
-    for line in _lines_of(folder):
+    for line in each_fact(folder / LEDGER, []):
         if line.get("outcome") == "trained":
             key = UploadKey.parse(str(line["key"]))
             if key.client == client:
@@ -97,16 +97,10 @@ def trained_by_life(folder: Path, client: str) -> list[int]:
 
 
 def audit_split_dir(folder: Path) -> SplitAudit:
-    """The same for a split server's folder; a torn last line is left out. Raises OSError."""
-    return audit_split(_lines_of(folder))
+    """The same for a split server's folder, with a problem for each damaged line. Raises OSError.
 
-
-def _lines_of(folder: Path) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    with (folder / LEDGER).open("rb") as file:
-        for raw in file:
-            members = from_checksummed(raw.rstrip(b"\n"))
-            if members is None:
-                break
-            found.append(members)
-    return found
+    A torn last line is left out.
+    """
+    damaged: list[str] = []
+    found = audit_split(each_fact(folder / LEDGER, damaged))
+    return evolve(found, problems=(*damaged, *found.problems))

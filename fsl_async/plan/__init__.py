@@ -2,7 +2,7 @@
 
 shapes         sizes of the parts of a model, and of the tensors that cross the cut
 methods        what each client sends and receives in a round, by category and direction
-pretraining    the same for a synchronization of full models
+tuning         the same for rounds of fine-tuning
 link           seconds that bytes take
 memory         what a client must hold
 report         the plan of one method, model, workload and link

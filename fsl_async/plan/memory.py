@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from fsl_async.accounting.shapes import ModelShapes, Part
+from fsl_async.accounting.shapes import ModelShapes, Part, Summed
 from fsl_async.roles.split.methods import Method
 
 _VALUE_BYTES = 4
@@ -24,7 +24,7 @@ _ADAM_BYTES = 8
 
 
 @frozen
-class Memory:
+class Memory(Summed):
     """Estimated bytes by purpose. The names are keys of `plan --json`."""
 
     weights: int = 0
@@ -36,14 +36,6 @@ class Memory:
     def total(self) -> int:
         """The sum of all four."""
         return self.weights + self.gradients + self.optimizer + self.activations
-
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(
-            self.weights + other.weights,
-            self.gradients + other.gradients,
-            self.optimizer + other.optimizer,
-            self.activations + other.activations,
-        )
 
 
 def trained(part: Part, batch: int) -> Memory:

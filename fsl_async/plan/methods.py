@@ -19,9 +19,14 @@ tail.
     [2] Vepakomma et al., arXiv:1812.00564     [5] Nair et al., arXiv:2505.23182
     [3] Thapa et al., arXiv:2004.12088         [6] McMahan et al., arXiv:1602.05629
 
-All of it follows from what a method decides (`fsl_async.roles.split.methods`). The name of a method
-that waits for gradients, with "-u" behind it, is its U-shape: labels stay at the client, and d'
-values cross a second cut. In sl and sl-u a client passes its part to the next one through the
+A round of `pretrain` is a sync: the delta of the whole model goes up and the update comes down,
+both in the run's format (DiLoCo, Douillard et al., arXiv:2311.08105; docs/ARCHITECTURE.md). Version
+0, and the version that a late client downloads, are the whole model in lossless fp32. The first
+client uploads version 0 instead of downloading it; the sum is the same.
+
+The rows above follow from what a method decides (`fsl_async.roles.split.methods`). The name of a
+method that waits for gradients, with "-u" behind it, is its U-shape: labels stay at the client, and
+d' values cross a second cut. In sl and sl-u a client passes its part to the next one through the
 parameter server, because clients only dial out: every turn begins with one transfer down and ends
 with one up. The first turn needs no transfer: all clients have downloaded the weights before. After
 the last turn all download once more, so that every site ends with the run's weights. splitfed-v1
@@ -38,7 +43,7 @@ from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
 from fsl_async.errors import UsageError
-from fsl_async.plan.memory import Memory, client_memory
+from fsl_async.plan.memory import Memory, client_memory, whole_model_memory
 from fsl_async.roles.split.methods import METHODS, Method, SplitRules
 
 
@@ -117,6 +122,9 @@ _PUBLISHED = {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
 
 _MODEL_WAITS = 2
 """A model goes up, and the average comes down."""
+
+PRETRAIN_WAITS = 5
+"""The call comes down, the delta goes up; the version is announced, requested, and comes down."""
 
 U_SHAPE = "-u"
 
@@ -221,3 +229,15 @@ def planned_methods() -> dict[str, PlannedMethod]:
 
 
 PLANNED: Mapping[str, PlannedMethod] = planned_methods()
+
+PRETRAIN = PlannedMethod(
+    "pretrain",
+    lambda shapes, _, count: both_ways(
+        Category.FULL_MODEL, count.values(shapes.whole.values, Kind.DELTA)
+    ),
+    whole_model,
+    lambda _: PRETRAIN_WAITS,
+    whole_model_memory,
+    is_cut=False,
+)
+ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}

@@ -20,12 +20,9 @@ from fsl_async.accounting.sizes import FORMATS, Accounting, OurAccounting, Publi
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.memory import Memory, whole_model_memory
-from fsl_async.plan.methods import PLANNED, Flow, PlannedMethod, Workload
-from fsl_async.plan.pretraining import PRETRAIN
+from fsl_async.plan.methods import ALL_METHODS, PRETRAIN, Flow, PlannedMethod, Workload
 from fsl_async.plan.tuning import TUNED
 from fsl_async.roles.phrasing import counted, megabytes
-
-ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 
 GIB = 1 << 30
 """The published figures are in it."""

@@ -23,12 +23,11 @@ from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
 from fsl_async.plan.memory import frozen_part
 from fsl_async.plan.memory import trained as memory_of_trained
-from fsl_async.plan.methods import Flow, PlannedMethod, Workload
-from fsl_async.plan.pretraining import WAITS
+from fsl_async.plan.methods import PRETRAIN_WAITS, Flow, PlannedMethod, Workload, both_ways
 
 TUNED = ("lora", "zeroth")
 """Methods whose row depends on the run's adapters."""
-ROUND_WAITS = WAITS - 1
+ROUND_WAITS = PRETRAIN_WAITS - 1
 """By rounds a version is sent with its announcement."""
 SCALAR_BYTES = 4
 
@@ -100,15 +99,14 @@ def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
         coded = count.values(exchanged.trained, Kind.DELTA).coded
         zeros = exchanged.whole - exchanged.trained
         up = Size(down.payload, min(down.coded, coded + zeros // 8))
-        return Flow(Category.ADAPTERS, Direction.UP, up), Flow(
-            Category.ADAPTERS, Direction.DOWN, down
-        )
+        flow = Flow(Category.ADAPTERS, Direction.UP, up)
+        return flow, Flow(Category.ADAPTERS, Direction.DOWN, down)
 
     return PlannedMethod(
         "lora",
         flows,
         lambda shapes: {Category.ADAPTERS: shapes.client},
-        lambda _: ROUND_WAITS if by_rounds else WAITS,
+        lambda _: ROUND_WAITS if by_rounds else PRETRAIN_WAITS,
         lambda shapes, batch: memory_of_trained(shapes.client, batch),
         is_cut=False,
     )
@@ -119,10 +117,7 @@ def planned_zeroth(steps: int, probes: int) -> PlannedMethod:
     size = Size(SCALAR_BYTES * steps * probes, SCALAR_BYTES * steps * probes)
 
     def flows(*_: object) -> tuple[Flow, ...]:
-        return (
-            Flow(Category.SCALARS, Direction.UP, size),
-            Flow(Category.SCALARS, Direction.DOWN, size),
-        )
+        return both_ways(Category.SCALARS, size)
 
     return PlannedMethod(
         "zeroth",

@@ -9,11 +9,7 @@ from pathlib import Path
 
 def resident_bytes() -> int:
     """Return the present resident memory, from /proc (Linux), else the peak."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return peak_bytes()
-    return pages * resource.getpagesize()
+    return _statm(1) or peak_bytes()
 
 
 def mapped_bytes() -> int:
@@ -21,8 +17,13 @@ def mapped_bytes() -> int:
 
     The system can drop such pages and read them again.
     """
+    return _statm(2)
+
+
+def _statm(field: int) -> int:
+    """Return a field of /proc/self/statm in bytes, see proc(5); zero without /proc."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[field])
     except (OSError, ValueError, IndexError):
         return 0
     return pages * resource.getpagesize()

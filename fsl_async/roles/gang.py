@@ -17,17 +17,17 @@ Rules
   says so: one that returned early would hold the others up until their collectives time out.
 
     state     event                            -> effects
-    waiting   RankHello from all ranks            Direct Welcome once the node has one
-    waiting   ShapeTold from all ranks            MakeSlots
+    waiting   Hello from all ranks                Direct Welcome once the node has one
+    waiting   Shape from all ranks                MakeSlots
     waiting   RankAttached from all ranks         GangAttached -> ready; Failed if ranges do not fit
     ready     Asked                               Direct -> ordered
-    ordered   RankDone from all ranks             Answered -> ready
+    ordered   Done from all ranks                 Answered -> ready
     waiting   Asked                               Unanswered
     any       Told                                Direct
-    ready     BaseAsked from all ranks            ReadBase; then Told(Base) by the shell
-    any       RankDone of a Base from all ranks   BaseRead
-    any       RankEnded from all ranks            AllEnded
-    any       RankEnded with an error for good    Failed
+    ready     BaseWanted from all ranks           ReadBase; then Told(Base) by the shell
+    any       Done of a Base from all ranks       BaseRead
+    any       Ended from all ranks                AllEnded
+    any       Ended with an error for good        Failed
     any       RankLost                            Drop the others, Unanswered, GangLost -> waiting
     waiting   timer "ranks"                       GaveUp
     ready     timer "apart"                       Note
@@ -43,6 +43,7 @@ from attrs import field, frozen
 
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.machine import Deadlines, Effect, Event, Note, TimerFired
+from fsl_async.roles.messages import Message
 
 WAIT_S = 1800.0
 """How long a node waits for ranks. It sees when torchrun ends; until then a script may load for
@@ -58,21 +59,14 @@ Range = tuple[int, int]
 
 
 @frozen
-class RankHello(Event, tag="rank_hello"):
-    """A connection says which rank it is. peer: the shell's name of the connection."""
+class FromRank(Event, tag="from_rank"):
+    """A rank has sent a Hello, Shape, Done, BaseWanted or Ended.
+
+    peer: the shell's name of the connection.
+    """
 
     peer: int
-    rank: int
-    world: int
-    generation: int
-
-
-@frozen
-class ShapeTold(Event, tag="shape_told"):
-    """A rank has built its model."""
-
-    peer: int
-    values: int
+    message: Message
 
 
 @frozen
@@ -82,30 +76,6 @@ class RankAttached(Event, tag="rank_attached"):
     peer: int
     fingerprint: str
     ranges: tuple[Range, ...]
-
-
-@frozen
-class RankDone(Event, tag="rank_done"):
-    """A rank has carried out a directive."""
-
-    peer: int
-    done: msg.Done
-
-
-@frozen
-class BaseAsked(Event, tag="base_asked"):
-    """A rank waits for the base."""
-
-    peer: int
-
-
-@frozen
-class RankEnded(Event, tag="rank_ended"):
-    """A rank's training function has returned; error: it failed, and would fail again."""
-
-    peer: int
-    error: str
-    code: int = 0
 
 
 @frozen
@@ -266,6 +236,9 @@ class _Gang:
         """Connections from the last rank to rank 0, which leads the others."""
         return tuple(self.ranks[rank].peer for rank in sorted(self.ranks, reverse=True))
 
+    def rank_at(self, peer: int) -> _Rank | None:
+        return next((one for one in self.ranks.values() if one.peer == peer), None)
+
     def has_all(self, holds: Callable[[_Rank], Any]) -> bool:
         return self.is_complete and all(holds(rank) for rank in self.ranks.values())
 
@@ -283,17 +256,18 @@ class GangMachine:
         self._deadlines = Deadlines()
         self._deadlines.set("ranks", now + wait_s)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
-            RankHello: self._hello,
-            ShapeTold: self._shape,
-            RankAttached: self._attached,
-            RankDone: self._done,
-            BaseAsked: self._base_asked,
-            RankEnded: self._ended,
-            RankLost: self._lost,
             ContextKnown: self._context_known,
             Asked: self._asked,
             Told: self._told,
             TimerFired: self._timer,
+        }
+        self._of_ranks: dict[type, Callable[[_Gang, _Rank, Any, float], list[Effect]]] = {
+            msg.Shape: self._shape,
+            RankAttached: self._attached,
+            msg.Done: self._done,
+            msg.BaseWanted: self._base_asked,
+            msg.Ended: self._ended,
+            RankLost: self._lost,
         }
 
     @property
@@ -312,27 +286,36 @@ class GangMachine:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
-        return self._handlers[type(event)](event, now)
+        if not isinstance(event, FromRank | RankAttached | RankLost):
+            return self._handlers[type(event)](event, now)
+        what = event.message if isinstance(event, FromRank) else event
+        if isinstance(what, msg.Hello):
+            return self._hello(event.peer, what, now)
+        gang = self.gang
+        rank = None if gang is None else gang.rank_at(event.peer)
+        if gang is None or rank is None:
+            return []
+        return self._of_ranks[type(what)](gang, rank, what, now)
 
     # --- a gang forms ---
 
-    def _hello(self, event: RankHello, now: float) -> list[Effect]:
-        world = self._world or event.world
-        if event.world != world or not 0 <= event.rank < world or event.generation < 0:
-            text = f"rank {event.rank} of {event.world} is none of the {world} ranks here"
-            return [Drop(event.peer, text)]
+    def _hello(self, peer: int, hello: msg.Hello, now: float) -> list[Effect]:
+        world = self._world or hello.world
+        if hello.world != world or not 0 <= hello.rank < world or hello.generation < 0:
+            text = f"rank {hello.rank} of {hello.world} is none of the {world} ranks here"
+            return [Drop(peer, text)]
         gang, effects = self.gang, list[Effect]()
-        if gang is not None and event.generation > gang.generation:
+        if gang is not None and hello.generation > gang.generation:
             effects, gang = self._lose("torchrun started its ranks again", now), None
         if gang is None:
-            gang = self.gang = _Gang(event.generation, world)
-        if event.generation < gang.generation or event.rank in gang.ranks:
+            gang = self.gang = _Gang(hello.generation, world)
+        if hello.generation < gang.generation or hello.rank in gang.ranks:
             return [
                 *effects,
-                Drop(event.peer, f"rank {event.rank} is here already, or was replaced"),
+                Drop(peer, f"rank {hello.rank} is here already, or was replaced"),
             ]
         self._world = world
-        gang.ranks[event.rank] = _Rank(event.peer)
+        gang.ranks[hello.rank] = _Rank(peer)
         if gang.is_complete:
             self._deadlines.cancel("ranks")
         return [*effects, *self._welcome()]
@@ -355,9 +338,8 @@ class GangMachine:
             gang.is_welcomed = True
         return effects + [self._direct(one) for one in self._lasting.values()]
 
-    def _shape(self, event: ShapeTold, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None or gang.has_slots:
+    def _shape(self, gang: _Gang, rank: _Rank, event: msg.Shape, now: float) -> list[Effect]:
+        if gang.has_slots:
             return []
         rank.values = event.values
         if not gang.has_all(lambda one: one.values):
@@ -370,9 +352,8 @@ class GangMachine:
         self.values, gang.has_slots = event.values, True
         return [MakeSlots(event.values)]
 
-    def _attached(self, event: RankAttached, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None or gang.is_attached or not gang.has_slots:
+    def _attached(self, gang: _Gang, rank: _Rank, event: RankAttached, now: float) -> list[Effect]:
+        if gang.is_attached or not gang.has_slots:
             return []
         rank.attached = event
         if not gang.has_all(lambda one: one.attached):
@@ -425,17 +406,14 @@ class GangMachine:
             rank.done = None
         return [self._direct(event.order)]
 
-    def _done(self, event: RankDone, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None:
-            return []
-        number = event.done.number
+    def _done(self, gang: _Gang, rank: _Rank, event: msg.Done, now: float) -> list[Effect]:
+        number = event.number
         if number == gang.base and number:
             rank.has_read = True
             return self._base_read() if gang.has_all(lambda one: one.has_read) else []
         if number != gang.order or not number:
             return []
-        rank.done = event.done
+        rank.done = event
         if not gang.has_all(lambda one: one.done):
             return []
         gang.order = 0
@@ -450,9 +428,10 @@ class GangMachine:
             return [Unanswered(text), Failed(text, 2)]
         return [Answered(joined(given))]
 
-    def _base_asked(self, event: BaseAsked, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None or not gang.is_attached:
+    def _base_asked(
+        self, gang: _Gang, rank: _Rank, event: msg.BaseWanted, now: float
+    ) -> list[Effect]:
+        if not gang.is_attached:
             return []
         rank.wants_base = True
         if gang.has_all(lambda one: one.wants_base):
@@ -470,10 +449,7 @@ class GangMachine:
 
     # --- the end ---
 
-    def _ended(self, event: RankEnded, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None:
-            return []
+    def _ended(self, gang: _Gang, rank: _Rank, event: msg.Ended, now: float) -> list[Effect]:
         if event.error:
             return [Failed(event.error, event.code)]
         rank.ended = True
@@ -486,10 +462,7 @@ class GangMachine:
         gang.all_ended = True
         return [AllEnded()]
 
-    def _lost(self, event: RankLost, now: float) -> list[Effect]:
-        gang, rank = self._rank(event.peer)
-        if gang is None or rank is None:
-            return []
+    def _lost(self, gang: _Gang, rank: _Rank, event: RankLost, now: float) -> list[Effect]:
         number = next(one for one, found in gang.ranks.items() if found is rank)
         return self._lose(f"rank {number} is gone ({event.reason})", now, event.peer)
 
@@ -528,12 +501,6 @@ class GangMachine:
             " unless they save or evaluate, every rank must do so after the same step"
         )
         return [Note(text, "warning")]
-
-    def _rank(self, peer: int) -> tuple[_Gang | None, _Rank | None]:
-        gang = self.gang
-        if gang is None:
-            return None, None
-        return gang, next((one for one in gang.ranks.values() if one.peer == peer), None)
 
 
 def _listed(numbers: Sequence[int]) -> str:

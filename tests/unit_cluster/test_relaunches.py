@@ -5,7 +5,7 @@ processes.
 import pytest
 
 from fsl_async.cluster.launch_file import LaunchRule, read_launching
-from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
+from fsl_async.cluster.restarts import End, Relaunches, Wait
 from fsl_async.errors import ConfigError
 from fsl_async.roles.goodbye import Goodbye
 
@@ -25,7 +25,7 @@ command = ["fsl-node", "--name={name}"]
 
 
 def made():
-    return Relaunches(read_launching(FILE, "f"))
+    return Relaunches(read_launching(FILE, "f").restarts_of)
 
 
 def test_the_first_pattern_that_fits_is_the_launcher():
@@ -72,7 +72,7 @@ def test_a_client_that_expires_is_launched_once():
     """A job may be in Slurm's queue for a day, so it is launched once."""
     one = made()
     one.seen("alice", 0.0)
-    assert one.left("alice", "expired", 10.0) == Waiting("alice", 2.0)
+    assert one.left("alice", "expired", 10.0) == Wait(2.0)
     assert one.left("alice", "expired", 10.5) is None
     assert one.next_due() == 12.0
     assert one.take_due(11.9) == []
@@ -95,7 +95,7 @@ def test_a_goodbye_that_asks_for_a_launch_is_a_death():
     one = made()
     one.seen("alice", 0.0)
     hung = Goodbye("training hangs", 0.0)
-    assert one.left("alice", "bye", 10.0, hung) == Waiting("alice", 2.0, "training hangs")
+    assert one.left("alice", "bye", 10.0, hung) == Wait(2.0, "training hangs")
     assert one.left("alice", "bye", 10.1, hung) is None
     assert one.take_due(12.0) == ["alice"]
     assert (one.take_due(1e6), one.next_due()) == ([], None), "once"
@@ -105,9 +105,9 @@ def test_goodbyes_in_a_row_wait_longer_and_use_the_budget_up():
     """On some machines training hangs at once, every time."""
     one, hung = made(), Goodbye("training hangs", 0.0)
     for now, decided in (
-        (10.0, Waiting("alice", 2.0, "training hangs")),
-        (40.0, Waiting("alice", 4.0, "training hangs")),
-        (70.0, GaveUp("alice", "gave up after 2 relaunches in a row")),
+        (10.0, Wait(2.0, "training hangs")),
+        (40.0, Wait(4.0, "training hangs")),
+        (70.0, End("gave up after 2 relaunches in a row")),
     ):
         one.seen("alice", now - 5.0)
         assert one.left("alice", "bye", now, hung) == decided
@@ -119,7 +119,7 @@ def test_a_launch_waits_for_the_end_of_the_machine():
     one = made()
     one.seen("alice", 0.0)
     decided = one.left("alice", "bye", 10.0, Goodbye("EC2 spot (terminate)", 100.0))
-    assert decided == Waiting("alice", 102.0, "EC2 spot (terminate)")
+    assert decided == Wait(102.0, "EC2 spot (terminate)")
     assert one.take_due(111.9) == []
     one.seen("bob", 0.0)
     assert one.left("bob", "bye", 10.0, Goodbye("liar", 9999.0)).seconds == 602.0
@@ -132,23 +132,23 @@ def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
     one.left("alice", "expired", 10.0)
     one.take_due(12.0)
     one.seen("alice", 3600.0)
-    assert one.left("alice", "expired", 3605.0) == Waiting("alice", 4.0)
+    assert one.left("alice", "expired", 3605.0) == Wait(4.0)
     one.take_due(3609.0)
     one.seen("alice", 3610.0)
     one.seen("alice", 3665.0)  # a session of the same process
-    assert one.left("alice", "expired", 3671.0) == Waiting("alice", 2.0)
+    assert one.left("alice", "expired", 3671.0) == Wait(2.0)
 
 
 def test_a_restarted_parameter_server_launches_missing_clients():
     """They died while no parameter server ran; those that run join within a session's time."""
     one = made()
     decided = one.recovered(["amy", "bob", "carol"], 20.0, 100.0)
-    assert decided == [Waiting("amy", 22.0), Waiting("bob", 22.0)]
+    assert decided == {"amy": Wait(22.0), "bob": Wait(22.0)}
     one.seen("bob", 121.0)
     assert one.take_due(121.9) == []
     assert one.take_due(122.0) == ["amy"]
     assert (one.take_due(1e6), one.next_due()) == ([], None)
-    assert one.failed("amy", 130.0) == Waiting("amy", 4.0), "of the same budget"
+    assert one.failed("amy", 130.0) == Wait(4.0), "of the same budget"
 
 
 def test_members_are_clients_that_did_not_end_for_good():
@@ -184,12 +184,12 @@ def test_a_failed_launch_is_repeated_within_the_budget():
     one.seen("alice", 0.0)
     one.left("alice", "expired", 10.0)
     one.take_due(12.0)
-    assert one.failed("alice", 12.0) == Waiting("alice", 4.0)
+    assert one.failed("alice", 12.0) == Wait(4.0)
     assert one.take_due(16.0) == ["alice"]
-    assert one.failed("alice", 16.0) == GaveUp("alice", "gave up after 2 relaunches in a row")
+    assert one.failed("alice", 16.0) == End("gave up after 2 relaunches in a row")
     assert one.next_due() is None
     one.seen("alice", 20.0)  # it was started by hand
-    assert one.left("alice", "expired", 30.0) == Waiting("alice", 2.0)
+    assert one.left("alice", "expired", 30.0) == Wait(2.0)
 
 
 def test_deaths_in_a_row_wait_longer_until_a_healthy_minute():
@@ -199,22 +199,22 @@ def test_deaths_in_a_row_wait_longer_until_a_healthy_minute():
     one.left("alice", "expired", 10.0)
     one.take_due(12.0)
     one.seen("alice", 14.0)
-    assert one.left("alice", "expired", 20.0) == Waiting("alice", 4.0)
+    assert one.left("alice", "expired", 20.0) == Wait(4.0)
     one.take_due(24.0)
     one.seen("alice", 25.0)
-    assert one.left("alice", "expired", 90.0) == Waiting("alice", 2.0)
+    assert one.left("alice", "expired", 90.0) == Wait(2.0)
 
 
 def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
     """The old session expires while the next process starts: that must not end the next one."""
     machine = made()
     machine.seen("alice", 0.0)
-    assert machine.exited("alice", -9, 100.0) == Waiting("alice", 2.0)
+    assert machine.exited("alice", -9, 100.0) == Wait(2.0)
     assert machine.take_due(102.0) == ["alice"]
     assert machine.left("alice", "expired", 103.0) is None
     assert machine.next_due() is None
     machine.seen("alice", 105.0)
-    assert machine.left("alice", "expired", 300.0) == Waiting("alice", 2.0)
+    assert machine.left("alice", "expired", 300.0) == Wait(2.0)
 
 
 def test_a_child_that_dies_of_one_error_is_launched_with_a_word_about_it():
@@ -238,10 +238,10 @@ def test_the_end_of_a_replaced_child_is_not_that_of_its_replacement():
     machine.seen("alice", 100.0)
     assert machine.exited("alice", 2, 101.0) is None
     assert machine.members == {"alice"}
-    assert machine.left("alice", "expired", 200.0) == Waiting("alice", 2.0)
+    assert machine.left("alice", "expired", 200.0) == Wait(2.0)
     machine.take_due(202.0)
     machine.seen("alice", 203.0)
-    assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
+    assert machine.exited("alice", 2, 204.0) == End("bad input")
 
 
 def test_exit_codes_decide_after_an_expired_session():
@@ -249,10 +249,10 @@ def test_exit_codes_decide_after_an_expired_session():
     machine = made()
     machine.seen("alice", 0.0)
     assert machine.left("alice", "bye", 50.0) is None
-    assert machine.exited("alice", 64, 51.0) == Waiting("alice", 2.0)
+    assert machine.exited("alice", 64, 51.0) == Wait(2.0)
     machine.seen("bob", 0.0)
     machine.left("bob", "bye", 50.0)
     assert machine.exited("bob", 0, 51.0) is None
     machine.seen("amy", 0.0)
-    assert machine.exited("amy", 2, 51.0) == GaveUp("amy", "bad input")
+    assert machine.exited("amy", 2, 51.0) == End("bad input")
     assert machine.exited("nobody", -9, 51.0) is None

@@ -4,19 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsl_async.cluster.restarts import (
-    Begin,
-    End,
-    Exited,
-    Launch,
-    RestartRules,
-    Restarts,
-    Seen,
-    State,
-    StopAsked,
-    Wait,
-    WaitOver,
-)
+from fsl_async.cluster.restarts import End, RestartRules, Restarts, State, Wait
 
 RULES = RestartRules(
     first_wait_s=1.0, factor=2.0, longest_wait_s=10.0, healthy_after_s=60.0, budget=6
@@ -25,7 +13,7 @@ RULES = RestartRules(
 
 def running():
     machine = Restarts(RULES)
-    assert machine.handle(Begin(), 0.0) == [Launch()]
+    assert machine.launch(0.0)
     return machine
 
 
@@ -33,7 +21,7 @@ def running():
 def test_done_and_bad_input_are_not_launched_again(code, why):
     """After 0 there is nothing to do, and after 2 it would fail again."""
     machine = running()
-    assert machine.handle(Exited(code), 1.0) == [End(why)]
+    assert machine.exited(code, 1.0) == End(why)
     assert machine.state is State.ENDED
 
 
@@ -41,17 +29,17 @@ def test_done_and_bad_input_are_not_launched_again(code, why):
 def test_everything_else_is_launched_again(code):
     """Crashes, preemption (64) and kills must be followed by a launch."""
     machine = running()
-    assert machine.handle(Exited(code), 1.0) == [Wait(1.0)]
-    assert machine.handle(WaitOver(), 2.0) == [Launch()]
+    assert machine.exited(code, 1.0) == Wait(1.0)
+    assert machine.launch(2.0)
     assert machine.launches == 2
 
 
 def test_waits_double_up_to_the_longest_then_the_budget_ends_it():
     """A child that cannot start must neither spin nor be launched for ever."""
     machine, waits = running(), []
-    while isinstance((effect := machine.handle(Exited(1), 0.0)[0]), Wait):
+    while isinstance(effect := machine.exited(1, 0.0), Wait):
         waits.append(effect.seconds)
-        machine.handle(WaitOver(), 0.0)
+        machine.launch(0.0)
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert effect == End("gave up after 6 relaunches in a row")
 
@@ -60,30 +48,32 @@ def test_a_healthy_minute_restores_the_budget():
     """A node that is preempted once a day must be launched soon, also after a month."""
     machine, now = running(), 0.0
     for _ in range(5):
-        machine.handle(Exited(1), now)
-        machine.handle(WaitOver(), now)
+        machine.exited(1, now)
+        machine.launch(now)
     now += 59.5
-    assert machine.handle(Exited(1), now) == [Wait(10.0)]
-    machine.handle(WaitOver(), now)
+    assert machine.exited(1, now) == Wait(10.0)
+    machine.launch(now)
     now += 60.0
-    assert machine.handle(Exited(1), now) == [Wait(1.0)]
+    assert machine.exited(1, now) == Wait(1.0)
 
 
 def test_stop_in_every_state():
     """After a stop no child may be launched again."""
     machine = Restarts(RULES)
-    assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
-    assert machine.handle(Begin(), 0.0) == []
+    machine.stop()
+    assert machine.state is State.ENDED
+    assert not machine.launch(0.0)
 
     machine = running()
-    assert machine.handle(StopAsked(), 0.0) == []
-    assert machine.handle(StopAsked(), 0.0) == []
-    assert machine.handle(Exited(-15), 0.0) == [End("stopped")]
+    machine.stop()
+    machine.stop()
+    assert machine.exited(-15, 0.0) == End("stopped")
 
     machine = running()
-    machine.handle(Exited(1), 0.0)
-    assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
-    assert machine.handle(WaitOver(), 0.0) == []
+    machine.exited(1, 0.0)
+    machine.stop()
+    assert machine.state is State.ENDED
+    assert not machine.launch(0.0)
 
 
 def test_a_child_that_others_launched_counts_from_when_it_was_seen():
@@ -91,14 +81,14 @@ def test_a_child_that_others_launched_counts_from_when_it_was_seen():
     launched.
     """
     machine = Restarts(RULES)
-    assert machine.handle(Seen(), 100.0) == []
-    assert machine.handle(Exited(1), 110.0) == [Wait(1.0)]
-    assert machine.handle(Seen(), 200.0) == []
+    machine.seen(100.0)
+    assert machine.exited(1, 110.0) == Wait(1.0)
+    machine.seen(200.0)
     assert machine.state is State.RUNNING
-    assert machine.handle(Exited(1), 210.0) == [Wait(2.0)]
-    machine.handle(Seen(), 300.0)
-    machine.handle(Seen(), 350.0)
-    assert machine.handle(Exited(1), 361.0) == [Wait(1.0)], "a healthy minute since 300"
+    assert machine.exited(1, 210.0) == Wait(2.0)
+    machine.seen(300.0)
+    machine.seen(350.0)
+    assert machine.exited(1, 361.0) == Wait(1.0), "a healthy minute since 300"
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
@@ -108,7 +98,7 @@ def test_waits_stay_within_bounds_and_launches_within_budget(lives):
     machine, now, short = running(), 0.0, 0
     for code, seconds in lives:
         now += seconds
-        effect = machine.handle(Exited(code), now)[0]
+        effect = machine.exited(code, now)
         short = 0 if seconds >= RULES.healthy_after_s else short
         if isinstance(effect, End):
             assert code in {0, 2} or short == RULES.budget
@@ -116,4 +106,4 @@ def test_waits_stay_within_bounds_and_launches_within_budget(lives):
         short += 1
         assert RULES.first_wait_s <= effect.seconds <= RULES.longest_wait_s
         assert short <= RULES.budget
-        machine.handle(WaitOver(), now)
+        machine.launch(now)

@@ -1,6 +1,7 @@
 """Messages about handshakes: correct, limited in number, and ready to paste."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_the_line_that_trusts_a_key_survives_a_shell():
     key = KeyPair.new().public[:20] + "$&*()<>?[]{}!^%=/+:-"
     failed = HandshakeFailed("unknown-key", key, "192.0.2.1")
     for line in (
-        at_server(failed, INVITE, " --keys /k"),
+        at_server(failed, INVITE, KeysFolder(Path("/k"))),
         at_client(failed, parse("h:1"), key, "site-a"),
     ):
         words = shlex.split(line.partition("keys trust ")[2])
@@ -62,15 +63,15 @@ def test_the_line_that_trusts_a_key_survives_a_shell():
         assert shlex.quote(key) in line
     reserved = at_client(failed, parse("h:1"), key, "parameter-server", is_reserved=True)
     assert reserved.endswith(" --name parameter-server --names parameter-server")
-    assert "192.0.2.1" in at_server(failed, INVITE, "")
-    assert at_server(failed, INVITE, " --keys /k").endswith("--keys /k")
+    assert "192.0.2.1" in at_server(failed, INVITE, KeysFolder())
+    assert at_server(failed, INVITE, KeysFolder(Path("/k"))).endswith("--keys /k")
 
 
 @pytest.mark.parametrize("invite", [INVITE, "tcp://h:1"])
 @pytest.mark.parametrize("why", ["server-key", "mechanism"])
 def test_the_listeners_message_has_the_address_for_the_client(why, invite):
     """The complete address, quoted, if the node encrypts; else the address without key."""
-    line = at_server(HandshakeFailed(why), invite, "")
+    line = at_server(HandshakeFailed(why), invite, KeysFolder())
     assert (shlex.quote(invite) if "key" in invite or why == "server-key" else invite) in line
 
 

@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_is_a_gap(journal):
 def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    assert journal.history.window.waited_for(journal.run) == ["b", "c"]
+    assert journal.history.window.waited_for() == ["b", "c"]
     journal.delta(12.0, "b", 0, 5.0)
     journal.commit(13.0, 1)
     assert journal.history.window.late == {"c"}
@@ -114,21 +114,21 @@ def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
 
 
 def test_the_grace_window_closes_when_the_servers_rule_says(journal):
-    window, run = journal.history.window, journal.run
+    window = journal.history.window
     for number in range(4):
         t = 100.0 * (number + 1)
         journal.call(t, number, "a", "b", "c")
-        assert window.closes_at(run) is None
+        assert window.closes_at is None
         journal.delta(t + 1, "a", number, 5.0, number + 1)
-        assert window.closes_at(run) is None  # two of three are needed
+        assert window.closes_at is None  # two of three are needed
         journal.delta(t + 2, "b", number, 5.0, number + 1)
         # Two arrivals are known in the first round: 60 s, but never beyond the round's 10 s.
         # Then median 1.5 s (of 1, 2, 1, 2) and 4 x MAD of 0.5 s.
         expected = {0: t + 10, 1: t + 3.5}.get(number, t + 3.5)
-        assert window.closes_at(run) == pytest.approx(expected)
-        assert window.as_dict(run)["waited_for"] == ["c"]
+        assert window.closes_at == pytest.approx(expected)
+        assert window.as_dict()["waited_for"] == ["c"]
         journal.commit(t + 3, number + 1)
-        assert window.closes_at(run) is None
+        assert window.closes_at is None
 
 
 def test_a_reader_that_begins_at_a_segment_does_not_guess_the_grace_window(journal):
@@ -141,8 +141,8 @@ def test_a_reader_that_begins_at_a_segment_does_not_guess_the_grace_window(journ
     assert reader.run.ps.grace == (4.0, 1.0, 60.0)
     reader.call(60.0, 0, "a", "b")
     reader.delta(61.0, "a", 0, 5.0)
-    assert reader.history.window.quorum_at == 61.0
-    assert reader.history.window.closes_at(reader.run) is None
+    assert reader.history.window.as_dict()["quorum_at"] == 61.0
+    assert reader.history.window.closes_at is None
     assert set(reader.history.timelines) == {"a", "b", "c"}
 
 
@@ -151,9 +151,9 @@ def test_a_new_segment_in_an_open_round_changes_nothing(journal):
 
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    before = journal.history.window.as_dict(journal.run)
+    before = journal.history.window.as_dict()
     journal.add(12.0, "so_far", **Total(journal.run).as_fields())
-    assert journal.history.window.as_dict(journal.run) == before
+    assert journal.history.window.as_dict() == before
     journal.delta(13.0, "b", 0, 5.0)
     journal.commit(14.0, 1)
     assert (journal.history.window.merged, journal.history.window.late) == (2, {"c"})

@@ -3,8 +3,9 @@
 import pytest
 
 from fsl_async.accounting.accounts import Account, account_lines
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.split_audit import audit_split
+from fsl_async.observe.split_audit import LEDGER, audit_split, audit_split_dir
 from fsl_async.observe.table import client_lines, header
 
 
@@ -129,3 +130,15 @@ def test_the_journal_of_a_split_server():
         " 1 client connected"
     )
     assert state.traffic()["error"] == {"activations up": pytest.approx(0.03536, rel=1e-3)}
+
+
+def test_a_damaged_line_hides_no_later_one(tmp_path):
+    """The lines behind it are audited, and the damage is a problem; a torn last line is none."""
+    first, second, third = (
+        to_checksummed({"key": f"a/1/{number}/0", "outcome": "trained"}) for number in range(3)
+    )
+    damaged = second.replace(b"trained", b"dropped")
+    (tmp_path / LEDGER).write_bytes(b"\n".join([first, damaged, third, first[:20]]))
+    found = audit_split_dir(tmp_path)
+    assert found.trained == 2
+    assert found.problems == ("line 2 of ledger.jsonl does not match its checksum",)

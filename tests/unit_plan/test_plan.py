@@ -14,8 +14,8 @@ from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
 from fsl_async.plan.memory import whole_model_memory
-from fsl_async.plan.methods import PLANNED, Workload
-from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan
+from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload
+from fsl_async.plan.report import GIB, as_dict, as_text, make_plan
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
 # FSL-SAGE (ICML 2025, arXiv:2505.23182): GiB until 81 % on CIFAR-10 and 50 % on CIFAR-100, with the

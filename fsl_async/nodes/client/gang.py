@@ -217,6 +217,7 @@ def main() -> int:
     from fsl_async.cluster.name_slot import claim_name
     from fsl_async.errors import report
     from fsl_async.process.heap import keep_freed_blocks
+    from fsl_async.process.script import print_line
     from fsl_async.process.stopper import stop_on_signals
 
     given = json.load(sys.stdin)
@@ -231,17 +232,11 @@ def main() -> int:
                 slot = claim_name(addresses.parse(options.server).tcp)
                 held.enter_context(contextlib.closing(slot))
                 options = evolve(options, name=slot.name)
-            runtime = GangRuntime(options, 0, listening, stop=stopper, log=_print)
+            runtime = GangRuntime(options, 0, listening, stop=stopper, log=print_line)
             runtime.serve(agent)
     except BaseException as error:  # noqa: BLE001 - the top of a program
         return report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)
     return stopper.exit_code
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # the reader has gone
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -48,10 +48,11 @@ def _train(session: RankSession) -> None:
     from fsl_async.learn.user_code import load_task, own_failure
     from fsl_async.nodes.client.gang_joining import process_group
     from fsl_async.nodes.client.joining import built_in, context_of, start_line
+    from fsl_async.process.script import print_line
 
     try:
         options, member = session.wait_welcome()
-        context = session.context(context_of(options, member, _say))
+        context = session.context(context_of(options, member, print_line))
         function = load_task(options.task) if options.task else built_in(member.config, options)
         context.log(start_line(context, options.threads))
         process_group(context.device)
@@ -83,11 +84,6 @@ def _keep(error: Exception) -> None:
         file = os.open(os.environ[ERRORS], os.O_WRONLY | os.O_APPEND)
         os.write(file, f"{_generation()} {text[:2000]}\n".encode())
         os.close(file)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _report(rank: int, error: BaseException) -> int:

@@ -348,34 +348,24 @@ class GangShell:
         except (MessageError, ManifestError, ValueError) as error:
             self._lost(peer, f"it broke the protocol: {error}")
 
-    def _received(  # noqa: C901 - a table
-        self, peer: int, message: Message, files: list[int]
-    ) -> None:
+    def _received(self, peer: int, message: Message, files: list[int]) -> None:
         attached = message if isinstance(message, msg.Attached) and len(files) == 1 else None
         if attached is None:
             for file in files:
                 os.close(file)
         match message:
-            case msg.Hello(rank, world, generation):
-                self._feed(gang.RankHello(peer, rank, world, generation))
-            case msg.Shape(values):
-                self._feed(gang.ShapeTold(peer, values))
+            case msg.Hello() | msg.Shape() | msg.Done() | msg.BaseWanted() | msg.Ended():
+                self._feed(gang.FromRank(peer, message))
             case msg.Attached(fingerprint):
                 if attached is None:
                     raise MessageError("Attached has one descriptor")
                 ranges = self._read_attached(peer, files[0])
                 self._feed(gang.RankAttached(peer, fingerprint, ranges))
-            case msg.Done():
-                self._feed(gang.RankDone(peer, message))
             case msg.Beat(report):
                 self._reported(peer, report)
-            case msg.BaseWanted():
-                self._feed(gang.BaseAsked(peer))
             case msg.PaceReached():
                 if self.machine.has_gang:
                     self._exchange.reach_pace()
-            case msg.Ended(error, code):
-                self._feed(gang.RankEnded(peer, error, code))
 
     def _read_attached(self, peer: int, file: int) -> tuple[gang.Range, ...]:
         body: Any = msgpack.unpackb(read_back(file, MOST_MANIFEST))

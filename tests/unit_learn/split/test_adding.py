@@ -12,8 +12,8 @@ from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.plan.link import LinkSpec
-from fsl_async.plan.methods import PLANNED, Workload, planned_methods
-from fsl_async.plan.report import ALL_METHODS, make_plan
+from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_methods
+from fsl_async.plan.report import make_plan
 from fsl_async.plan.shapes import find_shapes
 from fsl_async.roles.split import methods
 from fsl_async.roles.split.methods import SplitRules, method_of

@@ -105,7 +105,7 @@ const factsOf = (state) => {
     }
     if (open.closes_at !== null) {
       found.push(fact("grace window closes in", span(open.closes_at - now)));
-    } else {
+    } else if (open.waited_for.length) {
       const why = open.quorum_at === null ? "no quorum yet" : "quorum reached, window not known";
       found.push(fact("grace window", why));
     }
