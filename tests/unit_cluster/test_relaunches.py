@@ -101,19 +101,6 @@ def test_a_goodbye_that_asks_for_a_launch_is_a_death():
     assert (one.take_due(1e6), one.next_due()) == ([], None), "once"
 
 
-def test_goodbyes_in_a_row_wait_longer_and_use_the_budget_up():
-    """On some machines training hangs at once, every time."""
-    one, hung = made(), Goodbye("training hangs", 0.0)
-    for now, decided in (
-        (10.0, Waiting("alice", 2.0, "training hangs")),
-        (40.0, Waiting("alice", 4.0, "training hangs")),
-        (70.0, GaveUp("alice", "gave up after 2 relaunches in a row")),
-    ):
-        one.seen("alice", now - 5.0)
-        assert one.left("alice", "bye", now, hung) == decided
-        one.take_due(now + 20.0)
-
-
 def test_a_launch_waits_for_the_end_of_the_machine():
     """Before its end a spot instance would start the client again; the wait has an upper limit."""
     one = made()
@@ -190,19 +177,6 @@ def test_a_failed_launch_is_repeated_within_the_budget():
     assert one.next_due() is None
     one.seen("alice", 20.0)  # it was started by hand
     assert one.left("alice", "expired", 30.0) == Waiting("alice", 2.0)
-
-
-def test_deaths_in_a_row_wait_longer_until_a_healthy_minute():
-    """A client that dies at once must not be launched every two seconds."""
-    one = made()
-    one.seen("alice", 0.0)
-    one.left("alice", "expired", 10.0)
-    one.take_due(12.0)
-    one.seen("alice", 14.0)
-    assert one.left("alice", "expired", 20.0) == Waiting("alice", 4.0)
-    one.take_due(24.0)
-    one.seen("alice", 25.0)
-    assert one.left("alice", "expired", 90.0) == Waiting("alice", 2.0)
 
 
 def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
