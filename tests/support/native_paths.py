@@ -4,26 +4,14 @@ import numpy as np
 import pytest
 
 from fsl_codecs import CodecError, available, bound
-from fsl_codecs.code_tables import read_table
 from fsl_codecs.codec import _rounded_to_bfloat16
 from fsl_codecs.dispatch import implementation_named
-from fsl_codecs.reader import Reader
 
 REFERENCE = implementation_named("numpy")
 PATHS = [name for name in available() if name != "numpy"]
 FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 BLOCK = 16384
 CHUNK = 131072
-TABLES = {
-    name: read_table(Reader(np.frombuffer(bytes.fromhex(packed), np.uint8)), 6)
-    for name, packed in (
-        ("e4m3", "1c3e27888888887877676656554554444443546508"),
-        ("e5m2", "2a3d2888887767554434333384"),
-        ("uniform", "172828886845333333547688"),
-    )
-}
-"""Of the upper six bits of Gaussian values."""
-
 needs_native = pytest.mark.skipif(not PATHS, reason="the native codec is not built here")
 on_every_path = pytest.mark.parametrize("path", PATHS or ["none"])
 with_every_format = pytest.mark.parametrize("name", FORMATS)
@@ -105,7 +93,7 @@ def assert_agree(values, spec, **options):
     """Every path writes the reference's frame of these values and reads it as the reference does.
 
     Returns the frame. The reference is slow, so it decodes once: bf16 and sums follow from fp32
-    (test_codec_feedback.py and test_codec_roundtrip.py check that it does the same).
+    (test_codec_roundtrip.py checks that it does the same).
     """
     frame = encoded_by(REFERENCE, values, spec, **options)
     decoded = decoded_by(REFERENCE, frame, values.size)

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor, error_of
+from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 
 FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.05, budget=3)
 
@@ -155,21 +155,6 @@ def test_the_last_error_of_a_child_is_kept():
     assert errors == {"line": "no disk", "object": "full", "killed": "", "done": ""}
     assert trace.startswith("ValueError: a")
     assert trace.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("error: no data", "no data"),
-        ('{"error": "full", "kind": "x"}', "full"),
-        ("{nothing", ""),
-        ("hello", ""),
-        ("[1]", ""),
-    ],
-)
-def test_error_lines_are_those_of_both_kinds_of_output(line, error):
-    """A node prints its error in text, or with --json as an object."""
-    assert error_of(line) == error
 
 
 def test_a_program_that_is_not_there_is_bad_input(tmp_path):

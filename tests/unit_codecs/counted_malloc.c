@@ -1,5 +1,5 @@
-// Preloaded into a process, counts the calls of malloc and its relatives by each thread, and the bytes that they ask for
-// (test_allocations.py). glibc only.
+// Preloaded into a process, counts the calls of malloc and its relatives by each thread (test_allocations.py).
+// glibc only.
 #include <stddef.h>
 
 extern void* __libc_malloc(size_t);
@@ -7,20 +7,14 @@ extern void* __libc_calloc(size_t, size_t);
 extern void* __libc_realloc(void*, size_t);
 extern void* __libc_memalign(size_t, size_t);
 
-static __thread unsigned long calls, bytes;
+static __thread unsigned long calls;
 
 unsigned long counted_calls(void) { return calls; }
-unsigned long counted_bytes(void) { return bytes; }
 
-static void count(size_t size) {
-  ++calls;
-  bytes += size;
-}
-
-void* malloc(size_t size) { count(size); return __libc_malloc(size); }
-void* calloc(size_t members, size_t size) { count(members * size); return __libc_calloc(members, size); }
-void* realloc(void* old, size_t size) { count(size); return __libc_realloc(old, size); }
-void* memalign(size_t alignment, size_t size) { count(size); return __libc_memalign(alignment, size); }
+void* malloc(size_t size) { ++calls; return __libc_malloc(size); }
+void* calloc(size_t members, size_t size) { ++calls; return __libc_calloc(members, size); }
+void* realloc(void* old, size_t size) { ++calls; return __libc_realloc(old, size); }
+void* memalign(size_t alignment, size_t size) { ++calls; return __libc_memalign(alignment, size); }
 void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
 int posix_memalign(void** out, size_t alignment, size_t size) {
   *out = memalign(alignment, size);

@@ -11,10 +11,29 @@ import zlib
 
 import numpy as np
 import pytest
+from attrs import evolve
+from forged_frames import forged
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from fsl_codecs import CodecError, CodecSpec, decode, encode, format_of
+from fsl_codecs import (
+    CodecError,
+    CodecSpec,
+    FrameError,
+    available,
+    decode,
+    encode,
+    format_of,
+    info,
+)
+from fsl_codecs.dispatch import implementation_named
 
 FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
+RANGES = {"e4m3": (10, 247), "e5m2": (17, 240), "uniform": (8, 992)}
+"""The scales that a frame may hold."""
+ONE = {"e4m3": 0x38, "e5m2": 0x3C, "uniform": 129}
+"""The code of 1, which decodes to the scale."""
 CODE_BITS = {"fp32": 32, "bf16": 16, "e4m3": 8, "e5m2": 8, "uniform": 8}
 SPLITS = {
     "fp32": [("rotated", 8, 8, 8, 8)],
@@ -23,6 +42,20 @@ SPLITS = {
     "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
     "uniform": [("plain", 6, 2), ("plain", 8)],
 }
+
+
+UNHURRIED = settings(deadline=None, max_examples=60)
+SPECS = st.builds(
+    lambda name, block, blocks, entropy, step_log2: CodecSpec(
+        name, block, block * blocks, entropy, step_log2
+    ),
+    st.sampled_from(FORMATS),
+    st.sampled_from([16, 32, 128, 1024]),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sampled_from([0, 8, 14, 20, 40]),
+)
+ANY_VALUES = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))
 
 
 class Bytes:
@@ -280,6 +313,70 @@ def test_the_document_alone_reads_frames(name, draw):
     ]:
         frame = encode(drawn(draw, count), spec)
         assert read(frame) == decode(frame).tobytes()
+
+
+@UNHURRIED
+@given(values=ANY_VALUES, spec=SPECS)
+@example(values=np.full(300, -0.0, np.float32), spec=CodecSpec("e4m3", 16, 64))
+@example(values=np.array([np.inf, 1.0], np.float32), spec=CodecSpec("bf16"))
+def test_arbitrary_values_and_grids(values, spec):
+    """Any fp32 bits through any grid: read as documented, never larger than raw fp32, flagged when
+    not finite.
+    """
+    frame = encode(values, spec)
+    chunks = -(-values.size // spec.chunk_values)
+    assert len(frame) <= 28 + 16 * chunks + 4 * values.size
+    assert read(frame) == decode(frame).tobytes()
+    assert info(frame).nonfinite == (not np.isfinite(values).all())
+
+
+@UNHURRIED
+@given(
+    bits=hnp.arrays(np.uint32, st.integers(1, 400), elements=st.integers(0, 0xFFFFFFFF)),
+    spec=SPECS,
+)
+def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
+    """NaN payloads, also signaling ones, infinities and their neighbors survive every format."""
+    bits[0] = 0x7F800001
+    values = bits.view(np.float32)
+    spec = evolve(spec, chunk_values=1024)
+    frame = encode(values, spec)
+    assert read(frame) == values.tobytes()
+    assert decode(frame).tobytes() == values.tobytes()
+    assert info(frame).nonfinite
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(RANGES)), st.integers(1, 40), st.data())
+def test_every_form_of_scales_is_read_by_its_meaning(name, runs, drawn_):
+    """Also forms that no encoder writes, and forms that do not exist; all implementations agree."""
+    lowest, highest = RANGES[name]
+    near = st.integers(lowest - 8, lowest + 9) | st.integers(highest - 9, highest + 8)
+    one = drawn_.draw(near).to_bytes(2 if name == "uniform" else 1, "little")
+    form = drawn_.draw(st.integers(0, 10) | st.integers(0, 255))
+    data = one + bytes([form]) + drawn_.draw(st.binary(min_size=75, max_size=75))
+    source = Bytes(data)
+    try:
+        scales = scales_of(source, runs, name)
+    except (AssertionError, IndexError):
+        expected = f"unknown form of scales {form}"
+    else:
+        expected = f"a scale is not from {lowest} to {highest}"
+        data = data[: len(data) - len(source.data)]
+        if lowest <= min(scales) and max(scales) <= highest:
+            codes = Bytes(b"")
+            ones = values_of([ONE[name]] * runs, scales, 1, name, codes)
+            expected = np.frombuffer(b"".join(ones), np.float32).tolist()
+    payload = data + bytes([ONE[name]]) * 16 * runs
+    frame = forged(name, payload, 16 * runs, 2, block_values=16, chunk_values=16384)
+    for path in available():
+        out = np.zeros(16 * runs, np.float32)
+        try:
+            implementation_named(path).decode_into(frame, out)
+            found = out[::16].tolist()
+        except FrameError as error:
+            found = str(error)
+        assert found == expected, path
 
 
 @pytest.mark.parametrize("name", FORMATS)

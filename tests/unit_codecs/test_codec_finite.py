@@ -118,25 +118,3 @@ def test_a_value_beyond_fp32_is_found_in_every_piece(name, run):
     codes[run * RUN + 63] = OVERFLOWING | 0x80
     assert is_refused(codes, name, scales)
     assert is_refused(codes, name, scales, BLOCK)
-
-
-@pytest.mark.parametrize("name", SPECIAL)
-def test_the_farthest_rank_may_be_the_highest_scale(name):
-    """Eight above the most frequent one, which an encoder never writes."""
-    codes = np.full(RUN * 2, 0x38, np.uint8)
-    codes[RUN:] = OVERFLOWING
-    for common, refused in ((HIGHEST[name] - 8, True), (HIGHEST[name] - 9, False)):
-        # Of two runs, one of the common scale and one of rank 15: a bit for each, then one for each
-        # rank up to 15.
-        bits = [0, 1, *[1] * 14]
-        data = bytes([common, 0x40 + 15]) + np.packbits(bits, bitorder="little").tobytes()
-        header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, BLOCK)))
-        struct.pack_into("<Q", header, 16, codes.size)
-        payload = data + codes.tobytes()
-        frame = with_checksums(
-            header + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload
-        )
-        for path in available():
-            out = np.zeros(codes.size, np.float32)
-            said = refusal(implementation_named(path).decode_into, frame, out)
-            assert (said is not None) == refused, (path, common)

@@ -14,7 +14,7 @@ from fsl_codecs import CodecError, CodecSpec, available, encode
 from fsl_codecs.dispatch import implementation_named
 
 FACTOR, MOST = 16, 96
-REPEATS = 3
+REPEATS = 2
 
 
 def bell(count):
@@ -69,7 +69,7 @@ def processor_time(read, frame):
 
 
 @pytest.mark.parametrize("made", [tiny_chunks, constant_chunks, listed, escaped])
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", sorted({available()[0], "numpy"}))
 def test_time_goes_with_the_length(name, made):
     """A frame of a megabyte that takes a minute would let a few hostile peers stop a server."""
     codec = implementation_named(name)

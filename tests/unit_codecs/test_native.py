@@ -46,30 +46,6 @@ def test_chunks_of_several_blocks(name, kind):
 
 
 @with_every_format
-@pytest.mark.parametrize("count", [4 * BLOCK, 4 * BLOCK + 1])
-def test_samples_become_thinner(name, count):
-    """From 65,537 values on."""
-    assert_agree(values_of("heavy", count), CodecSpec(name))
-
-
-@with_every_format
-@pytest.mark.parametrize("block_values", [16, 64, 256, 1024])
-def test_block_sizes(name, block_values):
-    """Runs shorter and longer than a vector and than those of a sample."""
-    for kind in ("bell", "heavy", "zero blocks"):
-        for count in (1000, 5 * BLOCK // 2):
-            assert_agree(values_of(kind, count), CodecSpec(name, block_values=block_values))
-
-
-@pytest.mark.parametrize("step_log2", [0, 5, 14, 22, 31, 40])
-def test_step_log2(step_log2):
-    """Coarse steps give constant planes, fine ones escape nearly everything."""
-    for kind in ("bell", "heavy", "sparse"):
-        for count in (700, 2 * BLOCK):
-            assert_agree(values_of(kind, count), CodecSpec("uniform", step_log2=step_log2))
-
-
-@with_every_format
 def test_the_usual_chunk(name):
     """The runtime's chunks, also whole frames of them on several threads."""
     values = values_of("bell", 2 * CHUNK + 5000)
@@ -111,23 +87,6 @@ def test_what_is_encoded(name, kind, count):
                     encoded_by(codec, given, spec, reference=other, residual=residual) == frame
                 ), path
                 assert residual.tobytes() == kept.tobytes(), path
-
-
-def test_every_bfloat16():
-    """All 65,536 codes, in frames of bf16 and of fp32."""
-    codes = np.arange(1 << 16, dtype=np.uint16)
-    finite = codes[(codes & 0x7F80) != 0x7F80]
-    for given in (codes, finite):
-        values = (given.astype(np.uint32) << 16).view(np.float32)
-        for name in ("bf16", "fp32"):
-            for entropy in (True, False):
-                frame = assert_agree(values, CodecSpec(name, entropy=entropy))
-                # A signaling NaN becomes quiet.
-                is_nan = (given & 0x7FFF) > 0x7F80
-                wanted = np.where(is_nan, given | 0x40, given)
-                for path in PATHS:
-                    out = decoded_by(implementation_named(path), frame, given.size, np.uint16)
-                    assert np.array_equal(out, wanted), path
 
 
 @with_every_format

@@ -28,29 +28,6 @@ pytestmark = needs_native
 
 
 @on_every_path
-def test_buffers_of_all_kinds(path):
-    """Frames are read from, and written to, any contiguous buffer, at any address."""
-    codec = implementation_named(path)
-    values = values_of("bell", 2000)
-    frame = encoded_by(codec, values, CodecSpec("e4m3"))
-    expected = decoded_by(REFERENCE, frame, 2000).tobytes()
-    for held in (bytearray(frame), memoryview(frame), np.frombuffer(frame, np.uint8)):
-        assert decoded_by(codec, held, 2000).tobytes() == expected
-    for offset in range(1, 9):
-        shifted = memoryview(bytes(offset) + frame)[offset:]
-        assert decoded_by(codec, shifted, 2000).tobytes() == expected
-        # The last byte of the buffer is the last of the frame.
-        room = np.zeros(4 * 2000 + 200_000, np.uint8)
-        size = codec.encode_into(values, room[offset:], CodecSpec("e4m3"))
-        assert room[offset : offset + size].tobytes() == frame
-        out = np.zeros(2100, np.float32)
-        codec.decode_into(frame, out[offset : offset + 2000])
-        assert out[offset : offset + 2000].tobytes() == expected
-        assert not out[:offset].any()
-        assert not out[offset + 2000 :].any()
-
-
-@on_every_path
 def test_flushed_subnormals_change_nothing(path):
     """A thread that trains may flush subnormals to zero; frames, values and the setting stay the
     same.
@@ -135,9 +112,7 @@ SHOW = "import fsl_codecs; print(fsl_codecs.implementation(), *fsl_codecs.availa
 
 
 def test_the_variable_chooses():
-    """FSL_CODECS_PATH names the implementation; auto, empty and absent mean the best."""
-    for name in available():
-        assert python(SHOW, FSL_CODECS_PATH=name)[1].split()[0] == name
+    """FSL_CODECS_PATH names the implementation (below); auto and empty mean the best."""
     for name in ("auto", ""):
         assert python(SHOW, FSL_CODECS_PATH=name)[1].split() == [available()[0], *available()]
 

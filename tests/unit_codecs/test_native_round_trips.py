@@ -83,7 +83,7 @@ def read_by(codec, frame, count, places, **options):
     return [*found, total.tobytes()]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),
     count=SIZES,
@@ -134,7 +134,7 @@ def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
         assert read_by(codec, held, count, places[3:], threads=threads) == expected
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),
     count=SIZES,

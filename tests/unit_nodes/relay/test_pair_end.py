@@ -89,23 +89,6 @@ def test_the_other_direction_may_finish(relayed):
     run(main())
 
 
-def test_a_slow_reader_gets_what_was_sent_before_the_end(relayed):
-    """The end follows the bytes held in the relay and in the kernel."""
-
-    async def main():
-        async with relayed() as one:
-            near, far = await one.joined()
-            sent = await one.fill(near)
-            near.shutdown(socket.SHUT_WR)
-            got = 0
-            while data := await one.read(far, 1 << 18):
-                got += len(data)
-                await asyncio.sleep(0.02)
-            assert got == sent
-
-    run(main())
-
-
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_a_peer_that_neither_reads_nor_closes_is_dropped(relayed, monkeypatch, side):
     """Its place is needed when the client dials again."""

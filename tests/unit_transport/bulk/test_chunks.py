@@ -14,7 +14,6 @@ from fsl_transport.bulk.chunks import (
     ReceiveStream,
     SendStream,
 )
-from fsl_transport.bulk.credit import ReceiveCredit, SendCredit
 
 UNWRITTEN = 500
 """Limit of a sender's unwritten bytes: above every window here but those of the receiver alone."""
@@ -30,56 +29,6 @@ def sending(chunks=10, limit=1000, chunk=0):
     stream = SendStream(1, chunks, UNWRITTEN)
     stream.accept(0, chunk, 0, limit)
     return stream
-
-
-def test_credit_rises_in_steps_of_a_quarter():
-    """Small chunks must not cost one CREDIT each."""
-    credit = ReceiveCredit(1000, 400)
-    credit.receive(600)
-    assert not credit.consume(200, 1000)
-    assert credit.limit == 1000
-    assert credit.consume(50, 1000)
-    assert credit.limit == 1250
-    assert credit.pending == 350
-
-
-def test_a_shrinking_window_takes_nothing_back():
-    """Granted credit stays granted when more streams share the budget."""
-    credit = ReceiveCredit(1000, 100)
-    credit.receive(500)
-    assert not credit.consume(50, 200)
-    assert credit.consume(450, 200)  # the limit stays, but written chunks are reported
-    assert credit.limit == 1000
-
-
-def test_old_grants_are_ignored():
-    """Grants are absolute: a lower one is older."""
-    credit = SendCredit()
-    credit.grant(100)
-    credit.grant(50)
-    credit.spend(60)
-    assert credit.left == 40
-    assert credit.covers(40)
-    assert not credit.covers(41)
-
-
-def test_sender_waits_for_accept_and_credit():
-    """Nothing is read before the receiver accepts, nor without credit."""
-    stream = SendStream(1, 3, UNWRITTEN)
-    assert stream.next_read() is None
-    assert stream.take() is None
-    stream.accept(0, 0, 0, 50)
-    assert stream.next_read() == (0, 1)
-    assert stream.next_read() is None  # one read at a time
-    stream.delivered(1, b"x" * 60)
-    assert stream.take() is None  # held: 60 bytes do not fit into 50
-    assert stream.next_read() is None
-    stream.grant(60, 0)
-    assert stream.take() == (0, b"x" * 60)
-    assert stream.next_read() is None  # credit is used up
-    stream.grant(100, 1)
-    assert stream.next_read() == (1, 2)
-    assert stream.confirmed == 1
 
 
 def test_a_resume_goes_back_and_drops_the_pending_read():
@@ -220,29 +169,6 @@ def take(stream, round_, index, size, now):
     dropped.
     """
     return stream.on_complete(index) if stream.on_piece(round_, index, size, now) else None
-
-
-def test_receiver_writes_in_order_whatever_comes_first():
-    """Stripes overtake each other; old and repeated chunks are dropped."""
-    stream = accepted()
-    assert take(stream, 0, 0, 10, 1.0) == [0]
-    assert take(stream, 0, 0, 10, 1.0) is None
-    assert take(stream, 0, 2, 10, 1.0) == []
-    assert take(stream, 0, 2, 10, 1.0) is None
-    assert take(stream, 0, 4, 10, 1.0) == []
-    assert take(stream, 0, 1, 10, 1.0) == [1, 2]
-    assert take(stream, 0, 3, 10, 1.0) == [3, 4]
-    assert stream.expected == 5
-    assert stream.credit.received == 50
-
-
-def test_a_chunk_has_one_size():
-    """Its first piece determines how much credit it takes."""
-    stream = accepted()
-    assert stream.on_piece(0, 0, 30, 1.0)
-    assert stream.on_piece(0, 0, 30, 1.0)
-    with pytest.raises(PeerError, match="30 bytes"):
-        stream.on_piece(0, 0, 31, 1.0)
 
 
 def test_receiver_refuses_invalid_pieces():

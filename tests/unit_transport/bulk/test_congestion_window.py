@@ -4,11 +4,7 @@ import pytest
 from simulated_path import Conditions, Path
 
 from fsl_transport.bulk.congestion_window import (
-    INITIAL_WINDOW_BYTES,
-    MAX_GAIN,
-    MIN_GAIN,
     PROBE_RTT_EVERY_S,
-    STARTUP_GAIN,
     CongestionWindow,
 )
 from fsl_transport.bulk.parallelism import State
@@ -18,7 +14,7 @@ LONG = Conditions(rate=10e6, delay_s=0.045, loss=0.001)
 LOSSY = Conditions(rate=10e6, delay_s=0.025, loss=0.01)
 
 
-@pytest.mark.parametrize("stripes", [None, 1, 8, 64])
+@pytest.mark.parametrize("stripes", [None, 1, 64])
 def test_a_slow_path_is_full_and_has_a_short_queue(stripes):
     """However many connections start at once, control messages must not queue behind them."""
     path = Path(DSL, stripes=stripes)
@@ -41,12 +37,11 @@ def test_a_long_path_with_losses_is_filled_within_seconds():
     assert path.run(5.0).use > max(0.88, 2 * alone.run(5.0).use)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_percent_packet_loss(seed):
+def test_one_percent_packet_loss():
     """Most connections are repairing a loss at any time; the window must not shrink for that."""
-    alone = Path(LOSSY, stripes=1, seed=seed)
+    alone = Path(LOSSY, stripes=1)
     alone.run(2.0)
-    path = Path(LOSSY, seed=seed)
+    path = Path(LOSSY)
     path.run(4.0)
     assert path.run(3.0).use > 12 * alone.run(3.0).use
 
@@ -66,17 +61,6 @@ def test_a_burst_after_an_idle_time_takes_few_round_trips(chunks, round_trips):
     assert max(took[2:]) < 0.045 + 0.09 * round_trips + transmission_s
 
 
-def test_sixty_four_connections_start_with_as_much_as_one():
-    """Before the first acknowledgement the path's rate is unknown."""
-    for stripes in (1, 64):
-        path = Path(DSL, stripes=stripes)
-        if stripes > 1:
-            # Until the probes are acknowledged; one connection sent the first pieces.
-            path.run(0.13)
-        in_flight = sum(one.in_flight for one in path.bulk._stripes.values())
-        assert in_flight <= INITIAL_WINDOW_BYTES + 16384
-
-
 def ack(window, count, *, now, rtt_s, size=1 << 20, limited=False, delayed=False):
     """Acknowledge ``count`` pieces, each ``rtt_s`` after the one before."""
     for _ in range(count):
@@ -93,21 +77,6 @@ def ack(window, count, *, now, rtt_s, size=1 << 20, limited=False, delayed=False
             )
         now += rtt_s
     return now
-
-
-def test_the_gain_grows_while_losses_and_no_queue_limit_sending():
-    """Pieces that wait for a lost one fill the window, and not the path."""
-    window = CongestionWindow(1 << 30)
-    now = ack(window, 10, now=1.0, rtt_s=0.1)
-    assert window.gain == STARTUP_GAIN
-    now = ack(window, 10, now=now, rtt_s=0.1, limited=True)
-    assert window.gain == STARTUP_GAIN, "nothing was delayed"
-    now = ack(window, 10, now=now, rtt_s=0.1, delayed=True)
-    assert window.gain == STARTUP_GAIN, "the window did not limit sending"
-    now = ack(window, 10, now=now, rtt_s=0.1, limited=True, delayed=True)
-    assert window.gain == MAX_GAIN
-    ack(window, 20, now=now, rtt_s=0.4, limited=True, delayed=True)
-    assert window.gain == MIN_GAIN, "a queue"
 
 
 def test_an_old_min_rtt_is_measured_again():

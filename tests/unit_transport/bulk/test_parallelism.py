@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from fsl_transport.bulk.parallelism import (
     FIRST_WAIT_S,
     LONG_START,
@@ -34,15 +36,31 @@ def simulate(
     return machine, counts
 
 
-def test_stripes_are_doubled_while_that_brings_more():
-    """One connection carries 1 MB/s, the path 25: some thirty are found within seconds."""
-    machine, counts = simulate(lambda n: min(1e6 * n, 25e6), 12)
-    assert counts[:7] == [1, 2, 4, 8, 16, 32, 64]
-    assert machine.count == 32
-    _, counts = simulate(lambda n: min(1e6 * n, 25e6), 600, machine=machine, begun=100.0)
-    assert set(counts) <= {16, 32, 64}
-    assert counts.count(16) + counts.count(64) < 20  # trials get rarer
-    assert machine.count == 32
+@pytest.mark.parametrize(
+    ("first", "limit", "rate", "seconds", "starts", "ends", "most_changes"),
+    [
+        # One connection carries 1 MB/s, the path 25; then trials get rarer.
+        (1, 64, lambda n: min(1e6 * n, 25e6), 600, [1, 2, 4, 8, 16, 32, 64], 32, 30),
+        # Each connection costs a tenth.
+        (16, 64, lambda n: 40e6 * 0.9 ** math.log2(n), 300, [16], 1, 20),
+        # One fills the path: more would only compete with each other.
+        (1, 64, lambda n: 1.25e6, 300, [1, 2, 1], 1, 16),
+        (1, 6, lambda n: 1e6 * n, 60, [1, 2, 4, 6], 6, 20),
+        # A fixed number: no trials.
+        (8, 8, lambda n: 25e6, 300, [8], 8, 1),
+    ],
+    ids=["wide", "costly", "full", "limited", "fixed"],
+)
+def test_trials_end_with_the_number_that_the_path_needs(  # noqa: PLR0917
+    first, limit, rate, seconds, starts, ends, most_changes
+):
+    """Doubled while that brings more, halved where half as many carry the same."""
+    machine = Parallelism(1 if first < limit else first, limit)
+    machine.count = first
+    _, counts = simulate(rate, seconds, machine=machine)
+    assert counts[: len(starts)] == starts
+    assert machine.count == ends
+    assert len(counts) <= most_changes
 
 
 def test_a_long_path_starts_with_several():
@@ -82,48 +100,6 @@ def test_startup_opens_as_many_as_the_window_makes_useful():
     assert machine.count == 4, "never fewer than the setting"
 
 
-def test_a_path_on_which_each_connection_costs_ends_with_one():
-    """Also from too many at the start, and if doubling costs only a tenth."""
-    machine = Parallelism(1, 64)
-    machine.count = 16
-    _, counts = simulate(lambda n: 40e6 * 0.9 ** math.log2(n), 300, machine=machine)
-    assert machine.count == 1
-    assert len(counts) < 20
-
-
-def test_a_path_that_one_connection_fills_keeps_one():
-    """More connections would only compete with each other."""
-    machine, counts = simulate(lambda n: 1.25e6, 300)
-    assert machine.count == 1
-    assert set(counts) == {1, 2}
-    assert len(counts) < 16
-
-
-def test_probe_down_lasts_longer_than_a_slow_start():
-    """Half as many carry the same for some seconds, until losses end their slow start."""
-    machine = Parallelism(1, 64)
-    machine.count, machine.state, machine._failures = 32, State.HOLD, 1
-    now, counts = 0.0, []
-    for _ in range(40):
-        now += 1.0
-        machine._judge(25e6 if machine.count == 32 or now < 7 else 18e6, now)
-        counts.append(machine.count)
-    assert counts[:9] == [16] * 7 + [32] * 2
-    machine.count, machine.state, machine._failures, machine._next_trial_at = 4, State.HOLD, 1, 0.0
-    counts.clear()
-    for _ in range(40):
-        now += 1.0
-        machine._judge(25e6, now)
-        counts.append(machine.count)
-    assert counts[:20] == [2] * 10 + [1] * 10, "halved again only after that"
-
-
-def test_a_fixed_number_stays():
-    """If the first number equals the limit, there are no trials."""
-    _, counts = simulate(lambda n: 25e6, 300, machine=Parallelism(8, 8), rtt_s=0.09)
-    assert counts == [8]
-
-
 def test_settings_bound_the_number_found():
     """A restarted server may allow fewer, or a fixed number."""
     machine, _ = simulate(lambda n: 1e6 * n, 20)
@@ -141,14 +117,6 @@ def test_settings_bound_the_number_found():
     assert machine.count == 4, "a higher first number, with the same limit"
     machine.set_limits(1, 64)
     assert machine.count == 4
-
-
-def test_the_limit_bounds_the_number():
-    """An operator may set it."""
-    machine, counts = simulate(lambda n: 1e6 * n, 60, limit=6)
-    assert max(counts) == 6
-    assert machine.count == 6
-    assert Parallelism(8, 4).count == 4
 
 
 def test_a_path_that_changed_is_found():

@@ -55,100 +55,6 @@ def test_unwritten_bytes_are_bounded_over_all_peers(memory, new_settings, new_so
     assert ps.endpoint.receive_budget.used_bytes == 0
 
 
-class Crowd:
-    """A budget of four chunks, which the first client's stream takes; the others wait.
-
-    Nothing is written before it is released.
-    """
-
-    CHUNK = 50_000
-
-    def __init__(
-        self, world, new_settings, new_source, new_sink, watch, *, others, chunks, **changes
-    ):
-        self.world = world
-        settings = new_settings(
-            receive_budget_bytes=4 * self.CHUNK,
-            chunk_limit_bytes=self.CHUNK,
-            window_bytes=4 * self.CHUNK,
-            **changes,
-        )
-        self.ps = world.listener(settings=settings)
-        self.sinks = {}
-
-        def take(event):
-            self.sinks[event.peer] = new_sink(hold=True)
-            self.ps.endpoint.accept(event.peer, event.stream_id, self.sinks[event.peer])
-
-        self.ps.on[StreamOffered] = take
-        self.operations = watch(self.ps)
-        self.clients = {}
-        for name in ("first", *others):
-            one = self.clients[name] = world.dialer(name, settings=settings)
-            world.until(lambda one=one: one.count(PeerUp))
-            count = 4 if name == "first" else chunks
-            one.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * count))
-            world.run(0.5)
-        assert self.held == self.budget.writing_bytes // self.CHUNK == 4
-
-    @property
-    def budget(self):
-        """The server's."""
-        return self.ps.endpoint.receive_budget
-
-    @property
-    def requested(self):
-        """Names of the clients that were asked to resume."""
-        return [name for name, op, fields in self.operations if op == frames.ACCEPT and fields[1]]
-
-    @property
-    def held(self):
-        """Number of chunks in memory."""
-        return self.budget.used_bytes // self.CHUNK
-
-    def write(self, name, count=1):
-        """Write this many chunks of a stream."""
-        self.sinks[name].release(count)
-        self.world.run(0.5)
-
-
-@pytest.fixture
-def crowd(memory, new_settings, new_source, new_sink, watch_operations):
-    return lambda *others, chunks=4, **changes: Crowd(
-        memory, new_settings, new_source, new_sink, watch_operations,
-        others=others, chunks=chunks, **changes,
-    )  # fmt: skip
-
-
-def test_dropped_chunks_are_requested_one_stream_after_the_other(crowd):
-    """All at once, most would be dropped again. The first free space is for the longest waiting."""
-    world = crowd("b", "c")
-    world.write("first")
-    assert (world.requested, world.held) == (["b"], 4), "before half of the budget is free"
-    world.world.run(2)
-    assert world.requested == ["b"]
-    world.write("first")
-    assert world.requested == ["b", "c"]
-    for _ in range(12):
-        for name in world.sinks:
-            world.write(name, len(world.sinks[name].waiting))
-    assert [len(sink.got) for sink in world.sinks.values()] == [4, 4, 4]
-    assert world.budget.waiting == []
-
-
-def test_a_stream_that_does_not_answer_a_request_blocks_no_other(crowd):
-    """Writes request the next stream; if nothing is written, the timer does."""
-    calm = {"heartbeat_every_s": 100, "expire_after_s": 300, "stall_s": 100}
-    world = crowd(*"bcdefgh", chunks=1, **calm)
-    for name in "bcdefg":
-        world.world.network.cut(name, "ps")
-    world.world.run(2)  # the timer finds no space
-    world.sinks["first"].release()
-    assert world.requested == ["b", "c", "d", "e", "f"]
-    world.world.run(1.5)
-    assert len(world.sinks["h"].got) == 1
-
-
 def test_memory_full_of_chunks_out_of_order_is_no_deadlock(
     memory, new_settings, new_source, new_sink
 ):
@@ -341,23 +247,6 @@ def test_space_is_reserved_for_the_longest_waiting_until_its_chunk_arrives():
     assert queue.admits("d")
 
 
-@pytest.mark.parametrize("how", ["stopped", "gone"])
-def test_a_stream_that_ends_leaves_its_place_to_the_next(crowd, how):
-    """No stream waits behind one that will not come."""
-    world = crowd("b", "c", "d", "e")
-    client = world.clients["b"].endpoint
-    end = (lambda: client.cancel("", "s", "enough")) if how == "stopped" else client.close
-    end()
-    world.world.run(0.5 if how == "stopped" else 12)
-    world.operations.clear()
-    assert len(world.budget.waiting) == 3
-    world.sinks["first"].release(2)
-    assert world.requested == ["c", "d"]
-    world.clients["c"].endpoint.cancel("", "s", "before the request arrived")
-    world.world.run(0.5)
-    assert world.requested == ["c", "d", "e"]
-
-
 class SlowDisk:
     """One writer for all streams: a chunk at a time."""
 
@@ -382,7 +271,7 @@ class SlowDisk:
             self.begin()
 
 
-@pytest.mark.parametrize(("clients", "longest_s"), [(12, 2.0), (20, 3.0), (40, 5.0)])
+@pytest.mark.parametrize(("clients", "longest_s"), [(12, 2.0), (40, 5.0)])
 def test_of_many_long_uploads_none_starves(mem_world, new_source, clients, longest_s):
     """None ends for a minute: the streams that got memory first must not keep it."""
     world = mem_world(Conditions(delay_s=0.02, bytes_per_s=125e6))
@@ -415,7 +304,7 @@ def test_of_many_long_uploads_none_starves(mem_world, new_source, clients, longe
     assert sum(map(len, written.values())) > 0.95 * 30 / 0.02
 
 
-@pytest.mark.parametrize(("clients", "budget_mib"), [(16, 96), (60, 64), (200, 512)])
+@pytest.mark.parametrize(("clients", "budget_mib"), [(16, 96), (60, 64)])
 def test_simultaneous_uploads_are_written_at_the_writers_pace(
     mem_world, new_source, clients, budget_mib
 ):

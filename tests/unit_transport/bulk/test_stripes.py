@@ -44,53 +44,6 @@ def piece_of(payload, *, offset=0, size=None, round_=0, stream=1, index=0):
     return Chunk(b"12345678", stream, round_, index, offset, size, 0, 1, True, payload)
 
 
-def test_a_chunk_is_cut_and_reassembled():
-    """The reassembled chunk equals the original, whatever the order of its pieces."""
-    bulk = sender()
-    data = bytes(range(256)) * 900
-    bulk.add(7, 2, 5, data)
-    pieces = [piece for *_, piece in send_all(bulk)]
-    while bulk.is_busy:
-        bulk.on_ack(0, 1, len(pieces), 0.1)
-        pieces += [piece for *_, piece in send_all(bulk, 0.1)]
-    assert len(pieces) > 2
-    assert {(one.stream, one.round, one.index, one.size) for one in pieces} == {
-        (7, 2, 5, len(data))
-    }
-    reassembly = Reassembly(len(data), 2)
-    random.Random(1).shuffle(pieces)
-    found = [reassembly.add(piece_of(one.data, offset=one.offset, size=one.size)) for one in pieces]
-    assert found[:-1] == [None] * (len(pieces) - 1)
-    assert bytes(found[-1]) == data
-
-
-def test_immutable_data_is_not_copied_and_mutable_data_is():
-    """A copy would be the largest cost of sending; but data that may be resent must not change."""
-    bulk = sender()
-    data = bytes(30_000)
-    bulk.add(1, 0, 0, data)
-    (_, _, _, first), *_ = send_all(bulk)
-    assert first.data.obj is data
-    bulk.on_ack(0, 1, 2, 0.1)
-    mutable = bytearray(b"abc")
-    bulk.add(1, 0, 1, mutable)
-    (_, _, _, piece), *_ = send_all(bulk)
-    mutable[0] = 0
-    assert bytes(piece.data) == b"abc"
-
-
-def test_at_most_a_window_is_in_flight():
-    """A connection that is not measured yet gets little."""
-    bulk = sender()
-    bulk.add(1, 0, 0, bytes(1 << 20))
-    sent = send_all(bulk)
-    assert sum(len(piece.data) for *_, piece in sent) == 2 * MIN_PIECE_BYTES
-    assert bulk.is_busy
-    assert any(asks for _, _, asks, _ in sent[:2]), "acknowledged long before the window is full"
-    bulk.on_ack(0, 1, 2, 0.1)
-    assert send_all(bulk, 0.1)
-
-
 class Path:
     """``rate`` bytes per second for each stripe, a delay each way, free acknowledgements.
 
@@ -153,17 +106,6 @@ def test_the_window_suits_the_path(rate, delay_s):
     product = WINDOW_GAIN * rate * 2 * delay_s + min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
     assert stripe.piece_bytes <= max(MIN_PIECE_BYTES, 1.2 * product / PIECES_PER_WINDOW)
     assert stripe.piece_bytes >= min(0.5 * 0.9 * product / PIECES_PER_WINDOW, 1 << 20)
-
-
-def test_the_stripe_with_the_freest_window_gets_the_next_piece():
-    """A slow stripe must carry less and not delay the others."""
-    bulk = sender(2)
-    bulk.add(1, 0, 0, bytes(1 << 20))
-    sent = send_all(bulk)
-    carried = {stripe: sum(len(p.data) for s, _, _, p in sent if s == stripe) for stripe in (0, 1)}
-    assert carried == {0: 2 * MIN_PIECE_BYTES, 1: 2 * MIN_PIECE_BYTES}
-    bulk.on_ack(1, 1, 2, 0.05)
-    assert {stripe for stripe, *_ in send_all(bulk, 0.05)} == {1}
 
 
 def test_a_small_chunk_uses_all_connections():
@@ -260,19 +202,6 @@ def test_a_connection_is_used_once_it_has_answered():
     bulk.count = 1
     bulk.on_ack(0, 1, 1, when + 0.2)
     assert {stripe for stripe, *_ in send_all(bulk, when + 0.2)} <= {0}
-
-
-def test_pieces_are_acknowledged_when_asked_and_at_a_gap():
-    """Few acknowledgements if nothing is lost, an early one otherwise."""
-    ack_ranges = AckRanges()
-    assert list(ack_ranges.on_piece(3, 1, asks=False)) == []
-    assert list(ack_ranges.on_piece(3, 2, asks=True)) == [(3, 1, 2)]
-    assert list(ack_ranges.on_piece(3, 3, asks=False)) == []
-    assert list(ack_ranges.on_piece(3, 6, asks=False)) == [(3, 3, 3), (3, 6, 6)]
-    assert list(ack_ranges.on_piece(0, 1, asks=True)) == [(0, 1, 1)]
-    for stripe, seq in ((64, 1), (-1, 1), (0, 0)):
-        with pytest.raises(PeerError):
-            ack_ranges.on_piece(stripe, seq, asks=True)
 
 
 def test_pieces_that_overlap_are_an_error():

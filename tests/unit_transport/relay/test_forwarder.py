@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 
@@ -117,3 +118,17 @@ def test_a_target_that_breaks_ends_it(pair):
             assert one.held == 0
 
     run(main())
+
+
+@pytest.mark.parametrize("why", ["no splice", "no descriptor"])
+def test_where_there_is_no_pipe_it_copies(monkeypatch, why):
+    """As on another system, or without a free descriptor."""
+
+    def fail():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    if why == "no splice":
+        monkeypatch.setattr(buffers, "can_splice", lambda: False)
+    else:
+        monkeypatch.setattr(buffers, "PipeBuffer", type("None", (), {"__init__": lambda _: fail()}))
+    assert type(PipePool().take()) is CopyBuffer
