@@ -1,9 +1,7 @@
 """Data sets on disk, and their division among clients. NumPy only.
 
     base         the interface of all data sets: samples, labels, counts, a fingerprint
-    idx          MNIST-format files, plain or gzip
-    cifar        CIFAR-10 and CIFAR-100 binary folders
-    npz          NumPy archives
+    arrays       MNIST-format files, CIFAR binary folders, NumPy archives
     text         text by position, cut into windows (fsl_async.learn.data.corpus)
     hub          Hugging Face data sets saved to disk (needs pyarrow)
     find         opens the kind of data set that a path holds
@@ -11,6 +9,6 @@
     counter      counter-based random numbers: the same on every machine
     facts        shape and classes of a run's data
 
-Nothing is unpickled. Files are mapped, or read up to a stated limit. A short or damaged file, or a
-label out of range, raises DataError: one line with file and offset.
+Nothing is unpickled. Plain files are mapped; gzip files and NumPy archives are read into memory. A
+short or damaged file, or a label out of range, raises DataError: one line with the file's name.
 """

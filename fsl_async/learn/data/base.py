@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ from fsl_async.errors import DataError
 from fsl_async.process.program import to_install
 
 __all__ = [
-    "MAX_CLASSES",
-    "MAX_UNPACKED_BYTES",
     "AnyArray",
     "DataError",
     "Dataset",
     "Indices",
     "cannot_read",
-    "check_finite",
     "check_gaps",
-    "check_labels",
     "checked_split",
     "extra",
     "file_bytes",
@@ -32,12 +27,7 @@ __all__ = [
 AnyArray = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
 
-MAX_UNPACKED_BYTES = 4 << 30
-"""Limit for files that cannot be mapped (compressed ones) and are held in memory."""
-
 MAX_CLASSES = 1 << 20
-
-_PIECE_VALUES = 1 << 20
 
 
 class Dataset(ABC):
@@ -61,19 +51,42 @@ class Dataset(ABC):
         *,
         sample_shape: tuple[int, ...],
         dtype: npt.DTypeLike,
-        labels: npt.NDArray[np.int64] | None,
-        classes: int,
-        inferred: bool = False,
+        labels: AnyArray | None = None,
+        classes: int | None = None,
     ) -> None:
-        if samples < 1:
+        """labels: an integer for each sample. classes: None for the largest label plus one.
+
+        Raises DataError for no samples, and for labels that are others.
+        """
+        if samples < 1 or 0 in sample_shape:
             raise DataError(f"data {name!r} holds no samples")
         self.name = name
         self.samples = samples
         self.sample_shape = sample_shape
-        self.dtype = np.dtype(dtype)
-        self.labels = labels
-        self.classes = classes
-        self.inferred = inferred
+        self.dtype = np.dtype(dtype).newbyteorder("=")
+        self.labels: npt.NDArray[np.int64] | None = None
+        self.classes = 0
+        self.inferred = labels is not None and classes is None
+        if labels is not None:
+            if labels.dtype.kind not in "ui" or labels.size != len(labels):
+                raise DataError(
+                    f"data {name!r}: labels must be integers, one for each sample, not"
+                    f" {labels.dtype} {labels.shape}"
+                )
+            if labels.size != samples:
+                raise DataError(f"data {name!r} holds {samples} samples, but {labels.size} labels")
+            self.labels = labels.reshape(-1).astype(np.int64)
+            self.classes = self._count_classes(self.labels, classes)
+
+    def _count_classes(self, labels: npt.NDArray[np.int64], classes: int | None) -> int:
+        most = MAX_CLASSES if classes is None else classes
+        wrong = np.flatnonzero((labels < 0) | (labels >= most))
+        if wrong.size:
+            raise DataError(
+                f"data {self.name!r}, sample {wrong[0]}: label {labels[wrong[0]]} is not in"
+                f" 0 ... {most - 1}"
+            )
+        return int(labels.max()) + 1 if classes is None else classes
 
     @abstractmethod
     def _take(self, indices: Indices) -> AnyArray:
@@ -115,22 +128,6 @@ class Dataset(ABC):
         return found
 
 
-def check_labels(
-    labels: npt.NDArray[np.int64], classes: int | None, location: Callable[[int], str]
-) -> int:
-    """Return the number of classes: `classes`, or the largest label plus one where it is None.
-
-    location: names label i in messages, for instance "x.bin, byte 3073".
-    Raises DataError for the first label outside [0, classes).
-    """
-    most = MAX_CLASSES if classes is None else classes
-    wrong = np.flatnonzero((labels < 0) | (labels >= most))
-    if wrong.size:
-        first = int(wrong[0])
-        raise DataError(f"{location(first)}: label {labels[first]} is not in 0 ... {most - 1}")
-    return int(labels.max()) + 1 if classes is None and labels.size else most
-
-
 def check_gaps(data: Dataset) -> None:
     """Raise DataError for a class without samples, where the number of classes was inferred.
 
@@ -148,29 +145,6 @@ def check_gaps(data: Dataset) -> None:
         f"data {data.name!r}: sample {beyond} has label {data.labels[beyond]}, and no sample has"
         f" label {missing}: if that is right, set the number of classes with data.classes"
     )
-
-
-def check_finite(values: AnyArray, location: Callable[[int, tuple[int, ...]], str]) -> None:
-    """Raise DataError for the first NaN or infinity.
-
-    location: names a value in messages, by its index in the flat array and its index as a tuple.
-    Reads everything once, in pieces: one bad sample would spoil a model after days.
-    """
-    if values.dtype.kind not in "fc" or not values.size:
-        return
-    row = max(1, values[0].size)
-    step = max(1, _PIECE_VALUES // row)
-    for start in range(0, len(values), step):
-        piece = values[start : start + step]
-        finite = np.isfinite(piece)
-        if finite.all():
-            continue
-        inside = np.unravel_index(int(np.argmin(finite)), piece.shape)
-        index = (start + int(inside[0]), *(int(each) for each in inside[1:]))
-        flat = int(np.ravel_multi_index(index, values.shape))
-        raise DataError(
-            f"{location(flat, index)}: the value is {piece[inside]}, which no model can train on"
-        )
 
 
 def checked_split(split: str) -> str:

@@ -321,7 +321,7 @@ class SavedRows(Rows):
     """A column of a folder that save_to_disk wrote."""
 
     def __init__(self, folder: Path, column: str, held_out: float) -> None:
-        table = saved_table(folder)
+        table, _ = saved_table(folder)
         strings = [one.name for one in table.schema if str(one.type) in STRINGS]
         self._column = table.column(chosen_column(str(folder), strings, column))
         super().__init__(str(folder), len(self._column), held_out)

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+from fsl_async.learn.data.arrays import (
+    is_cifar_folder,
+    is_idx_name,
+    open_cifar,
+    open_idx,
+    open_npz,
+)
 from fsl_async.learn.data.base import DataError, Dataset, checked_split
-from fsl_async.learn.data.cifar import CifarFolder, is_cifar_folder
 from fsl_async.learn.data.corpus import Corpus
-from fsl_async.learn.data.hub import HubFolder, is_hub_folder
-from fsl_async.learn.data.idx import is_idx_name, open_idx
-from fsl_async.learn.data.npz import NpzFile
+from fsl_async.learn.data.hub import is_hub_folder, open_saved
 from fsl_async.learn.data.text import TextWindows
 
 DEFAULT_CONTEXT = 256
@@ -44,13 +48,13 @@ def open_dataset(
         raise DataError(f"cannot read data {str(root)!r} (no such file or directory)")
     if root.is_dir():
         if is_hub_folder(root):
-            return HubFolder(root, split=split, classes=classes)
+            return open_saved(root, split=split, classes=classes)
         if is_cifar_folder(root):
-            return CifarFolder(root, split=split)
+            return open_cifar(root, split=split)
         if any(is_idx_name(one.name) for one in root.iterdir()):
             return open_idx(root, split=split, classes=classes)
     elif root.suffix == ".npz":
-        return NpzFile(root, split=split, classes=classes)
+        return open_npz(root, split=split, classes=classes)
     elif is_idx_name(root.name):
         return open_idx(root, split=split, classes=classes)
     corpus = Corpus.open(root, context=context)

@@ -1,6 +1,6 @@
 """Hugging Face data sets as `save_to_disk` writes them: Arrow stream files, mapped.
 
-Needs pyarrow (extra `hf`), not the `datasets` library.
+Needs pyarrow (extras `hf`, `datasets`), not the `datasets` library.
 
     state.json           names of the .arrow files
     dataset_info.json    features: which column is a class label
@@ -13,25 +13,26 @@ bytes. Text and lists of different lengths have samples of shape (-1,): read the
 import importlib
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fsl_async.errors import one_line
+from fsl_async.learn.data.arrays import Arrays
 from fsl_async.learn.data.base import (
     AnyArray,
     DataError,
     Dataset,
     Indices,
     cannot_read,
-    check_labels,
     checked_split,
+    extra,
 )
-from fsl_async.process.program import to_install
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-_MOST_JSON_BYTES = 16 << 20
 _VALUE_NAMES = ("image", "img", "pixel_values", "input_ids", "text", "x")
 _LABEL_NAMES = ("label", "labels", "fine_label", "y")
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
@@ -42,64 +43,81 @@ def is_hub_folder(folder: Path) -> bool:
     return (folder / _DICT).is_file() or (folder / _STATE).is_file()
 
 
-class HubFolder(Dataset):
-    """One split of a saved data set.
+def open_saved(
+    folder: Path,
+    *,
+    split: str = "train",
+    values: str = "",
+    labels: str = "",
+    classes: int | None = None,
+) -> Dataset:
+    """Open one split of a saved data set.
 
     values, labels: their columns; default: the first column with a usual name.
     Raises DataError, also when pyarrow, or Pillow for images, is not installed.
     """
+    table, info = saved_table(folder, checked_split(split))
+    there = table.column_names
+    label_name = labels or next((name for name in _LABEL_NAMES if name in there), "")
+    value_name = values or next((name for name in _VALUE_NAMES if name in there), "")
+    if value_name not in there or label_name not in {"", *there}:
+        raise DataError(
+            f"{str(folder)!r}: which column holds the samples, and which their labels?"
+            f" columns: {', '.join(there)[:200]}"
+        )
+    where, found = f"{str(folder)!r}, column {value_name}", None
+    if label_name:
+        column = table.column(label_name)
+        if column.null_count:
+            raise DataError(
+                f"{str(folder)!r}, column {label_name} lacks {column.null_count} labels"
+            )
+        found = column.to_numpy()
+        named = info.get(label_name, {}).get("names")
+        classes = len(named) if classes is None and isinstance(named, list) else classes
+    # Extension types (Array2D) are stored as lists; pyarrow shows them only where the
+    # `datasets` library is imported.
+    chunks = [getattr(one, "storage", one) for one in table.column(value_name).chunks if len(one)]
+    if not chunks:
+        raise DataError(f"data {str(folder)!r} holds no samples")
+    if any(chunk.null_count for chunk in chunks):
+        raise DataError(f"{where}: a sample is missing (null)")
+    parts = [_array(chunk) for chunk in chunks]
+    if any(one is None or one.shape[1:] != parts[0].shape[1:] for one in parts):
+        return _Cells(where, chunks, found, classes)
+    return Arrays(where, parts, found, classes)
+
+
+def _array(chunk: Any) -> Any:
+    """Samples (n, *shape) of numbers, mapped, or None where they are others or differ in length."""
+    shape, values = [len(chunk)], chunk
+    while hasattr(values, "value_lengths"):  # a list
+        lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False))
+        if len(lengths) != 1:
+            return None
+        shape.append(int(lengths[0]))
+        values = values.flatten()
+    found = values.to_numpy(zero_copy_only=False)
+    is_array = not values.null_count and found.dtype.kind in "uif"
+    return found.reshape(shape) if is_array else None
+
+
+class _Cells(Dataset):
+    """Samples that are read one by one: text, images, lists of different lengths."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        split: str = "train",
-        values: str = "",
-        labels: str = "",
-        classes: int | None = None,
+        self, where: str, chunks: Sequence[Any], labels: AnyArray | None, classes: int | None
     ) -> None:
-        self._folder = _split_folder(folder, checked_split(split))
-        self._arrow = _pyarrow()
-        table = saved_table(folder, split)
-        names = table.column_names
-        label_name = labels or next((name for name in _LABEL_NAMES if name in names), "")
-        value_name = values or next((name for name in _VALUE_NAMES if name in names), "")
-        for name in filter(None, (label_name, value_name)):
-            if name not in names:
-                raise DataError(
-                    f"{str(folder)!r} has no column {name[:80]!r}: {', '.join(names)[:200]}"
-                )
-        if not value_name:
-            raise DataError(
-                f"{str(folder)!r}: which column holds the samples?"
-                f" columns: {', '.join(names)[:200]}"
-            )
-        self._where = f"{str(self._folder)!r}, column {value_name}"
-        # Extension types (Array2D) are stored as lists; pyarrow shows them only where the
-        # `datasets` library is imported.
-        chunks = table.column(value_name).chunks
-        self._chunks = [getattr(chunk, "storage", chunk) for chunk in chunks if len(chunk)]
-        self._starts = np.cumsum([0, *map(len, self._chunks)])
-        found, count, known = None, 0, None
-        if label_name:
-            known = _class_names(self._folder, label_name)
-            found = self._numbers(table.column(label_name), label_name)
-            count = check_labels(
-                found,
-                known if classes is None else classes,
-                lambda i: f"{str(self._folder)!r}, {label_name}[{i}]",
-            )
-        if not self._chunks:
-            raise DataError(f"data {str(self._folder)!r} holds no samples")
-        shape, dtype = self._shape()
+        self._where, self._chunks = where, chunks
+        self._starts = np.cumsum([0, *map(len, chunks)])
+        first = self._sample(0)
         super().__init__(
-            str(self._folder),
+            where,
             int(self._starts[-1]),
-            sample_shape=shape,
-            dtype=dtype,
-            labels=found,
-            classes=count,
-            inferred=known is None and classes is None,
+            sample_shape=first.shape if first.ndim == 3 else (-1, *first.shape[1:]),
+            dtype=first.dtype,
+            labels=labels,
+            classes=classes,
         )
 
     def _take(self, indices: Indices) -> AnyArray:
@@ -117,62 +135,29 @@ class HubFolder(Dataset):
 
     def rows(self, indices: npt.ArrayLike) -> list[AnyArray]:
         """Read samples one by one."""
-        found = []
-        for index in self._checked(indices).tolist():
-            chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
-            found.append(self._sample(self._chunks[chunk], index - int(self._starts[chunk])))
-        return found
+        return [self._sample(index) for index in self._checked(indices).tolist()]
 
-    def _numbers(self, column: Any, name: str) -> npt.NDArray[np.int64]:
-        where = f"{str(self._folder)!r}, column {name}"
-        if not self._arrow.types.is_integer(column.type):
-            raise DataError(f"{where} holds {column.type}; labels must be integers")
-        if column.null_count:
-            raise DataError(f"{where} lacks {column.null_count} labels")
-        return column.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-
-    def _shape(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        first = self._sample(self._chunks[0], 0)
-        types, kind = self._arrow.types, self._chunks[0].type
-        varies = types.is_string(kind) or types.is_large_string(kind)
-        if types.is_list(kind) or types.is_large_list(kind):
-            # This reads the offsets only.
-            lengths = {
-                length
-                for chunk in self._chunks
-                for length in np.unique(chunk.value_lengths().to_numpy(zero_copy_only=False))
-            }
-            varies = len(lengths) > 1
-        return ((-1, *first.shape[1:]) if varies else first.shape), first.dtype
-
-    def _sample(self, chunk: Any, row: int) -> AnyArray:
-        types, kind = self._arrow.types, chunk.type
-        scalar = chunk[row]
-        if not scalar.is_valid:
-            raise DataError(f"{self._where}: a sample is missing (null)")
-        if types.is_string(kind) or types.is_large_string(kind):
-            return np.frombuffer(scalar.as_py().encode(), np.uint8)
-        if types.is_struct(kind) and "bytes" in {
-            kind.field(i).name for i in range(kind.num_fields)
-        }:
-            return self._image(scalar["bytes"].as_py())
-        shape: list[int] = []
-        values = chunk.slice(row, 1)
-        while hasattr(values, "flatten") and types.is_nested(values.type):
-            if types.is_struct(values.type):
-                break
-            lengths = set(values.value_lengths().to_pylist())
-            if len(lengths) != 1 or None in lengths:
-                raise DataError(f"{self._where}: lists of different lengths inside a sample")
-            shape.append(lengths.pop())
-            values = values.flatten()
-        if values.null_count or not (
-            types.is_integer(values.type) or types.is_floating(values.type)
-        ):
+    def _sample(self, index: int) -> AnyArray:
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        chunk = self._chunks[part]
+        value, kind = chunk[index - int(self._starts[part])].as_py(), chunk.type
+        if isinstance(value, str):
+            return np.frombuffer(value.encode(), np.uint8)
+        if isinstance(value, dict):
+            return self._image(value.get("bytes"))
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        try:
+            found = np.asarray(value, kind.to_pandas_dtype())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise DataError(f"{self._where}, sample {index}: {one_line(str(error))}") from error
+        if found.dtype.kind not in "uif":
             raise DataError(
-                f"{self._where} holds {kind}: numbers, lists of numbers, images and text are read"
+                f"{self._where} holds {chunk.type}: numbers, lists of numbers, images and text"
+                " are read"
             )
-        found: AnyArray = values.to_numpy(zero_copy_only=False).reshape(shape)
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise DataError(f"{self._where}, sample {index} has a value that is no number")
         return found
 
     def _image(self, data: bytes | None) -> AnyArray:
@@ -193,76 +178,40 @@ class HubFolder(Dataset):
         return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def saved_table(folder: Path, split: str = "train") -> Any:
-    """The table of one split of a saved data set, mapped. Raises DataError."""
-    arrow, folder = _pyarrow(), _split_folder(folder, split)
-    state = _json(folder / _STATE)
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise DataError(
-            f"{str(folder)!r} keeps its order in a file of its own:"
-            " flatten_indices() and save it again"
-        )
-    named = state.get("_data_files")
-    listed = named if isinstance(named, list) else []
-    files = [str(one.get("filename", "")) if isinstance(one, dict) else "" for one in listed]
-    if not files or any(Path(name).name != name for name in files):
-        raise DataError(f"{str(folder / _STATE)!r} names no data files in its folder")
-    tables = []
-    for name in files:
-        path = folder / name
-        try:
+def saved_table(folder: Path, split: str = "train") -> tuple[Any, dict[str, Any]]:
+    """The table of one split of a saved data set, mapped, and its features by column.
+
+    Raises DataError.
+    """
+    arrow = extra("pyarrow", f"data {str(folder)!r}")
+    path = folder / _DICT
+    try:
+        if path.is_file():
+            there = list(map(str, json.loads(path.read_bytes())["splits"]))
+            name = next((name for name in _SPLITS[split] if name in there), None)
+            if name is None:
+                raise DataError(
+                    f"{str(folder)!r} has no {split} split: {', '.join(there)[:200] or 'none'}"
+                )
+            folder = folder / name
+        path = folder / _STATE
+        state = json.loads(path.read_bytes())
+        if state.get("_indices_files") or state.get("_indices_data_files"):
+            raise DataError(
+                f"{str(folder)!r} keeps its order in a file of its own:"
+                " flatten_indices() and save it again"
+            )
+        tables = []
+        for name in [Path(one["filename"]).name for one in state["_data_files"]]:
+            path = folder / name
             # The table's buffers keep the map open.
             tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
-        except OSError as error:
-            raise cannot_read(path, error) from error
-        except arrow.ArrowInvalid as error:
-            raise DataError(
-                f"{str(path)!r}, {path.stat().st_size} bytes, is short or damaged ({error})"
-            ) from error
-    try:
-        return arrow.concat_tables(tables)
-    except arrow.ArrowInvalid as error:
-        raise DataError(f"{str(folder)!r}: its files do not fit ({error})") from error
-
-
-def _pyarrow() -> Any:
-    try:
-        arrow = importlib.import_module("pyarrow")
-        importlib.import_module("pyarrow.ipc")
-    except ImportError:
-        raise DataError(
-            f"data sets saved by Hugging Face need pyarrow: {to_install('hf')}"
-        ) from None
-    return arrow
-
-
-def _split_folder(folder: Path, split: str) -> Path:
-    if not (folder / _DICT).is_file():
-        return folder
-    there = _json(folder / _DICT).get("splits")
-    names = [name for name in there if isinstance(name, str)] if isinstance(there, list) else []
-    for name in _SPLITS[split]:
-        if name in names:
-            return folder / name
-    raise DataError(f"{str(folder)!r} has no {split} split: {', '.join(names)[:200] or 'none'}")
-
-
-def _class_names(folder: Path, column: str) -> int | None:
-    """Number of names of a ClassLabel column; None for any other column."""
-    features = _json(folder / _INFO).get("features") if (folder / _INFO).is_file() else None
-    feature = features.get(column) if isinstance(features, dict) else None
-    names = feature.get("names") if isinstance(feature, dict) else None
-    return len(names) if isinstance(names, list) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            found = json.loads(stream.read(_MOST_JSON_BYTES))
+        path = folder / _INFO
+        info = json.loads(path.read_bytes()) if path.is_file() else {}
+        return arrow.concat_tables(tables), info.get("features") or {}
     except OSError as error:
         raise cannot_read(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{str(path)!r} is damaged ({error})") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{str(path)!r} is damaged: no object")
-    return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{str(path)!r} is short or damaged ({one_line(str(error))[:200]})"
+        ) from error

@@ -23,8 +23,6 @@ class TextWindows(Dataset):
             samples,
             sample_shape=(corpus.window_bytes,),
             dtype=np.uint8,
-            labels=None,
-            classes=0,
         )
 
     @property

@@ -269,7 +269,7 @@ def _parquet(path: Path) -> Numbered:
 
 
 def _saved(folder: Path) -> Numbered:
-    table = saved_table(folder)
+    table, _ = saved_table(folder)
     named = _class_names(table.schema.metadata)
     yield from _arrow_rows(table.to_batches(max_chunksize=ROWS_AT_ONCE), named)
 

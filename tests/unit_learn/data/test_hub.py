@@ -11,7 +11,7 @@ import pytest
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data.find import open_dataset
-from fsl_async.learn.data.hub import HubFolder
+from fsl_async.learn.data.hub import open_saved
 from fsl_async.process.program import to_install
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
@@ -43,7 +43,7 @@ def saved(folder, columns, names=None, files=2):
 
 def refused(match, *args, **how):
     with pytest.raises(DataError, match=match) as caught:
-        HubFolder(*args, **how)
+        open_saved(*args, **how)
     assert "\n" not in str(caught.value)
 
 
@@ -51,7 +51,7 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
     """Without the extra the error must be one line that names it, not a traceback."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(DataError, match=re.escape("need pyarrow: " + to_install("hf"))):
+    with pytest.raises(DataError, match=re.escape("needs pyarrow: " + to_install("datasets"))):
         open_dataset(tmp_path)
 
 
@@ -82,13 +82,13 @@ def test_splits(tmp_path):
 def test_text_and_lists_of_different_lengths_come_as_rows(tmp_path):
     """Language data are not rectangular, so `rows` must give them one by one."""
     texts = ["one", "zwölf", ""]
-    data = HubFolder(saved(tmp_path / "t", {"text": texts}))
+    data = open_saved(saved(tmp_path / "t", {"text": texts}))
     assert data.sample_shape == (-1,)
     assert data.labels is None
     assert [row.tobytes().decode() for row in data.rows([1, 0, 2])] == ["zwölf", "one", ""]
     with pytest.raises(DataError, match=r"take them with rows\(\)"):
         data.read([0])
-    data = HubFolder(saved(tmp_path / "i", {"input_ids": [[1], [2, 3], [4]]}))
+    data = open_saved(saved(tmp_path / "i", {"input_ids": [[1], [2, 3], [4]]}))
     assert data.sample_shape == (-1,)
     assert [row.tolist() for row in data.rows([0, 1])] == [[1], [2, 3]]
 
@@ -97,10 +97,10 @@ def test_text_and_lists_of_different_lengths_come_as_rows(tmp_path):
 def test_nested_lists_and_plain_numbers(tmp_path):
     """Arrays of two dimensions are lists of lists on disk."""
     deep = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    data = HubFolder(saved(tmp_path / "d", {"pixel_values": deep.tolist()}))
+    data = open_saved(saved(tmp_path / "d", {"pixel_values": deep.tolist()}))
     assert data.sample_shape == (3, 2)
     assert (data.read([3, 1]) == deep[[3, 1]]).all()
-    data = HubFolder(saved(tmp_path / "n", {"value": [0.5, 1.5], "y": [0, 1]}), values="value")
+    data = open_saved(saved(tmp_path / "n", {"value": [0.5, 1.5], "y": [0, 1]}), values="value")
     assert data.sample_shape == ()
     assert data.read([1]).tolist() == [1.5]
 
@@ -115,11 +115,11 @@ def test_images(tmp_path):
         stream = io.BytesIO()
         image.fromarray(one).save(stream, "PNG")
         cells.append({"bytes": stream.getvalue(), "path": None})
-    data = HubFolder(saved(tmp_path / "i", {"image": cells, "label": [0, 1]}, files=1))
+    data = open_saved(saved(tmp_path / "i", {"image": cells, "label": [0, 1]}, files=1))
     assert data.sample_shape == (3, 5, 4)
     assert (data.read([1, 0]) == pixels[[1, 0]].transpose(0, 3, 1, 2)).all()
     cells[1]["bytes"] = cells[1]["bytes"][:40]
-    data = HubFolder(saved(tmp_path / "i", {"image": cells, "label": [0, 1]}, files=1))
+    data = open_saved(saved(tmp_path / "i", {"image": cells, "label": [0, 1]}, files=1))
     with pytest.raises(DataError, match="a damaged image"):
         data.read([1])
 
@@ -128,20 +128,20 @@ def test_images(tmp_path):
 def test_damaged_and_unusable_folders(tmp_path):
     """Each fault must be one line that names the folder or file."""
     folder = saved(tmp_path / "a", {"x": VALUES, "label": LABELS}, names=["a", "b"])
-    refused(r"label\[1\]: label 2 is not in 0 \.\.\. 1", folder)
-    refused("has no column 'z': x, label", folder, values="z")
+    refused(r"sample 1: label 2 is not in 0 \.\.\. 1", folder)
+    refused("which column holds the samples, .*: x, label", folder, values="z")
     refused("which column holds the samples", saved(tmp_path / "b", {"q": [1]}, files=1))
     refused("labels must be integers", saved(tmp_path / "c", {"x": [1], "y": ["a"]}, files=1))
     refused("lacks 1 labels", saved(tmp_path / "d", {"x": [1, 2], "y": [1, None]}, files=1))
     first = folder / "data-00000-of-00002.arrow"
     whole = first.read_bytes()
     first.write_bytes(whole[: len(whole) // 2])
-    refused("data-00000-of-00002.arrow', .* bytes, is short or damaged", folder)
+    refused("data-00000-of-00002.arrow' is short or damaged", folder)
     first.unlink()
     refused("cannot read data .*data-00000", folder)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../x"}]}))
-    refused("names no data files in its folder", folder)
+    (folder / "state.json").write_text(json.dumps({"_data_files": []}))
+    refused("is short or damaged", folder)
     (folder / "state.json").write_text("{")
-    refused("state.json' is damaged", folder)
+    refused("state.json' is short or damaged", folder)
     (folder / "state.json").write_text(json.dumps({"_indices_files": [{}], "_data_files": []}))
     refused("flatten_indices", folder)

@@ -1,0 +1,240 @@
+"""Samples and labels in files of arrays: MNIST's (idx), CIFAR's binary ones, NumPy archives.
+
+idx: a head of big-endian numbers, 00 00 type dimensions (u8 each) and each dimension (u32), then
+the values, row-major. Plain files are mapped, gzip files are read into memory.
+http://yann.lecun.com/exdb/mnist/, "The IDX file format".
+
+CIFAR: records of a label and 3 x 32 x 32 bytes (red, green, blue planes), mapped. CIFAR-10 has
+data_batch_*.bin and test_batch.bin; CIFAR-100 train.bin and test.bin, with a coarse label before
+the fine one, which is used. https://www.cs.toronto.edu/~kriz/cifar.html.
+
+.npz: two arrays by their names (`PAIRS`), read into memory by NumPy, which refuses pickles.
+"""
+
+import gzip
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from fsl_async.errors import one_line
+from fsl_async.learn.data.base import (
+    AnyArray,
+    DataError,
+    Dataset,
+    Indices,
+    cannot_read,
+    checked_split,
+)
+
+_IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_IDX_NAME = re.compile(r"[-.]idx\d-ubyte(\.gz)?$|\.idx(\.gz)?$")
+_IDX_STEMS = {"train": ("train",), "test": ("t10k", "test")}
+
+_IMAGE_SHAPE = (3, 32, 32)
+_CIFAR = {
+    ("data_batch_*.bin", "test_batch.bin"): (10, 1),
+    ("train.bin", "test.bin"): (100, 2),
+}
+"""Names of the files of train and test: number of classes, bytes before an image."""
+
+_NAMES = (("x_{}", "y_{}"), ("X_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_data", "{}_labels"))
+ONLY_PAIRS = (("x", "y"), ("X", "y"), ("images", "labels"), ("data", "labels"), ("data", "targets"))
+"""Names in archives of one split, which counts as "train"."""
+PAIRS = {
+    split: tuple((x.format(split), y.format(split)) for x, y in _NAMES) + more
+    for split, more in (("train", ONLY_PAIRS), ("test", ()))
+}
+"""Names of the arrays of samples and of labels in an archive."""
+
+_PIECE_VALUES = 1 << 20
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    EOFError,
+    NotImplementedError,  # a compression that zipfile lacks
+    RuntimeError,  # encrypted
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+)
+
+
+class Arrays(Dataset):
+    """Samples in one array after another, each (n, *sample_shape) of the same numbers.
+
+    labels, classes: as of `Dataset`. Raises DataError, also for the first NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[AnyArray],
+        labels: AnyArray | None = None,
+        classes: int | None = None,
+    ) -> None:
+        first = parts[0]
+        if not first.ndim or first.dtype.kind not in "uifb":
+            raise DataError(f"data {name!r} holds {first.dtype} {first.shape}, not numbers by row")
+        self._parts = parts
+        # Index of each part's first sample; the last entry is the number of samples.
+        self._starts = np.cumsum([0, *map(len, parts)])
+        super().__init__(
+            name,
+            int(self._starts[-1]),
+            sample_shape=first.shape[1:],
+            dtype=first.dtype,
+            labels=labels,
+            classes=classes,
+        )
+        for part, start in zip(parts, self._starts, strict=False):
+            self._check_finite(part, int(start))
+
+    def _check_finite(self, values: AnyArray, start: int) -> None:
+        """Read everything once, in pieces: one bad sample would spoil a model after days."""
+        if values.dtype.kind != "f":
+            return
+        step = max(1, _PIECE_VALUES // max(1, values[0].size))
+        for at in range(0, len(values), step):
+            piece = values[at : at + step]
+            finite = np.isfinite(piece)
+            if not finite.all():
+                inside = tuple(np.argwhere(~finite)[0])
+                index = ", ".join(map(str, (start + at + inside[0], *inside[1:])))
+                raise DataError(
+                    f"data {self.name!r}, sample [{index}]: the value is {piece[inside]}, which no"
+                    " model can train on"
+                )
+
+    def _take(self, indices: Indices) -> AnyArray:
+        out = np.empty((len(indices), *self.sample_shape), self.dtype)
+        part_of = np.searchsorted(self._starts, indices, side="right") - 1
+        for part in np.unique(part_of):
+            here = np.flatnonzero(part_of == part)
+            out[here] = self._parts[part][indices[here] - self._starts[part]]
+        return out
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what readers raise into a DataError with the file's name."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(
+            f"data {str(path)!r} is damaged or of another kind ({one_line(str(error))[:200]})"
+        ) from error
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def open_idx(path: Path, *, split: str = "train", classes: int | None = None) -> Arrays:
+    """Open a pair of files; `path` is their folder or one of them.
+
+    In a folder they are called train-images-idx3-ubyte and so on, also with .gz.
+    Raises DataError.
+    """
+    if path.is_dir():
+        stems = _IDX_STEMS[checked_split(split)]
+        found = [one for one in sorted(path.iterdir()) if is_idx_name(one.name)]
+        samples = [one for one in found if one.name.startswith(stems) and "labels" not in one.name]
+        if not samples:
+            raise DataError(
+                f"{str(path)!r} has no {split} files:"
+                f" {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte"
+            )
+        path = samples[0]
+    elif "labels" in path.name:
+        path = _partner(path, "labels", "images")
+    values, labels = read_idx(path), read_idx(_partner(path, "images", "labels"))
+    if values.ndim < 2:
+        raise DataError(f"data {str(path)!r}: samples need at least two dimensions")
+    return Arrays(str(path), [values], labels, classes)
+
+
+def is_idx_name(name: str) -> bool:
+    """Whether a file has a name like those of MNIST."""
+    return _IDX_NAME.search(name) is not None
+
+
+def _partner(path: Path, mine: str, other: str) -> Path:
+    """The other file of a pair; names differ in the word, the number of dimensions and .gz."""
+    wanted = _bare(path.name.replace(mine, other))
+    for one in sorted(path.parent.iterdir() if path.parent.is_dir() else ()):
+        if one.name != path.name and _bare(one.name) == wanted:
+            return one
+    raise DataError(f"{str(path)!r}: the file with its {other} is not in the same folder")
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"idx\d", "idx", name.removesuffix(".gz"))
+
+
+def read_idx(path: Path) -> AnyArray:
+    """Read one idx file: a read-only map, or an array in memory for gzip. Raises DataError."""
+    with _reading(path):
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            head = stream.read(4)
+            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
+                raise ValueError(f"{head.hex(' ') or 'nothing'} is no idx head")
+            dtype, offset = np.dtype(_IDX_TYPES[head[2]]), 4 + 4 * head[3]
+            shape = np.frombuffer(stream.read(offset - 4), ">u4").tolist()
+            if packed:
+                found: AnyArray = np.frombuffer(stream.read(), dtype)
+            else:
+                found = np.memmap(path, dtype, "r", offset=offset)
+        return found.reshape(shape)
+
+
+def is_cifar_folder(folder: Path) -> bool:
+    """Whether the folder has files of CIFAR-10 or CIFAR-100."""
+    return any(next(folder.glob(pattern), None) for pair in _CIFAR for pattern in pair)
+
+
+def open_cifar(folder: Path, *, split: str = "train") -> Arrays:
+    """Open a folder of CIFAR: images uint8 (3, 32, 32), from any number of files.
+
+    Raises DataError.
+    """
+    at = checked_split(split) == "test"
+    kinds = ((sorted(folder.glob(pair[at])), how) for pair, how in _CIFAR.items())
+    files, (classes, before) = next((kind for kind in kinds if kind[0]), ([], (0, 0)))
+    if not files:
+        if (folder / "data_batch_1").exists() or (folder / "train").is_file():
+            raise DataError(
+                f"{str(folder)!r} holds the Python version, which is pickled:"
+                " get the binary version (data_batch_1.bin)"
+            )
+        wanted = " or ".join(pair[at] for pair in _CIFAR)
+        raise DataError(f"{str(folder)!r} has no {split} files: {wanted}")
+    width = before + int(np.prod(_IMAGE_SHAPE))
+    records = []
+    for path in files:
+        with _reading(path):
+            records.append(np.memmap(path, np.uint8, "r").reshape(-1, width))
+    images = [each[:, before:].reshape(-1, *_IMAGE_SHAPE) for each in records]
+    labels = np.concatenate([each[:, before - 1] for each in records])
+    return Arrays(str(folder), images, labels, classes)
+
+
+def open_npz(path: Path, *, split: str = "train", classes: int | None = None) -> Arrays:
+    """Open samples and labels of a NumPy archive. Raises DataError."""
+    pairs = PAIRS[checked_split(split)]
+    with _reading(path), path.open("rb") as raw, NpzFile(raw, allow_pickle=False) as archive:
+        pair = next((pair for pair in pairs if set(pair) <= set(archive.files)), None)
+        if pair is None:
+            held = ", ".join(sorted(archive.files))[:200] or "no arrays"
+            wanted = ", ".join(f"{x} and {y}" for x, y in pairs)
+            raise DataError(f"{str(path)!r} holds {held}; for {split} it needs one of: {wanted}")
+        # What is no array comes as bytes.
+        values, labels = map(np.asarray, (archive[pair[0]], archive[pair[1]]))
+    return Arrays(str(path), [values], labels, classes)
