@@ -25,6 +25,7 @@ tell.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -67,6 +68,8 @@ class Fed(FedBase):
         if not self.rank:
             training.log = self.log
         self.meter = training.meter
+        self.changed = threading.Condition()
+        """Where split learning waits."""
         self._session = session
         self._rounds: RoundTraining | None = None
         self._refusal = ""  # why `step` cannot train
@@ -210,6 +213,13 @@ class Fed(FedBase):
         if architecture is not None and self._session is not None:
             self._session.open_split(training, dict(architecture))
         self._training.attach(model)
+
+    def now(self) -> float:
+        """Return seconds of the clock that times training."""
+        return self._own_training.now()
+
+    def begin_batch(self) -> None:
+        """Take the begin of a batch of split learning, which in a simulation costs time."""
 
     def post_split(self, event: Event) -> None:
         """Give the session with the split server an event of the training thread."""

@@ -17,7 +17,6 @@ are the same two calls for a driver that must not block.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -82,11 +81,14 @@ class Run(Protocol):
 
     # ruff: noqa: D102 - the implementation has them
     meter: Meter
+    changed: threading.Condition
 
     @property
     def running(self) -> bool: ...
     @property
     def version(self) -> int: ...
+    def now(self) -> float: ...
+    def begin_batch(self) -> None: ...
     def post_split(self, event: Event) -> None: ...
 
 
@@ -133,7 +135,7 @@ class SplitTraining:
         self._samples = 0
         self._open: deque[_Open] = deque()
         # Guarded by the condition: what both the training thread and the loop touch.
-        self._changed = threading.Condition()
+        self._changed = run.changed
         self._slots = method.in_flight
         self._kept: dict[StepKey, Payload] = {}
         self._answers: dict[StepKey, tuple[Vector, float] | None] = {}
@@ -159,6 +161,7 @@ class SplitTraining:
         self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
     ) -> float | None:
         """Do `batch_work`, and block where it waits."""
+        self._run.begin_batch()
         return self._do(self.batch_work(inputs, labels, lengths))
 
     def end_round(self) -> int:
@@ -345,11 +348,11 @@ class SplitTraining:
         with self._changed:
             if ready():
                 return
-            begun = time.monotonic()
+            begun = self._run.now()
             in_step = self._run.meter.step_waits()
             while not ready() and self._run.running:
                 self._changed.wait(POLL_S)
-            self.waited_s += time.monotonic() - begun
+            self.waited_s += self._run.now() - begun
             if in_step:
                 self._run.meter.step_begins()
 

@@ -15,6 +15,7 @@ amount (U-shape: with the gradients g of its features):
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
@@ -371,6 +372,7 @@ class RoundTraining(VirtualTraining):
         step_s: float,
     ) -> None:
         self.name, self.incarnation = name, incarnation
+        self.changed, self.now = threading.Condition(), clock.time
         self.meter = Meter()
         self.split = CheckedSplitTraining(method, self, lineage)
         self._weights = exchanged(self.split.part, method)
@@ -395,6 +397,9 @@ class RoundTraining(VirtualTraining):
     def running(self) -> bool:
         """Whether training goes on."""
         return not self._over
+
+    def begin_batch(self) -> None:
+        """See `learn.split.remote.Run`: a step is planned when it begins."""
 
     def post_split(self, event: Event) -> None:
         """Give the session with the split server an event, on the loop."""

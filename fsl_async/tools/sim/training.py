@@ -313,12 +313,14 @@ class VirtualTraining:
 class VirtualWorker:
     """A worker on the virtual clock: jobs take `cost_s` each, one after another, and run at their
     end. Results are reported `report_s()` later. killed: called when a job ends the process.
+    failures: the exceptions of a job that are reported; others end the simulation.
     """
 
     clock: Scheduler
     cost_s: Callable[[], float]
     report_s: Callable[[], float] = field(default=lambda: 0.0)
     killed: Callable[[], None] = field(default=lambda: None)
+    failures: type[Exception] = LearnError
     _free_at: float = Factory(lambda: 0.0)
     _closed: bool = False
 
@@ -336,7 +338,7 @@ class VirtualWorker:
             return
         try:
             result = job()
-        except LearnError as error:
+        except self.failures as error:
             self._report(failed, error)
         except Killed:
             self.killed()

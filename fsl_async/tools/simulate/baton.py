@@ -189,8 +189,8 @@ class Changed:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def wait(self) -> bool:
-        """Wait for the next `notify_all`."""
+    def wait(self, _: float | None = None) -> bool:
+        """Wait for the next `notify_all`, without a limit: all that changes is notified."""
         self._wait(None)
         return True
 

@@ -26,7 +26,7 @@ from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.fed_base import ClientContext, RoundTraining
 from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
@@ -44,6 +44,7 @@ from fsl_async.tools.sim.simulation import SERVER_NAME
 from fsl_async.tools.sim.world import ProcessClock
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
 from fsl_async.tools.simulate.residents import Residents
+from fsl_async.tools.simulate.split_session import SplitSession, own_code
 
 if TYPE_CHECKING:
     import threading
@@ -140,6 +141,16 @@ class StepTime:
             self._thread.sleep(over - now)
         self._begun = over
 
+    def pass_batch(self) -> None:
+        """Return when the next batch is over in virtual time: it is computed at its end.
+
+        Where the cost is not known, return when the batch before is over.
+        """
+        worked_s = self._thread.worked_s
+        seconds = worked_s - self._from_s if self._seconds is None else self._seconds
+        self._from_s = worked_s
+        self._thread.sleep(seconds / self._rate)
+
     def begin(self) -> None:
         """The next step begins."""
         self._from_s = self._thread.worked_s
@@ -150,8 +161,17 @@ class StepTime:
 class SimulatedFed(Fed):
     """A `Fed` whose steps take virtual time."""
 
-    def __init__(self, training: Training, context: ClientContext, time: StepTime) -> None:
-        super().__init__(training, context)
+    def __init__(
+        self,
+        training: Training,
+        context: ClientContext,
+        time: StepTime,
+        *,
+        changed: Changed,
+        session: SplitSession | None,
+    ) -> None:
+        super().__init__(training, context, session)
+        self.changed = cast("threading.Condition", changed)
         self._time = time
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
@@ -163,6 +183,20 @@ class SimulatedFed(Fed):
         super()._attach_adapters(model, adapters)
         self._time.begin()
 
+    def attach_rounds(
+        self,
+        model: nn.Module,
+        training: RoundTraining,
+        architecture: Mapping[str, str] | None = None,
+    ) -> None:
+        """See `Fed.attach_rounds`."""
+        super().attach_rounds(model, training, architecture)
+        self._time.begin()
+
+    def begin_batch(self) -> None:
+        """See `Fed.begin_batch`."""
+        self._time.pass_batch()
+
     def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """See `Fed.step`."""
         self._time.end()
@@ -173,8 +207,11 @@ class SimulatedFed(Fed):
     def end_round(
         self, *, samples: Whole, metrics: Metrics | None = None, scalars: Vector | None = None
     ) -> bool:
-        """See `Fed.end_round`. A round of zeroth order lasts `tune.zo_steps` steps, others one."""
-        self._time.end(1 if scalars is None else int(self.config["tune"]["zo_steps"]))
+        """See `Fed.end_round`. A round of zeroth order lasts `tune.zo_steps` steps, one of split
+        learning its batches, others one step.
+        """
+        if self._rounds is None:
+            self._time.end(1 if scalars is None else int(self.config["tune"]["zo_steps"]))
         goes_on = super().end_round(samples=samples, metrics=metrics, scalars=scalars)
         self._time.begin()
         return goes_on
@@ -201,6 +238,8 @@ class OwnTraining:
         self._site, self._feed = site, feed
         self._number, self._rate = number, rate
         self._member: Membership | None = None
+        self.split: SplitSession | None = None
+        """The client's session with the split server, if the run has one."""
         self._time: StepTime | None = None
         self.changed = Changed(clock)
         self.orders = LateOrders(cast("threading.Condition", self.changed))
@@ -244,6 +283,11 @@ class OwnTraining:
         self.thread.kill()
         self._site.residents.forget(self.name)
 
+    def end_split(self, event: Event) -> None:
+        """End the session with the split server: the run, or this client's training, is over."""
+        if self.split is not None:
+            self.split.end(event)
+
     def welcomed(self, welcome: Welcome) -> None:
         """Take the first welcome, with the settings of the run."""
         if self._member is None:
@@ -260,6 +304,8 @@ class OwnTraining:
         if isinstance(event, Attached):
             self._site.attached(event.values)
         self.clock.call_at(self.clock.time(), self._feed, event)
+        if isinstance(event, TrainingEnded):
+            self.clock.call_at(self.clock.time(), self.end_split, event)
 
     def _train(self) -> None:
         training = self.training
@@ -267,8 +313,14 @@ class OwnTraining:
             self.changed.wait_for(lambda: self._member is not None or training.stopped)
             if self._member is not None:
                 self._time = self._step_time(self._member.config)
-                context = self._context(self._member)
-                self._site.task(SimulatedFed(training, context, self._time))
+                fed = SimulatedFed(
+                    training,
+                    self._context(self._member),
+                    self._time,
+                    changed=self.changed,
+                    session=self.split,
+                )
+                self._site.task(fed)
         self.orders.is_late = False
         training.meter.step_ended()
         self._post(TrainingEnded(None))
@@ -292,6 +344,7 @@ class OwnTraining:
             f"fsl://{SERVER_NAME}",
             self.name,
             data=config.data.path or None,
+            code=own_code(config),
             tuning=SiteTuning(base=config.tune.base),
             keys=KeysFolder(site.folder / self.name),
             policy=_ALL,

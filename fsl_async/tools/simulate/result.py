@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from fsl_async.tools.compare.table import drawn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fsl_async.accounting.traffic import Traffic
+
 ROWS = 12
 """Versions, and clients, of a table at most."""
 BARS = 48
@@ -24,7 +27,7 @@ BARS = 48
 
 @frozen
 class Point:
-    """A version. Bytes: at the parameter server's link so far, all clients, heads included.
+    """A version. Bytes: at the servers' links so far, all clients, heads included.
 
     loss: mean of the merged deltas by tokens; eval_loss: the newest; NaN where none was reported.
     """
@@ -75,6 +78,14 @@ def loss_of(merged: Sequence[MergedDelta], name: str) -> float:
     return sum(value * tokens for value, tokens in found) / weight if found else math.nan
 
 
+def by_category(traffics: Iterable[Traffic]) -> dict[str, int]:
+    """Return the coded bytes of all streams by category and direction, like "activations up"."""
+    summed: Counter[tuple[str, str]] = Counter()
+    for traffic in traffics:
+        summed.update(traffic.coded)
+    return {" ".join(key): size for key, size in sorted(summed.items())}
+
+
 @frozen(repr=False)
 class Result:
     """A simulated run. `print(result)` shows its tables; `result.figure()` draws it.
@@ -91,6 +102,10 @@ class Result:
     faults: dict[str, int] = field(factory=dict)
     seconds: float = 0.0
     memory: int = 0
+    bytes_by_category: dict[str, int] = field(factory=dict)
+    """Of what the streams carried, like "activations up"; what was sent again counts again."""
+    counts: str = "tokens"
+    """The unit of tokens: in split learning they are samples."""
 
     @property
     def digests(self) -> dict[int, str]:
@@ -117,6 +132,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             "memory": self.memory,
             "faults": self.faults,
+            "bytes_by_category": self.bytes_by_category,
             "points": [plain(asdict(point)) for point in self.points],
             "clients": [asdict(client) for client in self.clients],
         }
@@ -124,7 +140,7 @@ class Result:
     def table(self) -> list[str]:
         """Return the lines that are printed at the end."""
         shown = _spread(self.points)
-        head = ["version", "hours", "tokens", "MB up", "MB down", "loss", "held-out"]
+        head = ["version", "hours", self.counts, "MB up", "MB down", "loss", "held-out"]
         rows = [
             [
                 str(one.version),
@@ -143,11 +159,27 @@ class Result:
                 "",
                 f"loss by version  {sparkline(curve, BARS)}  {curve[0]:.4g} -> {curve[-1]:.4g}",
             ]
-        return [*lines, "", *self._client_table()]
+        return [*lines, "", *self._client_table(), "", *self._byte_table()]
+
+    def _byte_table(self) -> list[str]:
+        rows = [
+            [*key.rsplit(" ", 1), f"{size / 1e6:,.3f}"]
+            for key, size in self.bytes_by_category.items()
+        ]
+        return drawn(["streams", "direction", "MB"], rows)
 
     def _client_table(self) -> list[str]:
         chosen = _spread(sorted(self.clients, key=lambda one: (one.tokens, one.name)))
-        head = ["client", "rate", "steps", "deltas", "tokens", "staleness", "waited h", "launches"]
+        head = [
+            "client",
+            "rate",
+            "steps",
+            "deltas",
+            self.counts,
+            "staleness",
+            "waited h",
+            "launches",
+        ]
         rows = [
             [
                 one.name,
@@ -165,7 +197,7 @@ class Result:
         if len(chosen) < len(self.clients):
             lines.append(
                 f"{len(chosen)} of {len(self.clients)} clients, from the least to the most merged"
-                " tokens; --json has all of them"
+                f" {self.counts}; --json has all of them"
             )
         return lines
 
@@ -178,7 +210,7 @@ class Result:
         from matplotlib.figure import Figure
 
         axes: tuple[tuple[str, Callable[[Point], float]], ...] = (
-            ("merged tokens", lambda point: point.tokens),
+            (f"merged {self.counts}", lambda point: point.tokens),
             ("MB on the wire, both directions, all clients", lambda point: point.bytes / 1e6),
             ("virtual hours", lambda point: point.hours),
         )

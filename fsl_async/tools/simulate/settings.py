@@ -121,10 +121,10 @@ class SimulateSettings:
 def check_simulated(config: Config, settings: SimulateSettings) -> None:
     """Raise UsageError for a run that cannot be simulated, or that has no end."""
     run = config.run
-    if config.split.is_on:
+    if settings.workers > 1 and config.split.has_server:
         raise UsageError(
-            f"split.method = {config.split.method}: sim --task has no split server; simulate"
-            f" counters instead (sim --split {config.split.method}), or start processes (compare)"
+            "--workers: a split server trains with every client, so one process computes: leave"
+            " --workers out"
         )
     if config.ring.servers:
         raise UsageError("ring.servers: sim --task simulates one parameter server, without groups")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.settings import Config
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import FslError, RefusedError, RunDirError, UsageError
+from fsl_async.learn.data.facts import described
 from fsl_async.learn.user_code import Task, own_failure
 from fsl_async.nodes.ps.aggregation import check_aggregation
 from fsl_async.nodes.ps.directory import check_directory
@@ -57,7 +59,7 @@ from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import ClientSite, OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places
 from fsl_async.tools.simulate.residents import Residents
-from fsl_async.tools.simulate.result import ClientPart, Point, Result, loss_of
+from fsl_async.tools.simulate.result import ClientPart, Point, Result, by_category, loss_of
 from fsl_async.tools.simulate.settings import SimulateSettings, bytes_of, check_simulated
 
 WALL_S = 1_577_836_800.0
@@ -93,7 +95,8 @@ def simulate(
         raise RunDirError(
             f"{run_dir} holds a run, and a simulation begins a new one: give another --run-dir"
         )
-    check_aggregation(with_implied(config))
+    implied = described(with_implied(config))
+    check_aggregation(implied)
     if settings.step_seconds is None:
         log(
             "steps cost the time that they take here, so another computer makes other versions:"
@@ -103,7 +106,12 @@ def simulate(
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or 1)
     try:
-        return OwnSimulation(task, config, settings, run_dir, log, progress).result()
+        kind: type[OwnSimulation] = OwnSimulation
+        if implied.split.has_server:
+            from fsl_async.tools.simulate.split_simulation import OwnSplitSimulation
+
+            kind = OwnSplitSimulation
+        return kind(task, config, implied, settings, run_dir, log, progress).result()
     finally:
         torch.set_num_threads(before)
 
@@ -129,12 +137,13 @@ class ServerBooks:
 
 
 class OwnSimulation(Simulation):
-    """A simulated run of a training function."""
+    """A simulated run of a training function. given: config without what it implies."""
 
     def __init__(  # noqa: PLR0917 - made in one place
         self,
         task: Task,
         given: Config,
+        config: Config,
         settings: SimulateSettings,
         run_dir: Path,
         log: Callable[[str], None],
@@ -142,7 +151,7 @@ class OwnSimulation(Simulation):
     ) -> None:
         seed = given.run.seed
         around = SimulationSettings(settings.clients, seed=seed, faults=settings.faults)
-        profile, config = settings.profile, with_implied(given)
+        profile = settings.profile
         world = World(profile, seed)
         self.places = Places(self, settings.workers)
         world.network = PlacedNetwork(world.scheduler, seed, self.places.is_here)
@@ -162,8 +171,8 @@ class OwnSimulation(Simulation):
         self._chances: dict[str, random.Random] = {}
         self._launching = ""
         self._books: ServerBooks | None = None
-        self._bytes = [0, 0]
-        """Up and down, of earlier processes of the parameter server."""
+        self.traffics: list[Traffic] = []
+        """The traffic of all processes of the servers."""
         self._store_open: Store | None = None
         self._wants_calm = False
         self._reason = ""
@@ -206,7 +215,7 @@ class OwnSimulation(Simulation):
             self.leave()
             self._states.leave()
             self._residents.close()
-            self.disk.write_to(self.root, self.run_dir)
+            self.write_out()
             shutil.rmtree(self.root / CLIENTS, ignore_errors=True)
         return Result(
             self.root,
@@ -217,7 +226,13 @@ class OwnSimulation(Simulation):
             dict(self.counts.kinds),
             time.perf_counter() - started,
             peak_bytes() + self.places.memory,
+            by_category(self.traffics),
+            "samples" if self.config.split.is_on else "tokens",
         )
+
+    def write_out(self) -> None:
+        """Write the simulated disk into the run directory."""
+        self.disk.write_to(self.root, self.run_dir)
 
     def begin(self) -> None:
         """Launch the processes that are here, and plan what happens to them."""
@@ -243,7 +258,12 @@ class OwnSimulation(Simulation):
         if not self._reason:
             return False
         self._over_s = self._over_s or self.scheduler.time() + GOODBYE_S
-        return len(self.over) == len(self.names) or self.scheduler.time() > self._over_s
+        return self.all_over or self.scheduler.time() > self._over_s
+
+    @property
+    def all_over(self) -> bool:
+        """Whether all processes but the parameter server have ended."""
+        return len(self.over) == len(self.names)
 
     @property
     def shortest_delay_s(self) -> float:
@@ -273,8 +293,9 @@ class OwnSimulation(Simulation):
     def take(self, kind: str, name: str, value: Any) -> None:
         """Take a note of a client's place. Raises what ended the client."""
         if kind == "say":
-            if value not in self._logged:  # the same line of other clients only once
-                self._logged.add(value)
+            line = re.sub(r"\d+", "", value)
+            if line not in self._logged:  # once for all clients, whatever numbers are in it
+                self._logged.add(line)
                 self._log(f"{name}: {value}" if name else value)
         elif kind == "failed":
             if not self._reason:
@@ -339,6 +360,7 @@ class OwnSimulation(Simulation):
         reporter = Reporter(writer, lambda _: None, clock.time, self._wall)
         notes = TrafficNotes(clock, reporter, traffic)
         self._books = ServerBooks(writer, reporter, traffic, notes)
+        self.traffics.append(traffic)
         return reporter
 
     def _wall(self) -> float:
@@ -400,9 +422,7 @@ class OwnSimulation(Simulation):
                 self._merged = effect.merged
 
     def _add_point(self, machine: ParameterServerMachine, now: float) -> None:
-        assert self._books is not None, "a process has books"
-        merged, sockets = self._merged, self._books.traffic.sockets
-        self._merged = ()
+        merged, self._merged = self._merged, ()
         for one in merged:
             part = self.parts[one.key.client]
             part.deltas += 1
@@ -413,8 +433,8 @@ class OwnSimulation(Simulation):
             machine.digest,
             now / HOUR_S,
             machine.tokens_total,
-            self._bytes[0] + sockets["up"],
-            self._bytes[1] + sockets["down"],
+            sum(one.sockets["up"] for one in self.traffics),
+            sum(one.sockets["down"] for one in self.traffics),
             loss_of(merged, "loss"),
             loss_of(merged, "eval_loss"),
             len(merged),
@@ -430,9 +450,9 @@ class OwnSimulation(Simulation):
         super()._launch_client(name)
 
     def _next_incarnation(self, name: str) -> int:
-        if name == self.server:
-            return super()._next_incarnation(name)
-        return self.parts[name].launches
+        if name in self.parts:
+            return self.parts[name].launches
+        return super()._next_incarnation(name)
 
     def _training(
         self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
@@ -518,8 +538,6 @@ class OwnSimulation(Simulation):
             part.waited_s += process.training.thread.waited_s
             part.steps += process.training.steps
         elif self._books is not None:
-            self._bytes[0] += self._books.traffic.sockets["up"]
-            self._bytes[1] += self._books.traffic.sockets["down"]
             self._books.writer.close()
         return super()._kill(name)
 

@@ -55,7 +55,6 @@ def test_rates_that_are_no_speeds_are_refused(text):
 @pytest.mark.parametrize(
     ("override", "hours", "words"),
     [
-        ("split.method=splitfed-v2", 1.0, "split server"),
         ("run.name=run", None, "no end"),
         ("train.decay_at=2030-01-01T00:00:00+00:00", 1.0, "date"),
     ],
