@@ -61,21 +61,20 @@ class CrashSplit(SplitSimulation):
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)
         self.rare = set()
+        self._launch, self.supervisor.launch = self.supervisor.launch, self._launch_split
 
     def run(self, progress=None):
         """Run, and ask the split server to end in the middle: another one goes on in its folder."""
-        self._at(ASKED_S, self._ask_split)
+        self._at(ASKED_S, self.supervisor.ask)
         super().run(progress)
 
     def die(self, name):
         """Kill a process as kill -9 does; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
-            clock, shell = self.split_process
-            if shell.machine.shutdown.run_over:
+            if self.supervisor.run_over:
                 # The next one would wait for clients that never come: it is not started again.
-                self._launch_split = lambda: None
-            self._end_split_process(clock)
-            self._left_in_order = False
+                self.supervisor.launch = lambda: None
+            self.supervisor.end_process(in_order=False)
         elif self._kill(name):
             again = (
                 self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
@@ -107,8 +106,8 @@ class CrashSplit(SplitSimulation):
         node.feed = later
 
     def _launch_split(self):
-        super()._launch_split()
-        shell = self.split_process[1]
+        self._launch()
+        shell = self.supervisor.process.shell
         self.points.watch(shell.node, "split", lambda: self.die(SPLIT_NAME))
         self._rare_effects(shell)
 

@@ -40,11 +40,11 @@ from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.runtime import Journal
-from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
+from fsl_async.nodes.split_server.shell import Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.split_audit import LEDGER, audit_split
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
+from fsl_async.roles.machine import Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split.client import SplitClientMachine
@@ -61,6 +61,12 @@ from fsl_async.tools.sim.simulation import (
     Simulation,
     SimulationSettings,
 )
+from fsl_async.tools.sim.split_processes import (
+    SPLIT_NAME,
+    SplitRun,
+    SplitServerProcess,
+    SplitSupervisor,
+)
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
     SPLIT_DIR,
@@ -75,9 +81,6 @@ from fsl_async.tools.sim.split_training import (
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import CheckedMachine, ProcessClock
 
-SPLIT_NAME = "split"
-SPLIT_GOODBYE_S = 0.5
-"""Between the last effect of a split server and the end of its process."""
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
 FORMATS = Formats("fp32", "fp32", "fp32")
@@ -222,33 +225,43 @@ class SplitSimulation(Simulation):
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
-        self.split_network = tp.MemNetwork(
-            self.scheduler, settings.seed + 1, self.network_conditions
+        network = tp.MemNetwork(self.scheduler, settings.seed + 1, self.network_conditions)
+        self.split = SplitRun(
+            seed=settings.seed,
+            rules=rules,
+            formats=FORMATS,
+            transport=self._transport,
+            network=network,
+        )
+        self.supervisor = SplitSupervisor(
+            self.scheduler,
+            self.profile,
+            self._chance,
+            self.counts,
+            make=self._split_process,
+            failed=lambda line: self.invariants.violated(line, self.scheduler.time()),
+            calm=lambda: self._calm,
+            ending=lambda: self._ending,
         )
         self.split_disk = MemoryDisk()
         self.split_files = MemoryFiles(self.split_disk)
         """The disk as the newest split server sees it."""
         self.split_invariants = SplitInvariants(self.lineage, self.invariants.violations)
         self.client_traffic, self.server_traffic = Traffic(), Traffic()
-        self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
         self.split_clients: dict[str, SplitClientShell] = {}
         self.trainings: dict[str, RoundTraining] = {}
         self._launching = ""  # the client whose process is made
-        self._split_launched = False
-        self._left_in_order = False  # the last split server
         self.architecture = {**ARCHITECTURE, "method": rules.method}
 
     # --- processes ---
 
     def _launch_server(self) -> None:
         super()._launch_server()
-        if self.method.has_server and not self._split_launched:
-            self._split_launched = True
-            self._launch_split()
-            self._plan(self.profile.server_kill_every_s, self._kill_split)
-            self._plan(self.profile.server_kill_every_s, self._ask_split)
+        if self.method.has_server and self.supervisor.is_new:
+            self.supervisor.launch()
+            self.supervisor.plan_faults()
 
-    def _launch_split(self) -> None:
+    def _split_process(self) -> SplitServerProcess:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation(SPLIT_NAME)
         machine = SplitServerMachine(self.rules, self.architecture)
@@ -257,32 +270,25 @@ class SplitSimulation(Simulation):
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
-            if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
+            if isinstance(event, sev.SplitRecovered) and event.lost and in_order:
                 self.invariants.violated("a split server that ended in order lost uploads", now)
             self.split_invariants.after_server(machine, training, event, effects, now)
 
-        link = self.split_network.listener(SPLIT_NAME)
-        rng = random.Random(f"{self.settings.seed}/split/{incarnation}")  # noqa: S311
-        shell = SplitServerShell(
+        in_order = self.supervisor.left_in_order
+        process = SplitServerProcess(
+            self.split,
+            clock,
+            incarnation,
             machine,
             training,
-            lambda take: tp.ListenerEndpoint(
-                link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
-            ),
             workers=Workers(*(self._worker(clock, name) for name in ("code", "train", "write"))),
-            formats=FORMATS,
             traffic=self.server_traffic,
-            scheduler=clock,
             journal=self.journal,
             say=self._split_note,
-            finished=lambda effect: self._split_left(clock, machine, effect),
+            closed=self.split_files.die,
         )
-        shell.node.machine = CheckedMachine(machine, check)
-        self.split_process = (clock, shell)
-        shell.start()
-        for name, peer in machine.peers.items():
-            if peer.incarnation >= 0:
-                shell.endpoint.remember(name, peer.incarnation)
+        process.shell.node.machine = CheckedMachine(machine, check)
+        return process
 
     def _split_note(self, note: Note) -> None:
         """A line of a split server, or of a client about one."""
@@ -319,9 +325,6 @@ class SplitSimulation(Simulation):
         if not self.method.has_server or name in self.split_clients:
             return
         clock, training = self.processes[name].clock, self.trainings[name]
-        rng = random.Random(f"{self.settings.seed}/{name}/{training.incarnation}/split")  # noqa: S311
-        link = self.split_network.dialer(name, SPLIT_NAME)
-        machine = SplitClientMachine(self.rules, name, training.incarnation)
 
         def check(event: Event, _: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -331,21 +334,19 @@ class SplitSimulation(Simulation):
             if effect.exit_code:
                 self.invariants.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
 
-        shell = SplitClientShell(
-            machine,
+        shell = self.split.client(
+            name,
+            training.incarnation,
+            clock,
             training.split,
-            lambda take: tp.DialerEndpoint(
-                link, clock, self._transport, take, name, incarnation=training.incarnation, rng=rng
-            ),
             facts=Facts(welcome.run, welcome.shard, self.architecture),
-            formats=FORMATS,
             worker=self._worker(clock, name),
             traffic=self.client_traffic,
-            scheduler=clock,
             journal=self.journal,
             say=self._split_note,
             finished=finished,
         )
+        machine = shell.machine
         shell.node.machine = CheckedMachine(machine, check)
         self.split_clients[name] = shell
         shell.dial()
@@ -355,56 +356,21 @@ class SplitSimulation(Simulation):
     def _kill(self, name: str) -> bool:
         killed = super()._kill(name)
         if killed and name != SERVER_NAME:
-            self.split_network.kill(name)
+            self.split.network.kill(name)
         return killed
-
-    def _kill_split(self) -> None:
-        if not self._calm and self.split_process is not None:
-            self.counts.fault("split server killed")
-            self._end_split_process(self.split_process[0])
-            self._left_in_order = False
-        self._plan(self.profile.server_kill_every_s, self._kill_split)
-
-    def _ask_split(self) -> None:
-        """SIGTERM: it ends in good order, and another process goes on in its folder."""
-        if not self._calm and self.split_process is not None:
-            self.counts.fault("split server asked to end")
-            self.split_process[1].node.feed(DrainAsked("SIGTERM"))
-        self._plan(self.profile.server_kill_every_s, self._ask_split)
-
-    def _split_left(self, clock: ProcessClock, machine: SplitServerMachine, effect: Finish) -> None:
-        if effect.exit_code:
-            text = f"the split server failed: {effect.reason}"
-            self.invariants.violated(text, self.scheduler.time())
-        if not machine.shutdown.leaves and not self._ending:
-            self.invariants.violated("the split server ended before its run", self.scheduler.time())
-        elif machine.shutdown.leaves:
-            self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
-
-    def _split_gone(self, clock: ProcessClock) -> None:
-        if self.split_process is not None and self.split_process[0] is clock:
-            self._end_split_process(clock)
-            self._left_in_order = True
-
-    def _end_split_process(self, clock: ProcessClock) -> None:
-        clock.alive = False
-        self.split_files.die()
-        self.split_network.kill(SPLIT_NAME)
-        self.split_process = None
-        self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
 
     def _reset(self, name: str) -> None:
         if name in self.processes and not self._calm:
-            self.split_network.reset(name, SPLIT_NAME)
+            self.split.network.reset(name, SPLIT_NAME)
         super()._reset(name)
 
     def _cut(self, name: str) -> None:
         if not self._calm:
-            self.split_network.cut(name, SPLIT_NAME)
+            self.split.network.cut(name, SPLIT_NAME)
         super()._cut(name)
 
     def _heal(self, name: str) -> None:
-        self.split_network.heal(name, SPLIT_NAME)
+        self.split.network.heal(name, SPLIT_NAME)
         super()._heal(name)
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
@@ -413,11 +379,7 @@ class SplitSimulation(Simulation):
     @property
     def has_ended(self) -> bool:
         """Whether all clients have ended, and the split server."""
-        return super().has_ended and self._split_over
-
-    @property
-    def _split_over(self) -> bool:
-        return self.split_process is None or self.split_process[1].machine.run_over
+        return super().has_ended and self.supervisor.run_over
 
     def check_end(self) -> None:
         """See `Simulation.check_end`."""
@@ -427,7 +389,7 @@ class SplitSimulation(Simulation):
         for name in self.names:
             if name not in self._ended:
                 self.invariants.violated(f"{name} did not end with its run", now)
-        if not self._split_over:
+        if not self.supervisor.run_over:
             self.invariants.violated("the split server did not end with its run", now)
         self.invariants.run_ended({}, [], now)
         self.split_invariants.ended(self._ledger(), now)
