@@ -14,6 +14,8 @@ from torch import nn
 import fsl_async
 from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.tune.zeroth import measure_round
 from fsl_async.tools.simulate import client, residents
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
@@ -242,10 +244,77 @@ def adapt(fed):
             break
 
 
+def measure(fed):
+    """Train by losses alone."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    fed.attach(model)
+    weights, points = ModelWeights(model), torch.cat(POINTS)
+    chance = torch.Generator().manual_seed(fed.part[0])
+
+    def loss(rows):
+        chosen = points[rows]
+        return nn.functional.mse_loss(model(chosen), chosen.sum(1, keepdim=True)).item()
+
+    for number in fed.rounds():
+        batches = [torch.randint(64, (8,), generator=chance) for _ in range(2)]
+        scalars = measure_round(fed, weights, loss, batches, number=number)
+        metrics = {"loss": loss(torch.arange(64))}
+        if not fed.end_round(samples=16, metrics=metrics, scalars=scalars):
+            break
+
+
+def comes_and_goes(fed):
+    """Send whenever it likes."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    fed.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number, x in enumerate(fed.shard(POINTS)):
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number % (3 + fed.part[0]) == 0:
+            fed.send()
+        if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):
+            break
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        (measure, {"tune.method": "zeroth", "tune.zo_steps": 2, "tune.zo_rate": 0.02}),
+        (comes_and_goes, {"sync.trigger": "buffer", "sync.pace": "own", "sync.buffer": 2}),
+    ],
+)
+def test_losses_alone_and_sites_that_come_and_go_are_simulated(tmp_path, task, settings):
+    """A storm's versions are those of a second run, also in more processes."""
+    storm = {"session.heartbeat_every_s": 60, "session.expire_after_s": 180, "run.rounds": 12}
+    storm |= {"train.task": "own"} if task is comes_and_goes else {}
+    usual = {"settings": storm | settings, "faults": "storm", "step_seconds": 200.0, "seed": 2}
+    first = simulated(tmp_path, task, name="first", **usual)
+    second = simulated(tmp_path, task, name="second", workers=2, **usual)
+    assert first.digests == second.digests
+    assert first.points[-1].version >= 12
+    assert first.faults["client killed"] > 0
+    assert first.points[-1].loss < 0.9 * first.points[1].loss
+
+
 def test_the_run_directory_is_one_like_any_other(tmp_path, capsys):
-    """`status` and `export` read it, and a second simulation is refused in it."""
+    """`status`, its page, trackers, `evaluate` and `export` read it, and a second simulation is
+    refused in it.
+    """
+    pytest.importorskip("tensorboard")
     result = simulated(tmp_path)
     run_dir = str(result.run_dir)
+    board = tmp_path / "board"
+    assert cli.main(["status", run_dir, "--tensorboard", str(board)]) == 0
+    assert list(board.rglob("events.out.*"))
+    scored = tmp_path / "score.py"
+    scored.write_text("def score(weights):\n    return {'loss': float(len(weights))}\n")
+    assert cli.main(["evaluate", run_dir, "--task", f"{scored}:score", "--json"]) == 0
+    assert '"loss": 2.0' in capsys.readouterr().out
     assert cli.main(["status", run_dir, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert status["version"] == 5
