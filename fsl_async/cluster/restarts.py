@@ -92,7 +92,7 @@ class Wait:
 
 @frozen
 class End:
-    """The process will not be launched again; `why` is for people."""
+    """The process will not be launched again; messages say `why`."""
 
     why: str
 

@@ -25,7 +25,7 @@ class RoundWindow:
 
     open: Round | None = None
     number: int = -1
-    """Of the newest round; -1 before the first."""
+    """The number of the newest round; -1 before the first one."""
     closes_at: float | None = None
     """When the grace window closes, seconds since 1970; None: not begun, or not known."""
     late: set[str] = field(factory=set)

@@ -72,7 +72,8 @@ class Model:
             content = torch.from_file(
                 str(self.file), shared=True, size=sum(sizes), dtype=torch.uint8
             )
-            yield from zip(self.moved, content.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+            parts = content.split(sizes)  # type: ignore[no-untyped-call]
+            yield from zip(self.moved, parts, strict=True)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -103,7 +103,7 @@ class Result:
     seconds: float = 0.0
     memory: int = 0
     bytes_by_category: dict[str, int] = field(factory=dict)
-    """Of what the streams carried, like "activations up"; what was sent again counts again."""
+    """Bytes that the streams carried, by keys like "activations up"; repeated ones count again."""
     counts: str = "tokens"
     """The unit of tokens: in split learning they are samples."""
 

@@ -159,7 +159,8 @@ class OwnSimulation(Simulation):
         self.own, self.root = settings, run_dir
         self._transport = transport_settings(config, max(1024, 2 * settings.clients))
         self._dials_with = tp.TransportSettings()  # until the welcome brings the run's
-        self.run_name = f"{config.run.name}-{random.Random(f'{seed}/run').getrandbits(32):08x}"  # noqa: S311
+        run_id = random.Random(f"{seed}/run").getrandbits(32)  # noqa: S311 - not for secrets
+        self.run_name = f"{config.run.name}-{run_id:08x}"
         self.parts = {
             name: ClientPart(name, settings.rate_of(number))
             for number, name in enumerate(self.names)
