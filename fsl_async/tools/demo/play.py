@@ -197,7 +197,8 @@ class Demo:
         if self.evaluates_here and trains:
             # Load it while the nodes finish; the evaluation needs it next.
             loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
-        drain_s = _DRAIN_S + self._extra_s
+        # A machine that starts torch slowly does the last round slowly, too.
+        drain_s = _DRAIN_S + self._extra_s + (self.played.joined_s or 0.0)
         stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s, signal.SIGINT))
         await self._until(stopping.done, drain_s + 1.0)
         if not self._stop.hard:
@@ -289,6 +290,11 @@ class Demo:
                 self._report("launched", text, change.name)
             return
         if self._ending or self._stop.requested:
+            was_killed = change.code == -signal.SIGKILL and not self._stop.requested
+            if change.name == SERVER and was_killed:
+                self.played.faults.append(
+                    "the parameter server did not end after the last round, and was killed"
+                )
             return
         if change.code == ExitCode.BAD_INPUT:
             # A new launch would fail again: the child's error line is the demo's error.
