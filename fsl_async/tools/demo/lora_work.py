@@ -3,7 +3,7 @@
     python -m fsl_async.tools.demo.lora_work RUN_DIR BASE SEED STEPS
 
 Imports transformers and peft once for two: its second process is a fork, and waits for its part of
-the comparison. With STEPS 0 the base is there. Prints {"made": BASE} when it is, reads ORDERS in
+the comparison. With STEPS 0 the base is there. Prints a record MADE when it is, reads ORDERS in
 RUN_DIR as soon as the demo has written it, and prints what `lora_compare` does. An error is a line
 that begins with "error: ", and the exit code. Needs the extra `hf`.
 """
@@ -24,7 +24,7 @@ import torch
 
 from fsl_async.errors import FslError
 from fsl_async.learn.models.hf import collector_paused, extra
-from fsl_async.tools.demo.lora import ERROR, ORDERS
+from fsl_async.tools.demo.lora import MADE, ORDERS, digest_of
 from fsl_async.tools.demo.lora_base import make_base
 from fsl_async.tools.demo.lora_compare import compare
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     receive.close()
     if steps:
         make_base(Path(base), seed=seed, steps=steps, say=_print)
-    _print(json.dumps({"made": base}))
+    _print_record({"name": MADE, "digest": digest_of(Path(base))})
     while not (run_dir / ORDERS).exists():
         time.sleep(_TICK_S)
     mine, other = json.loads((run_dir / ORDERS).read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def guarded(call: Any, *arguments: Any) -> None:
     try:
         call(*arguments)
     except FslError as error:
-        _print(f"{ERROR}{error.message}")
+        _print(f"error: {error.message}")
         raise SystemExit(int(error.exit_code)) from None
 
 

@@ -17,9 +17,9 @@ from fsl_async.cli import node as node_command
 from fsl_async.commands import chaos as chaos_command
 from fsl_async.errors import UsageError
 from fsl_async.process import stopper
-from fsl_async.tools.chaos import fault_log
+from fsl_async.tools.chaos import fault_log, storm
 from fsl_async.tools.chaos.fault_log import FILE, FaultLog, read
-from fsl_async.tools.chaos.links import FileLink, link_of
+from fsl_async.tools.chaos.links import link_of
 from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
 from fsl_async.tools.chaos.storm import StormRunner
 from fsl_async.tools.chaos.targets import VALUED, Held, Node, Run, nodes
@@ -342,11 +342,12 @@ def test_a_link_that_is_cut_in_part_is_restored(run, process, monkeypatch):
     link.parent.mkdir()
     link.write_text("open")
 
-    def half(self):
-        self._say("cut")
-        raise OSError(5, "Input/output error")
+    def half(state):
+        link.write_text(state)
+        if state != "open":
+            raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(FileLink, "cut", half)
+    monkeypatch.setattr(storm, "link_of", lambda *_: half)
     with pytest.raises(OSError, match="Input/output"):
         storming(run, [Fault(0.0, "partition", 60.0, 0.0)], monkeypatch).play(20.0)
     assert link.read_text() == "open"

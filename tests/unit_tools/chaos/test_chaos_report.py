@@ -21,7 +21,11 @@ def version(number, at, names, tokens=100):
 
 
 def event(t, kind, peer, **more):
-    return {"t": t, "kind": "event", "type": kind, "peer": peer, **more}
+    return {"t": t, "kind": "event", "type": kind, "peer": peer, "incarnation": 1, **more}
+
+
+def committed(t, number):
+    return {"t": t, "kind": "event", "type": "version_committed", "version": number, "digest": ""}
 
 
 def call(t, number):
@@ -50,21 +54,26 @@ LEDGER = [
     version(6, 190.0, NAMES, 11800),  # 4800 tokens in 80 s
 ]
 JOURNAL = [
-    *(event(5.0, "client_hello", name, version=-1) for name in NAMES),
+    *(event(5.0, "client_hello", name) for name in NAMES),
+    committed(90.0, 2),
     *(event(91.0, "version_held", name, version=2) for name in NAMES),
     {"t": 95.0, "type": "traffic", "kind": "note", "coded": {"x": 1000}, "sockets": {"up": 1500}},
     call(108.0, 3),
-    call(128.0, 4),
-    call(148.0, 5),
-    call(188.0, 6),
+    committed(110.0, 3),
     event(123.0, "client_left", "b", reason="expired"),
-    event(131.0, "client_hello", "b", version=-1),
+    call(128.0, 4),
+    committed(130.0, 4),
+    event(131.0, "client_hello", "b", incarnation=2),
     event(132.0, "version_held", "b", version=4),
     event(147.0, "client_left", "d", reason="expired"),
-    event(155.5, "client_hello", "d", version=4),
+    call(148.0, 5),
+    committed(150.0, 5),
+    event(155.5, "client_hello", "d"),
     event(156.0, "version_held", "d", version=5),
-    event(170.0, "heartbeat_received", "c"),
+    event(170.0, "heartbeat_received", "c", payload={}),
     event(170.5, "version_held", "c", version=5),
+    call(188.0, 6),
+    committed(190.0, 6),
     {"t": 199.0, "type": "traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},
 ]
 FAULTS = [
@@ -113,12 +122,12 @@ def test_times_are_counted_from_the_ends_of_faults():
 
 def test_sessions_that_began_in_a_deleted_segment():
     """In a long run the oldest line alone tells which clients were connected."""
-    clients = {name: {"name": name, "connected": True, "version": 2} for name in NAMES}
+    known = {"incarnation": 1, "incarnations": 1}
+    clients = {name: {"name": name, "connected": True, "version": 2, **known} for name in NAMES}
     clients["gone"] = {"name": "gone", "connected": False, "version": 1}
-    first = {"t": 92.0, "kind": "note", "type": "so_far", "state": {"clients": clients}}
-    later = {**first, "t": 140.0}  # of the next segment; it must change nothing
-    lines = [first, *(line for line in JOURNAL if line["t"] > 92.0), later]
-    lines.sort(key=lambda line: line["t"])
+    state = {"clients": clients, "ps": {"version": 2}}
+    first = {"t": 92.0, "kind": "note", "type": "so_far", "state": state}
+    lines = [first, *(line for line in JOURNAL if line["t"] > 92.0)]
     assert report(storm(*FAULTS), lines, LEDGER, {"b": [131.9]}) == made()
 
 
