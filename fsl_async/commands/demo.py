@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,8 +19,7 @@ from fsl_async.tools.clone import need_benchmarks
 from fsl_async.tools.demo.run_dir import make_run_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from fsl_async.observe.table import View
     from fsl_async.process.stopper import Stopper
@@ -152,17 +151,16 @@ def command(
     config = resolved(load(None, overrides(scenario.settings), _OPTIONS))
     scenario.check()
     check_corpus(config, _OPTIONS)
-    network = _network(net, [node.name for node in scenario.nodes])
     if dry_run:
         if as_json:
             output.result(to_dict(config))
         else:
             output.say(*to_toml(config, comments=False).rstrip().split("\n"))
         return 0
-    chosen = evolve(chosen, run_dir=make_run_dir(run_dir, output.say).resolve())
+    chosen = evolve(chosen, run_dir=make_run_dir(run_dir, output.say))
     stopper = Stopper()
     with stop_on_signals(stopper):
-        with network(output) as places:
+        with _network(net, scenario, output) as places:
             scenario = _scenario(what, evolve(chosen, places=places))
             output.say(*scenario.introduction)
             scenario.prepare()
@@ -199,10 +197,15 @@ def _chosen(
         raise UsageError(f"--data is given {len(data)} times, and demo {what} takes one text")
     if what != "lora" and base is not None:
         raise UsageError("--base is for demo lora")
+    late_s = _late_s(net)
+    if net is not None:
+        from netlab.laboratory import which
+
+        which()
     return Choices(
         data=tuple(str(check_data(path)) for path in data),
         base="" if base is None else str(check_base(base)),
-        late_s=_late_s(net),
+        late_s=late_s,
         **{name: value for name, value in given.items() if value is not None},
     )
 
@@ -238,24 +241,18 @@ def _late_s(net: str | None) -> float:
     return max(0.0, round(2e-3 * profiles.profile(net).delay_ms - SHORT_TRIP_S, 3))
 
 
-def _network(
-    net: str | None, nodes: list[str]
-) -> Callable[[Output], AbstractContextManager[Places]]:
-    """A function that opens the places of the nodes. Raises FslError without a laboratory."""
+@contextmanager
+def _network(net: str | None, scenario: Scenario, output: Output) -> Iterator[Places]:
+    """Open the places of the nodes. Raises FslError without a laboratory."""
     from fsl_async.tools.demo.scenario import HERE, places_in
 
     if net is None:
-        return lambda _: nullcontext(HERE)
+        yield HERE
+        return
     from netlab import profiles
-    from netlab.laboratory import Laboratory, which
+    from netlab.laboratory import Laboratory
 
-    settings = profiles.profile(net)
-    which()
-
-    @contextmanager
-    def opened(output: Output) -> Iterator[Places]:
-        with Laboratory(nodes, profile=net) as lab:
-            output.say(f"network laboratory ({lab.backend}), {net}: {profiles.words(settings)}")
-            yield places_in(lab)
-
-    return opened
+    with Laboratory([node.name for node in scenario.nodes], profile=net) as lab:
+        words = profiles.words(profiles.profile(net))
+        output.say(f"network laboratory ({lab.backend}), {net}: {words}")
+        yield places_in(lab)

@@ -14,6 +14,8 @@ from tiny_base import write_llama
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
+from fsl_async.learn.tune.records import Records
+from fsl_async.learn.tune.tokens import tokenize
 from fsl_async.tools.demo import lora_base, lora_compare, lora_data
 from fsl_async.tools.demo.lora import lora
 from fsl_async.tools.demo.scenario import Choices, overrides
@@ -65,9 +67,10 @@ def test_alone_trains_the_given_steps_on_the_given_records(tmp_path):
     fed = lora_compare.alone(tables, "a", str(folder / lora_data.TRAIN_FILE), 12)
     assert len(fed.history) == 12
     assert {each.shape[0] for name, each in fed.model.named_parameters() if "lora_A" in name} == {2}
-    untuned = lora_compare._base(tables)
-    test = lora_compare._test_records(tables, untuned, str(folder / lora_data.TEST_FILE))
-    objective = objective_of(TuneConfig(**tables["tune"]))
+    tune, untuned = TuneConfig(**tables["tune"]), load_base(base, "lm")
+    records = Records(str(folder / lora_data.TEST_FILE), "lm")
+    test = tokenize(records, untuned.tokenizer, "lm", context=untuned.context)
+    objective = objective_of(tune)
     before, after = (
         objective.evaluate(model, test)["eval_loss"] for model in (untuned.model, fed.model)
     )

@@ -16,54 +16,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from attrs import frozen
 
 from fsl_async.observe.clients import Line
 from fsl_async.observe.run_state import RunState
 from fsl_async.tools.chaos.recovery import KILL, Recovery
-
-
-@frozen
-class Times:
-    """Statistics of one kind of time: count, median and 95th percentile in seconds."""
-
-    count: int
-    median_s: float | None
-    p95_s: float | None
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
-        """Compute them; percentiles are by nearest rank."""
-        found = sorted(seconds)
-        if not found:
-            return cls(0, None, None)
-        middle, high = (found[math.ceil(share * len(found)) - 1] for share in (0.5, 0.95))
-        return cls(len(found), round(middle, 2), round(high, 2))
-
-
-@frozen
-class ChaosReport:
-    """The figures of a storm; None where there was nothing to measure."""
-
-    seconds: float
-    clients: int
-    faults: int
-    faults_by_kind: dict[str, int]
-    faults_per_hour: float
-    syncs: int
-    tokens_per_s: float | None
-    tokens_per_s_before: float | None
-    throughput: float | None
-    participation: float | None
-    participation_least: float | None
-    detect: Times
-    resume: Times
-    back: Times
-    back_after_kill: Times
-    never_back: int
-    control_bytes: int
-    control_share: float | None
 
 
 @frozen
@@ -74,6 +33,16 @@ class _Version:
     clients: frozenset[str]
 
 
+def times_of(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Statistics of one kind of time: count, median and 95th percentile, by nearest rank."""
+    found = sorted(seconds)
+    middle, high = (
+        round(found[math.ceil(share * len(found)) - 1], 2) if found else None
+        for share in (0.5, 0.95)
+    )
+    return {"count": len(found), "median_s": middle, "p95_s": high}
+
+
 def report(
     fault_log: Iterable[Line],
     journal: Iterable[Line],
@@ -81,8 +50,8 @@ def report(
     own: Mapping[str, Sequence[float]],
     *,
     before: float | None = None,
-) -> ChaosReport:
-    """Report the last storm of a fault log.
+) -> dict[str, Any]:
+    """Report the last storm of a fault log; None where there was nothing to measure.
 
     journal: lines of the parameter server's journal. ledger: its facts.
     own: for each client, the times of its rebases by its own journal.
@@ -103,28 +72,29 @@ def report(
         kinds[fault.kind] = kinds.get(fault.kind, 0) + 1
     control, all_bytes = _control(traffic, start, over)
     hit = [one for one in faults if one.kind != "slow"]
+    detected = [one.detected - one.begun for one in faults if one.detected is not None]
     resumed = [one.resumed - one.ended for one in hit if one.resumed is not None]
     backs = [(one.kind, one.back - one.ended) for one in hit if one.back is not None]
-    return ChaosReport(
-        seconds=round(over - start, 1),
-        clients=len(begin["clients"]),
-        faults=len(faults),
-        faults_by_kind=kinds,
-        faults_per_hour=round(3600.0 * len(faults) / (over - start), 1) if over > start else 0.0,
-        syncs=len(shares),
-        tokens_per_s=rate and round(rate, 1),
-        tokens_per_s_before=before and round(before, 1),
-        throughput=round(rate / before, 4) if rate and before else None,
-        participation=round(sum(shares) / len(shares), 4) if shares else None,
-        participation_least=round(min(shares), 4) if shares else None,
-        detect=Times.of([one.detected - one.begun for one in faults if one.detected is not None]),
-        resume=Times.of(resumed),
-        back=Times.of([seconds for _, seconds in backs]),
-        back_after_kill=Times.of([seconds for kind, seconds in backs if kind == KILL]),
-        never_back=sum(one.back is None for one in hit),
-        control_bytes=control,
-        control_share=round(control / all_bytes, 4) if all_bytes else None,
-    )
+    return {
+        "seconds": round(over - start, 1),
+        "clients": len(begin["clients"]),
+        "faults": len(faults),
+        "faults_by_kind": kinds,
+        "faults_per_hour": round(3600.0 * len(faults) / (over - start), 1) if over > start else 0.0,
+        "syncs": len(shares),
+        "tokens_per_s": rate and round(rate, 1),
+        "tokens_per_s_before": before and round(before, 1),
+        "throughput": round(rate / before, 4) if rate and before else None,
+        "participation": round(sum(shares) / len(shares), 4) if shares else None,
+        "participation_least": round(min(shares), 4) if shares else None,
+        "detect": times_of(detected),
+        "resume": times_of(resumed),
+        "back": times_of([seconds for _, seconds in backs]),
+        "back_after_kill": times_of([seconds for kind, seconds in backs if kind == KILL]),
+        "never_back": sum(one.back is None for one in hit),
+        "control_bytes": control,
+        "control_share": round(control / all_bytes, 4) if all_bytes else None,
+    }
 
 
 def _storm(fault_log: Iterable[Line]) -> tuple[Line, list[Recovery], float]:

@@ -135,14 +135,17 @@ class StormRunner:
         undo = contextlib.ExitStack()
         try:
             held = Held(self.run, node)
-            self.log.write(
-                "begin",
-                fault=number,
-                kind=fault.kind,
-                name=node.name,
-                pid=node.pid,
-                lasts_s=round(fault.lasts_s, 3),
-            )
+        except OSError:
+            return False
+        self.log.write(
+            "begin",
+            fault=number,
+            kind=fault.kind,
+            name=node.name,
+            pid=node.pid,
+            lasts_s=round(fault.lasts_s, 3),
+        )
+        try:
             undo.enter_context(injected(fault.kind, held, link))
         except ProcessLookupError:
             return False

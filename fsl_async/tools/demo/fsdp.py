@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsl_async.tools.demo.pretrain import Variant, pretrain
+from attrs import evolve
+
+from fsl_async.tools.demo.pretrain import pretrain
 
 if TYPE_CHECKING:
     from fsl_async.cluster.supervisor import Supervisor
@@ -27,18 +29,14 @@ _GONE, _BACK = " is gone", " ranks are here"
 
 
 def fsdp(chosen: Choices) -> Scenario:
-    """The demo of pretraining with such clients."""
-    variant = Variant(
-        clients=2,
-        more_s=40.0,
-        options=("--ranks", str(RANKS)),
-        of_client=f" of {RANKS} ranks",
-        victim="a rank of ",
-        back="is started again by torchrun",
-        kill=kill_rank,
-        reads=see_ranks,
-    )
-    return pretrain(chosen, variant)
+    """The demo of pretraining with such clients, which take longer to start."""
+    seconds = chosen.seconds or 80.0 + 60.0 * chosen.late_s
+    chosen = evolve(chosen, clients=chosen.clients or 2, seconds=seconds)
+    killed = "a rank of {} gets SIGKILL, is started again by torchrun"
+    made = pretrain(chosen, of_client=f" of {RANKS} ranks", killed=killed)
+    ranked = [evolve(node, options=(*node.options, "--ranks", str(RANKS))) for node in made.clients]
+    faults = [evolve(fault, what=kill_rank) for fault in made.faults]
+    return evolve(made, nodes=[*made.servers, *ranked], faults=faults, reads=see_ranks)
 
 
 def kill_rank(children: Supervisor, name: str) -> str:

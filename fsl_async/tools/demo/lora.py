@@ -22,6 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from fsl_async.cluster.supervisor import Child
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, UsageError
@@ -61,6 +63,7 @@ def lora(chosen: Choices) -> Scenario:
     """The demo. It ends after its rounds, when the killed client trains again."""
     names = scenario.names_of(chosen.clients or len(chosen.data) or 3)
     victim, kill_at = scenario.victim_of(names), max(1, chosen.rounds // 4)
+    chosen = evolve(chosen, run_dir=chosen.run_dir.resolve())
     run_dir, base = chosen.run_dir, base_of(chosen)
     settings: Settings = {
         "run.name": "demo-lora",
@@ -207,6 +210,7 @@ def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> lis
         "overrides": scenario.overrides(settings),
         "base": str(base_of(chosen)),
         "test": str(pooled / lora_data.TEST_FILE),
+        "run": str(chosen.run_dir),
     }
     alone = [
         {"name": name, "data": str(records_at(chosen.run_dir, name)), "steps": count}
@@ -215,8 +219,8 @@ def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> lis
     data = str(pooled / lora_data.TRAIN_FILE)
     together = {"name": POOLED, "data": data, "steps": sum(steps.values())}
     return [
-        {**common, "jobs": [together], "run": str(chosen.run_dir)},
-        {**common, "jobs": alone},
+        {**common, "jobs": [together], "measures": True},
+        {**common, "jobs": alone, "measures": False},
     ]
 
 

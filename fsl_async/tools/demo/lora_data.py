@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,20 +63,12 @@ def by_subject(topics: Mapping[str, str]) -> list[str]:
     within a topic.
     """
     names = sorted(topics)
-    words = [_WORD.findall(topics[name].lower()) for name in names]
-    topics_with: dict[str, int] = {}
-    for found in words:
-        for word in set(found):
-            topics_with[word] = topics_with.get(word, 0) + 1
+    words = [Counter(_WORD.findall(topics[name].lower())) for name in names]
+    topics_with = Counter(word for found in words for word in found)
     known = sorted(word for word, count in topics_with.items() if count >= _COMMON)
     if not known:
         return names
-    column = {word: number for number, word in enumerate(known)}
-    table = np.zeros((len(names), len(known)))
-    for row, found in enumerate(words):
-        for word in found:
-            if word in column:
-                table[row, column[word]] += 1
+    table = np.array([[float(found[word]) for word in known] for found in words])
     table = np.sqrt(table / np.maximum(1, table.sum(1, keepdims=True)))
     table -= table.mean(0)
     first = np.linalg.svd(table, full_matrices=False)[0][:, 0]

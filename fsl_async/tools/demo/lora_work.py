@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +39,34 @@ def main(arguments: list[str]) -> None:
         _ = extra("transformers").LlamaForCausalLM
     # A fork is safe while there is one thread. Elsewhere the second process imports on its own.
     kind: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    receive, send = kind.Pipe(duplex=False)
-    second = kind.Process(target=_second, args=(receive, send, os.getpid()), daemon=True)
+    second = kind.Process(target=guarded, args=(_second, run_dir, os.getpid()), daemon=True)
     second.start()
-    receive.close()
     if steps:
         make_base(Path(base), seed=seed, steps=steps, say=_print)
     _print_record({"name": MADE, "digest": digest_of(Path(base))})
-    while not (run_dir / ORDERS).exists():
-        time.sleep(_TICK_S)
-    mine, other = json.loads((run_dir / ORDERS).read_text(encoding="utf-8"))
-    send.send(other)
-    compare(mine, _print_record)
+    compare(_order(run_dir, 0, os.getppid()), _print_record)
     second.join()
     if second.exitcode:
         raise SystemExit(second.exitcode)
 
 
-def _second(receive: Connection, send: Connection, parent: int) -> None:
-    """Compare by the order that the parent sends."""
+def _second(run_dir: Path, parent: int) -> None:
+    """Compare by the second order. parent: the process that began this one."""
     if sys.platform == "linux":
         # PR_SET_PDEATHSIG, as in the supervisor: end when the parent does.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    send.close()
-    if os.getppid() != parent:
-        return
     torch.set_num_threads(1)
-    try:
-        order = receive.recv()
-    except EOFError:
-        return
-    guarded(compare, order, _print_record)
+    compare(_order(run_dir, 1, parent), _print_record)
+
+
+def _order(run_dir: Path, number: int, parent: int) -> dict[str, Any]:
+    """Wait for an order of the demo. Ends this process when its parent is gone."""
+    while not (run_dir / ORDERS).exists():
+        time.sleep(_TICK_S)
+        if os.getppid() != parent:
+            raise SystemExit
+    order: dict[str, Any] = json.loads((run_dir / ORDERS).read_text(encoding="utf-8"))[number]
+    return order
 
 
 def guarded(call: Any, *arguments: Any) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import sysconfig
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from fsl_async.config.load import load, to_dict
 from fsl_async.errors import FslError
 from fsl_async.roles.phrasing import counted, figure, megabytes
@@ -20,9 +18,6 @@ from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fsl_async.cluster.supervisor import Supervisor
     from fsl_async.tools.evaluation import Evaluated
 
 SHORT_TRIP_S = 0.1
@@ -34,36 +29,18 @@ _END_TRIPS = 40
 _MORE = "; give it more --seconds"
 
 
-@frozen
-class Variant:
-    """What demos of pretraining do not have in common.
-
-    more_s: by how many seconds it is longer by default.
-    of_client: what a client is, after "2 clients".
-    victim: what is killed, after it the client's name. back: how it comes back.
-    """
-
-    clients: int = 3
-    more_s: float = 0.0
-    options: tuple[str, ...] = ()
-    of_client: str = ""
-    victim: str = ""
-    back: str = "is launched again"
-    kill: Callable[[Supervisor, str], str] = scenario.kill
-    reads: Callable[[Played, str, str], str] = lambda _played, _name, _text: ""
-
-
-def pretrain(chosen: Choices, variant: Variant | None = None) -> Scenario:
-    """The demo. variant: none for that of plain clients.
+def pretrain(
+    chosen: Choices, *, of_client: str = "", killed: str = "{} gets SIGKILL, is launched again"
+) -> Scenario:
+    """The demo. of_client, killed: what a client is, and what happens to one, in words.
 
     By satellite (a round trip of 0.6 s) the first weights arrive after 10 to 20 s, because TCP's
     slow start counts in round trips, and a sync takes 5 to 8.
     """
-    variant = variant or Variant()
     late_s, run_dir = chosen.late_s, chosen.run_dir
-    seconds = chosen.seconds or 40.0 + 60.0 * late_s + variant.more_s
+    seconds = chosen.seconds or 40.0 + 60.0 * late_s
     every_s = chosen.every_s or 5.0 + 10.0 * late_s
-    names = scenario.names_of(chosen.clients or variant.clients)
+    names = scenario.names_of(chosen.clients or 3)
     victim = scenario.victim_of(names)
     settings: Settings = {
         "run.name": "demo",
@@ -100,18 +77,15 @@ def pretrain(chosen: Choices, variant: Variant | None = None) -> Scenario:
         settings=settings,
         nodes=[
             scenario.server(chosen, settings),
-            *(
-                scenario.client(name, run_dir, "deltas,metrics", *variant.options, data=chosen.text)
-                for name in names
-            ),
+            *(scenario.client(name, run_dir, "deltas,metrics", data=chosen.text) for name in names),
         ],
-        faults=[Fault(victim, is_time_to_kill, variant.kill)],
+        faults=[Fault(victim, is_time_to_kill)],
         is_over=is_over,
         drain_s=9.0 + _END_TRIPS * late_s,
         ends_at_s=seconds,
         introduction=[
             (
-                f"a parameter server and {counted(len(names), 'client')}{variant.of_client},"
+                f"a parameter server and {counted(len(names), 'client')}{of_client},"
                 f" each a process of its own, {where}"
             ),
             (
@@ -122,16 +96,12 @@ def pretrain(chosen: Choices, variant: Variant | None = None) -> Scenario:
                 f"every {every_s:g} s they send deltas, as {chosen.format},"
                 " and get the merged weights"
             ),
-            (
-                f"after {seconds / 3:.0f} s {variant.victim}{victim} gets SIGKILL,"
-                f" {variant.back} and has to catch up"
-            ),
+            f"after {seconds / 3:.0f} s {killed.format(victim)} and has to catch up",
             *([f"{trip}, so the demo takes longer than usual"] if late_s else []),
             f"the last round is at {seconds:g} s; files and logs: {run_dir}",
             "",
         ],
         conclude=conclude,
-        reads=variant.reads,
         evaluates=True,
     )
 

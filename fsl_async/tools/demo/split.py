@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from fsl_async.accounting.accounts import Account
+from fsl_async.accounting.accounts import Account, account_lines
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
@@ -118,7 +117,7 @@ def summarize(played: Played) -> dict[str, Any]:
         "clients": len(played.scenario.clients),
         "uploads": int(result.get("uploads", 0)),
         "eval_loss": evaluate_split(run_dir, overrides) if result else None,
-        **{kind: dict(sorted(sums.items())) for kind, sums in traffic_of(run_dir).items()},
+        **traffic_of(run_dir),
         "client_memory": max((one["memory_grown"] for one in results.values()), default=0),
         "whole_memory": whole_memory(overrides),
         "killed_s": None if fault is None else round(fault.begun - played.begun, 1),
@@ -129,19 +128,13 @@ def summarize(played: Played) -> dict[str, Any]:
     }
 
 
-def traffic_of(run_dir: Path) -> dict[str, Counter[str]]:
-    """What both servers' journals count, all incarnations of all clients.
-
-    Payload and coded bytes by category and direction, sockets by direction.
-    """
-    sums = {kind: Counter[str]() for kind in ("payload", "coded", "sockets")}
+def traffic_of(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """What both servers' journals count, all incarnations of all clients."""
+    account = Account()
     for part in ("ps", "server"):
-        account = Account()
         for line in JournalReader(run_dir / part / "journal.jsonl").read_all():
             account.apply(line)
-        for kind, counter in sums.items():
-            counter.update(account.as_dict()[kind])
-    return sums
+    return account.as_dict()
 
 
 def whole_memory(overrides: list[str]) -> int:
@@ -191,15 +184,8 @@ def lines(found: dict[str, Any], victim: str) -> list[str]:
         ),
         f"loss {found['eval_loss']} of both parts on text that no client has seen (nats/byte)"
         + ("; above it is that of auxiliary models" if has_auxiliary else ""),
-        f"{'bytes, all clients':28}{'payload':>14}{'coded':>14}",
+        *account_lines("clients", found),
     ]
-    shown += [
-        f"  {name:26}{size:>14,}{found['coded'].get(name, 0):>14,}"
-        for name, size in found["payload"].items()
-    ]
-    for direction in ("up", "down"):
-        size = found["sockets"].get(direction, 0)
-        shown.append(f"  {'sockets ' + direction:26}{'':14}{size:>14,}")
     own, whole = found["client_memory"], found["whole_memory"]
     if whole:
         shown.append(
