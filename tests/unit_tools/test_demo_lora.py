@@ -230,7 +230,7 @@ class Unseen:
         """Do nothing."""
 
 
-def in_worker(chosen, program, said, monkeypatch):
+def in_worker(chosen, program, said, monkeypatch, *, steps=20, stop=None):
     """The demo after its worker, a program of that text, and a run without nodes."""
     head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
     made = lora.lora(chosen)
@@ -238,10 +238,10 @@ def in_worker(chosen, program, said, monkeypatch):
         made.helper.child, argv=(sys.executable, "-c", head + program, str(chosen.run_dir))
     )
     helper = attrs.evolve(made.helper, child=child)
-    monkeypatch.setattr(lora, "work_of", lambda _: {"client-1": {"steps": 20}})
+    monkeypatch.setattr(lora, "work_of", lambda _: {"client-1": {"steps": steps}} if steps else {})
     made = attrs.evolve(made, helper=helper, nodes=made.servers, is_over=lambda _: True)
     chosen.run_dir.mkdir()
-    return asyncio.run(Runner(made, Stopper(), said.append, Unseen).play())
+    return asyncio.run(Runner(made, stop or Stopper(), said.append, Unseen).play())
 
 
 def test_both_sides_train_as_many_steps_as_the_run(chosen):
@@ -287,6 +287,16 @@ def test_a_worker_that_fails_after_the_run_is_a_problem(chosen, monkeypatch):
     failing = GOOD + 'print("error: no memory"); print("more"); sys.exit(2)'
     found = in_worker(chosen, failing, [], monkeypatch)
     assert found.problems == ["no memory"]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_worker_that_is_not_needed_is_ended_without_a_word(chosen, monkeypatch, stops):
+    """Ctrl-C while it makes the base, or a run without a ledger, is no failure of the worker."""
+    stop = Stopper()
+    if stops:
+        stop.request()
+    found = in_worker(chosen, GOOD, [], monkeypatch, steps=0, stop=stop)
+    assert found.problems == []
 
 
 # --- the result ---

@@ -78,7 +78,7 @@ class Runner:
         self._deaths = Deaths()
         self._ended: set[str] = set()
         self._refused: FslError | None = None
-        self._ending = False
+        self._ending = self._over = False
         self._links: list[Proxy] = []
 
     async def play(self) -> Played:
@@ -97,6 +97,7 @@ class Runner:
             try:
                 await self._play(children)
             finally:
+                self._over = True
                 if not self._may_continue():
                     await children.stop(grace_s=0.0)
                 for link in self._links:
@@ -299,14 +300,14 @@ class Runner:
         if change.relaunch_in_s is None:
             self._ended.add(name)
         helper = self.scenario.helper
+        if self._stop.requested or self._over:
+            return
         if helper is not None and name == helper.child.name:
             if change.code == ExitCode.BAD_INPUT and change.error:
                 self._refused = FslError(change.error)
             elif change.code or not helper.is_ready(self.played):
                 text = f"the {name} ended ({change.why}): {change.error}"
                 self._refused = FslError(text, ExitCode.BUG)
-        elif self._stop.requested:
-            pass
         elif not self._ending:
             self._died(change)
         elif name in self._readers and change.code == -signal.SIGKILL:
