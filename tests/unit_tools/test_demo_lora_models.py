@@ -60,15 +60,16 @@ def test_alone_trains_the_given_steps_on_the_given_records(tmp_path):
     """The comparison is honest only with the same steps, rank and optimizer as in the run."""
     base = write_llama(tmp_path / "base")
     rows = [json.dumps({"text": f"the sum of {n} and {n} is {2 * n}"}) for n in range(64)]
-    folder = lora_data.write_site(tmp_path / "site", rows)
+    for part, lines in zip(("train", "test"), lora_data.held_out(rows), strict=True):
+        lora_data.write_lines(tmp_path / "site" / part, lines)
     made = lora(Choices(base=str(base), rule="rolora", rank=2, seed=5, run_dir=tmp_path))
     job = {"overrides": overrides(made.settings), "base": str(base)}
     tables = lora_compare.tables_of(job)
-    fed = lora_compare.alone(tables, "a", str(folder / lora_data.TRAIN_FILE), 12)
+    fed = lora_compare.alone(tables, "a", str(tmp_path / "site" / "train"), 12)
     assert len(fed.history) == 12
     assert {each.shape[0] for name, each in fed.model.named_parameters() if "lora_A" in name} == {2}
     tune, untuned = TuneConfig(**tables["tune"]), load_base(base, "lm")
-    records = Records(str(folder / lora_data.TEST_FILE), "lm")
+    records = Records(str(tmp_path / "site" / "test"), "lm")
     test = tokenize(records, untuned.tokenizer, "lm", context=untuned.context)
     objective = objective_of(tune)
     before, after = (

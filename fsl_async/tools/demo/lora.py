@@ -27,7 +27,7 @@ from attrs import evolve
 from fsl_async.cluster.supervisor import Child
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, UsageError
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
@@ -178,14 +178,13 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
 
 def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
     """Deal the records to the sites. Raises DataError."""
-    if files:
-        lora_data.write_own(run_dir / "sites", names, [Path(each) for each in files])
-    else:
-        lora_data.write_topics(run_dir / "sites", names)
-    make_folder(run_dir / POOLED)
-    for part in (lora_data.TRAIN_FILE, lora_data.TEST_FILE):
-        texts = [records_at(run_dir, name, part).read_text(encoding="utf-8") for name in names]
-        lora_data.write_lines(run_dir / POOLED / part, "".join(texts).splitlines())
+    own = [lora_data.own_records(Path(each)) for each in files]
+    sites = own or lora_data.topic_records(len(names))
+    for number, part in enumerate((lora_data.TRAIN_FILE, lora_data.TEST_FILE)):
+        for name, site in zip(names, sites, strict=True):
+            lora_data.write_lines(records_at(run_dir, name, part), site[number])
+        pooled = (line for site in sites for line in site[number])
+        lora_data.write_lines(run_dir / POOLED / part, pooled)
 
 
 def digest_of(folder: Path) -> str:
