@@ -108,8 +108,8 @@ def command(
     return ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
 
 
-def report_of(run_dir: Path, before: float | None = None) -> dict[str, Any]:
-    """The report of a run's last storm. before: tokens per second without faults, if known."""
+def report_of(run_dir: Path) -> dict[str, Any]:
+    """The report of a run's last storm."""
     from fsl_async.observe.journal import JournalReader
     from fsl_async.observe.ledger_audit import LEDGER, read_ledger
     from fsl_async.tools.chaos.fault_log import FILE
@@ -125,7 +125,7 @@ def report_of(run_dir: Path, before: float | None = None) -> dict[str, Any]:
         ]
     journal = JournalReader(run_dir / "journal.jsonl").read_all()
     faults = JournalReader(run_dir / FILE).read_all()
-    return report(faults, journal, ledger, own, before=before)
+    return report(faults, journal, ledger, own)
 
 
 def text_lines(found: Mapping[str, Any]) -> list[str]:

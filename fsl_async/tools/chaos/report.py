@@ -1,7 +1,6 @@
 """Reports what a storm cost, from its fault log and the run's ledger and journals. Pure.
 
-throughput       tokens merged per second in the storm, relative to those before it (or to those of
-                 another run without faults)
+throughput       tokens merged per second in the storm, relative to those before it
 participation    of each sync: clients in its version over clients alive when it was called. Alive
                  follows from the fault log and the client's journal, never from the parameter
                  server: not stopped, not cut off, and after a kill training again
@@ -48,14 +47,11 @@ def report(
     journal: Iterable[Line],
     ledger: Iterable[Line],
     own: Mapping[str, Sequence[float]],
-    *,
-    before: float | None = None,
 ) -> dict[str, Any]:
     """Report the last storm of a fault log; None where there was nothing to measure.
 
     journal: lines of the parameter server's journal. ledger: its facts.
     own: for each client, the times of its rebases by its own journal.
-    before: tokens per second without faults; default: those of this run before the storm.
     """
     begin, faults, over = _storm(fault_log)
     calls: dict[int, float] = {}
@@ -63,8 +59,7 @@ def report(
     _follow(faults, journal, over, lambda line: _take(line, calls, traffic))
     versions = [_version(fact) for fact in ledger if fact.get("fact") == "version"]
     start = float(begin["t"])
-    before = before if before is not None else _rate(versions, 0.0, start)
-    rate = _rate(versions, start, over)
+    before, rate = _rate(versions, 0.0, start), _rate(versions, start, over)
     away = [(one.name, one.begun, _alive_again(one, own)) for one in faults if one.kind != "slow"]
     shares = _participation(begin["clients"], away, calls, versions, (start, over))
     kinds: dict[str, int] = {}

@@ -59,14 +59,13 @@ def injected(kind: str, held: Held, link: Link | None) -> Iterator[None]:
 
 @define
 class StormRunner:
-    """One storm. counts: number of injected faults by kind."""
+    """One storm."""
 
     run: Run
     storm: Storm
     log: FaultLog
     say: Callable[[str], None] = lambda _: None
     with_server: bool = False
-    counts: dict[str, int] = field(factory=dict)
     _active: list[_Active] = field(factory=list)
 
     def play(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -149,7 +148,6 @@ class StormRunner:
             undo.enter_context(injected(fault.kind, held, link))
         except ProcessLookupError:
             return False
-        self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
         self.say(
             f"{fault.kind} {node.name} (process {node.pid})"
             + (f" for {fault.lasts_s:.1f} s" if fault.lasts_s else "")

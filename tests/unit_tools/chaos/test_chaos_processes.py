@@ -272,7 +272,6 @@ def test_each_fault_is_logged_before_it_is_injected_and_undone(run, process, mon
         *[(what, kind) for kind in ("stop", "partition", "slow") for what in ("begin", "end")],
         ("over", None),
     ]
-    assert one.counts == {"stop": 1, "partition": 1, "slow": 1}
     assert lines[1]["pid"] == victim.pid
 
 
