@@ -24,97 +24,92 @@ import contextlib
 import json
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-from attrs import asdict
+from attrs import evolve
 
+from fsl_async.observe.table import PlainLines
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.demo.groups import START_S, GroupsDemo, Play, free_ports, summarize
-from fsl_async.tools.demo.settings import LOOPBACK
+from fsl_async.tools.demo.groups import GlobalRounds, groups
+from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.scenario import Choices, Fault, Scenario
 from fsl_async.tools.proxy import Proxy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsl_async.cluster.supervisor import Supervisor
+    from fsl_async.tools.demo.scenario import Played
 
 FAULT_S = 60.0
 
 
-class Faults(Play):
-    """A demo with another fault."""
+def sending(number: signal.Signals) -> Callable[[Supervisor, str], str]:
+    """A fault that sends a signal."""
+    return lambda children, name: number.name if children.kill(name, number) else ""
 
-    fault = ""
-    at_s = 0.0
-    gate = Path()
-    """What the proxy of a partition follows."""
 
-    async def _run(self, supervisor: Supervisor) -> None:
-        servers, seen = self.settings.servers, self.seen
-        late = servers[-1:] if self.fault == "join" else []
-        for name in servers:
-            if name not in late:
-                self.begin(supervisor, name)
-        if not await self._until(lambda: bool(seen.decided), START_S):
-            seen.faults.append("no global round was decided")
-            return
-        if self.fault == "join":
-            self.at_s = self._elapsed()
-            for name in late:
-                self.begin(supervisor, name)
-        else:
-            await self.disturb(supervisor, servers[-1])
-        await self._until_s(seen.decided[0] + self.settings.seconds)
-        rounds = len(seen.decided)
-        await self._until(lambda: len(seen.decided) > rounds, 60.0)
-        await self._until(lambda: not self._reducing, 10.0)
-        await self._end(supervisor)
+def writing(gate: Path, word: str) -> Callable[[Supervisor, str], str]:
+    """A fault that writes what a proxy follows."""
+    return lambda _, name: f"{word} {name} {gate.write_text(word)}"
 
-    def begin(self, supervisor: Supervisor, name: str) -> None:
-        """Start a parameter server and its clients."""
-        supervisor.start(self.settings.server(name))
-        for client in self.settings.clients_of(name):
-            supervisor.start(self.settings.client(name, client))
 
-    async def disturb(self, supervisor: Supervisor, victim: str) -> None:
-        """Stop a parameter server in a reduction, or part it, and let it go on later."""
-        await self._until(lambda: victim in self._reducing, 60.0)
-        self.at_s = self._elapsed()
-        is_parted = self.fault == "partition"
-        if is_parted:
-            self.gate.write_text("cut")
-        else:
-            supervisor.kill(victim, signal.SIGSTOP)
-        await self._until_s(self.at_s + FAULT_S)
-        if is_parted:
-            self.gate.write_text("open")
-        else:
-            supervisor.kill(victim, signal.SIGCONT)
-            self._reducing.discard(victim)
+def in_turn(
+    rounds: GlobalRounds,
+    victim: str,
+    begin: Callable[[Supervisor, str], str],
+    end: Callable[[Supervisor, str], str],
+) -> list[Fault]:
+    """A fault in a reduction, and its end."""
+    is_over = lambda played: bool(played.faults) and since(played) > FAULT_S  # noqa: E731
+    return [Fault(victim, rounds.in_reduction(victim, 0.0), begin), Fault(victim, is_over, end)]
+
+
+def since(played: Played) -> float:
+    """Seconds since the first fault."""
+    return time.time() - played.faults[0].begun
+
+
+def parted(scenario: Scenario, gate: Path) -> tuple[Scenario, Proxy]:
+    """The scenario in which the last server dials the first one through a proxy."""
+    first, *_, last = scenario.servers
+    way = Proxy(("127.0.0.1", int(first.at.rpartition(":")[2])), follow=gate)
+    dials = f"{first.name}={first.at}"
+    words = tuple(word.replace(dials, f"{first.name}={way.address}") for word in last.options)
+    detoured = evolve(last, options=words)
+    nodes = [detoured if node is last else node for node in scenario.nodes]
+    return evolve(scenario, nodes=nodes), way
 
 
 def measure(fault: str, seconds: float) -> dict[str, Any]:
     """Play one fault."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-        count = 4 if fault == "join" else 3
-        settings = GroupsDemo(
-            data="", groups=count, clients=2, seconds=seconds, every_s=3.0, global_s=12.0,
-            preset="0.5m", number_format="uniform", seed=0, run_dir=Path(folder),
-            ports=free_ports(count),
-        )  # fmt: skip
-        gate = Path(folder) / "gate"
-        if fault == "partition":
-            first, *_, last = settings.servers
-            way = Proxy((LOOPBACK, settings.ports[0]), follow=gate)
+        rounds, gate = GlobalRounds(), Path(folder) / "gate"
+        chosen = Choices(seconds=seconds, run_dir=Path(folder))
+        scenario = groups(chosen, 4 if fault == "join" else 3, rounds)
+        last = scenario.servers[-1]
+        if fault == "stop":
+            ways = sending(signal.SIGSTOP), sending(signal.SIGCONT)
+            scenario = evolve(scenario, faults=in_turn(rounds, last.name, *ways))
+        elif fault == "partition":
+            scenario, way = parted(scenario, gate)
             opened.callback(way.close)
-            settings = attrs.evolve(settings, detours={(last, first): way.address})
-        play = Faults(settings, lambda _: None, Stopper())
-        play.fault, play.gate = fault, gate
-        seen = asyncio.run(play.play())
-        found = summarize(settings, seen)
-        after = [at - play.at_s for at in seen.decided if at > play.at_s]
+            ways = writing(gate, "cut"), writing(gate, "open")
+            scenario = evolve(scenario, faults=in_turn(rounds, last.name, *ways))
+        else:
+            late = evolve(last, when=lambda _: bool(rounds.decided))
+            nodes = [late if node is last else node for node in scenario.nodes]
+            begin = Fault(last.name, lambda _: bool(rounds.decided), lambda *_: "begins")
+            scenario = evolve(scenario, nodes=nodes, faults=[begin])
+        lines = PlainLines(lambda _: None)
+        played = asyncio.run(Runner(scenario, Stopper(), print, lambda: lines).play())
+        found = scenario.conclude(played)
+        at = played.faults[0].begun if played.faults else time.time()
+        after = [moment - at for moment in rounds.decided if moment > at]
         row = {"fault": fault, "next_s": round(after[0], 1) if after else None}
-        return row | asdict(attrs.evolve(found, run_dir="")) | {"faults": seen.faults}
+        return row | {**found.summary, "run_dir": ""} | {"faults": found.problems}
 
 
 def main() -> None:

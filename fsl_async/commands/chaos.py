@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from fsl_async.commands.options import Finite, RunDir, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from fsl_async.tools.chaos.report import ChaosReport
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|min|h)?")
 _UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -110,11 +108,11 @@ def command(
     return ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
 
 
-def report_of(run_dir: Path, before: float | None = None) -> ChaosReport:
-    """The report of a run's last storm. before: tokens per second without faults, if known."""
+def report_of(run_dir: Path) -> dict[str, Any]:
+    """The report of a run's last storm."""
     from fsl_async.observe.journal import JournalReader
     from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-    from fsl_async.tools.chaos.fault_log import FILE, read
+    from fsl_async.tools.chaos.fault_log import FILE
     from fsl_async.tools.chaos.report import report
 
     ledger, _ = read_ledger(run_dir / LEDGER)
@@ -126,36 +124,38 @@ def report_of(run_dir: Path, before: float | None = None) -> ChaosReport:
             if line.get("type") == "rebased"
         ]
     journal = JournalReader(run_dir / "journal.jsonl").read_all()
-    return report(read(run_dir / FILE), journal, ledger, own, before=before)
+    faults = JournalReader(run_dir / FILE).read_all()
+    return report(faults, journal, ledger, own)
 
 
-def text_lines(found: ChaosReport) -> list[str]:
+def text_lines(found: Mapping[str, Any]) -> list[str]:
     """The report for people."""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.faults_by_kind.items()))
-    rate, rate_before = _number(found.tokens_per_s), _number(found.tokens_per_s_before)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found["faults_by_kind"].items()))
+    rate, rate_before = _number(found["tokens_per_s"]), _number(found["tokens_per_s_before"])
     lines = [
         (
-            f"{found.faults} faults in {found.seconds:.0f} s ({found.faults_per_hour:g} an hour)"
-            f" to {found.clients} clients: {kinds or 'none'}"
+            f"{found['faults']} faults in {found['seconds']:.0f} s"
+            f" ({found['faults_per_hour']:g} an hour) to {found['clients']} clients:"
+            f" {kinds or 'none'}"
         ),
-        f"{rate} tokens/s, {rate_before} before: {_share(found.throughput)} of it",
+        f"{rate} tokens/s, {rate_before} before: {_share(found['throughput'])} of it",
         (
-            f"{found.syncs} syncs, with {_share(found.participation)} of the clients alive when"
-            f" they were called ({_share(found.participation_least)} in the worst)"
+            f"{found['syncs']} syncs, with {_share(found['participation'])} of the clients alive"
+            f" when they were called ({_share(found['participation_least'])} in the worst)"
         ),
     ]
     for name, times in (
-        ("detected", found.detect),
-        ("resumed", found.resume),
-        ("recovered", found.back),
-        ("recovered after a kill", found.back_after_kill),
+        ("detected", found["detect"]),
+        ("resumed", found["resume"]),
+        ("recovered", found["back"]),
+        ("recovered after a kill", found["back_after_kill"]),
     ):
-        median, high = _number(times.median_s), _number(times.p95_s)
-        lines.append(f"{name}: median {median} s, p95 {high} s, of {times.count}")
-    if found.never_back:
-        lines.append(f"{found.never_back} had not recovered when the storm ended")
-    share = _share(found.control_share)
-    lines.append(f"{found.control_bytes:,} bytes other than weights, {share} of all")
+        median, high = _number(times["median_s"]), _number(times["p95_s"])
+        lines.append(f"{name}: median {median} s, p95 {high} s, of {times['count']}")
+    if found["never_back"]:
+        lines.append(f"{found['never_back']} had not recovered when the storm ended")
+    share = _share(found["control_share"])
+    lines.append(f"{found['control_bytes']:,} bytes other than weights, {share} of all")
     return lines
 
 

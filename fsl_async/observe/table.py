@@ -368,11 +368,14 @@ class LiveTable:
         self._live.stop()
 
 
-def open_view(output: Any, *, ends_at: float | None = None) -> View:
-    """Objects with --json; the table on a terminal where rich is installed; else lines."""
+def open_view(output: Any, *, ends_at: float | None = None, has_table: bool = True) -> View:
+    """Objects with --json; the table on a terminal where rich is installed; else lines.
+
+    has_table: False where one table cannot show all clients.
+    """
     if output.as_json:
         return Records(output.record)
-    if sys.stdout.isatty():
+    if has_table and sys.stdout.isatty():
         try:
             return LiveTable(ends_at)
         except ImportError:

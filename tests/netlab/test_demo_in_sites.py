@@ -10,25 +10,18 @@ import pytest
 
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL
-from fsl_async.tools.demo.settings import SERVER, DemoSettings, Places
+from fsl_async.tools.demo.pretrain import pretrain
+from fsl_async.tools.demo.scenario import SERVER, Choices, Places
 
 LIMIT_S = 60 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def test_the_command_lines_of_sites(tmp_path):
     """The site's prefix must precede a node's command, and addresses must be reachable."""
-    demo = DemoSettings(
-        data="",
-        seconds=40.0,
-        clients=2,
-        format="e4m3",
-        every_s=4.0,
-        seed=3,
-        preset="0.5m",
-        run_dir=tmp_path,
-        places=Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")}),
-    )
-    server, client = demo.server().argv, demo.client("client-1", "tcp://10.77.0.1:5").argv
+    places = Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")})
+    demo = pretrain(Choices(run_dir=tmp_path, places=places))
+    server = demo.servers[0].child(places).argv
+    client = demo.clients[0].child(places, "tcp://10.77.0.1:5").argv
     assert server[:2] == ("ip", "s")
     assert "tcp://10.77.0.1:0" in server
     assert client[:2] == ("ip", "c")

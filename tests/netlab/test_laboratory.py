@@ -117,15 +117,15 @@ def test_a_storm_finds_the_links_of_a_run_and_restores_them(lab, tmp_path):
     with subprocess.Popen(lab.command("client-2", ["sleep", "60"])) as process:
         try:
             link = in_time(lambda: link_of(run, Node(process.pid, "b", "client")))
-            link.cut()
+            link("partition")
             assert lab.round_trip_ms("client-1", "server") < 45
             assert pings(lab, 3, 0.01, 0.3, "client-2")["received"] == 0
-            link.restore()
+            link("open")
             assert links() == before
-            link.slow()
+            link("slow")
             rates = [one.settings.rate_mbit for one in links().values()]
             assert sorted(rates) == [0.0, 0.16]
-            link.restore()
+            link("open")
             assert links() == before
         finally:
             process.kill()

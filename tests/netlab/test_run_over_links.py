@@ -16,7 +16,8 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.tools.demo.settings import DemoSettings, places_in
+from fsl_async.tools.demo.pretrain import pretrain
+from fsl_async.tools.demo.scenario import Choices, places_in
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 ROUNDED_S = 0.001
@@ -91,22 +92,14 @@ def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
     """
     lab.set("all", "campus")
     run_dir = tmp_path / "run"
-    demo = DemoSettings(
-        data="",
-        seconds=40.0,
-        clients=2,
-        format="e4m3",
-        every_s=2.0,
-        seed=3,
-        preset="0.5m",
-        run_dir=run_dir,
-        places=places_in(lab),
-    )
+    places = places_in(lab)
+    chosen = Choices(clients=2, format="e4m3", every_s=2.0, seed=3, run_dir=run_dir, places=places)
+    demo = pretrain(chosen)
     log = tmp_path / "log"
     with log.open("w") as output:
-        server = start(patient(demo.server()), output)
+        server = start(patient(demo.servers[0].child(places)), output)
         address = in_time(lambda: listening(log), 20, log)
-        clients = [start(demo.client(name, address), output) for name in demo.names]
+        clients = [start(node.child(places, address), output) for node in demo.clients]
         in_time(lambda: has_part(run_dir, CUT_OFF), 20, log)
         cut_at, made = time.time(), len(versions_of(run_dir))
         lab.cut(CUT_OFF)

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from fsl_async import cli
+from fsl_async.cluster.supervisor import ChildExited
 from fsl_async.commands import demo
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
@@ -18,10 +19,11 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.demo.play import Demo, Played
+from fsl_async.tools.chaos.recovery import Recovery
+from fsl_async.tools.demo.pretrain import lines, pretrain, problems_of, summarize
 from fsl_async.tools.demo.run_dir import make_run_dir
-from fsl_async.tools.demo.settings import DemoSettings, lengths
-from fsl_async.tools.demo.summary import Summary, problems, summarize, text_lines
+from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.scenario import Choices, Played, overrides
 from fsl_async.tools.evaluation import Evaluated
 
 KEYS = (
@@ -31,23 +33,21 @@ KEYS = (
 
 
 @pytest.fixture
-def settings(tmp_path):
-    return DemoSettings(
-        data="",
-        seconds=40.0,
-        clients=3,
-        format="e5m2",
-        every_s=4.0,
-        seed=3,
-        preset="0.5m",
-        run_dir=tmp_path,
-    )
+def chosen(tmp_path):
+    return Choices(format="e5m2", every_s=4.0, seed=3, run_dir=tmp_path)
 
 
-@pytest.fixture
-def played():
-    made = Played(killed_s=13.0, detected_s=16.0, relaunched_s=18.0, caught_up_s=19.0, seconds=44.0)
+def demo_of(chosen, victim=(13.0, 16.0, 18.0, 19.0), audit=None, **changes):
+    """A demo that is over, at version 7. victim: when it was killed, missed, back, up to date."""
+    made = Played(pretrain(chosen), begun=100.0, **changes)
+    made.audit = AUDIT if audit is None else audit
     made.state.ps.version, made.state.ps.digest, made.state.ps.tokens = 7, "d7", 500
+    begun, *times = (None if at is None else 100.0 + at for at in victim)
+    if begun is not None:
+        detected, resumed, back = times
+        made.faults = [
+            Recovery("kill", "client-2", begun, detected=detected, resumed=resumed, back=back)
+        ]
     return made
 
 
@@ -55,62 +55,66 @@ AUDIT = Audit(7, 20, 500, 20, 0, 0, (), (), ())
 EVALUATED = Evaluated(7, "d7", 2.5)
 
 
-def test_the_keys_of_the_result_are_those_promised():
+def test_the_keys_of_the_result_are_those_promised(chosen):
     """Scripts read these keys, and `sim` has the same."""
-    assert [field.name for field in attrs.fields(Summary)] == KEYS.split()
+    assert list(summarize(demo_of(chosen), EVALUATED)) == KEYS.split()
 
 
-def test_a_demo_with_long_round_trips_takes_longer_and_reports_it(settings):
+def test_a_demo_with_long_round_trips_takes_longer_and_reports_it(chosen):
     """By satellite the usual 40 s were over before the second round."""
     assert [demo._late_s(net) for net in (None, "dsl", "transatlantic")] == [0.0, 0.0, 0.0]
-    assert lengths(0.0) == (40.0, 5.0)
     late_s = demo._late_s("satellite")
-    seconds, every_s = lengths(late_s)
-    assert (late_s, seconds, every_s) == (0.5, 70.0, 10.0)
-    slow = attrs.evolve(settings, seconds=seconds, every_s=every_s, late_s=late_s)
-    found = "\n".join(demo._introduction(slow, "satellite"))
+    slow = pretrain(attrs.evolve(chosen, every_s=0.0, late_s=late_s))
+    assert (late_s, slow.ends_at_s, slow.settings["sync.every_s"]) == (0.5, 70.0, 10.0)
+    found = "\n".join(slow.introduction)
     assert "a round trip takes 0.6 s here" in found
     assert "the last round is at 70 s" in found
-    assert "session.expire_after_s=5.0" in slow.overrides()
-    assert "round trip" not in "\n".join(demo._introduction(settings, "dsl"))
+    assert "session.expire_after_s=5.0" in overrides(slow.settings)
+    usual = pretrain(attrs.evolve(chosen, every_s=0.0))
+    assert (usual.ends_at_s, usual.settings["sync.every_s"]) == (40.0, 5.0)
+    assert "round trip" not in "\n".join(usual.introduction)
 
 
-def test_the_run_is_configured_as_asked(settings):
+def test_the_run_is_configured_as_asked(chosen):
     """The options must reach the run as settings."""
-    config = load(None, settings.overrides())
+    config = load(None, overrides(pretrain(chosen).settings))
     assert (config.sync.every_s, config.sync.clients, config.shards) == (4.0, 3, 3)
     assert (config.codec.up, config.codec.down, config.run.seed) == ("e5m2", "e5m2", 3)
     assert (config.train.threads, config.model.preset) == (1, "0.5m")
 
 
-def test_the_children_are_real_nodes(settings):
+def test_the_children_are_real_nodes(chosen):
     """The parameter server must get a free port, each client its own name and folder."""
-    server, client = settings.server(), settings.client("client-2", "tcp://127.0.0.1:5")
+    made = pretrain(attrs.evolve(chosen, data=("/text",)))
+    server = made.servers[0].child()
+    client = made.clients[1].child(address="tcp://127.0.0.1:5").argv
     assert server.argv[2:6] == ("-m", "fsl_async.cli", "--role", "ps")
     assert "tcp://127.0.0.1:0" in server.argv
-    assert client.argv[-4:-2] == ("--run-dir", str(settings.run_dir / "clients" / "client-2"))
-    assert settings.victim == "client-2"
-    assert attrs.evolve(settings, clients=1).victim == "client-1"
+    assert client[4:7] == ("--role", "client", "tcp://127.0.0.1:5")
+    assert client[client.index("--run-dir") + 1] == str(chosen.run_dir / "clients" / "client-2")
+    assert client[client.index("--data") + 1] == "/text"
+    assert made.victim == "client-2"
+    assert pretrain(attrs.evolve(chosen, clients=1)).victim == "client-1"
 
 
-def test_a_good_demo_has_no_problems(settings, played):
+def test_a_good_demo_has_no_problems(chosen):
     """A demo that passed must have exit code 0."""
-    assert problems(settings, played, AUDIT, EVALUATED) == []
+    assert problems_of(demo_of(chosen), EVALUATED) == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    ("victim", "faults", "text"),
     [
-        ({"killed_s": None}, "was not killed"),
-        ({"detected_s": None}, "did not detect"),
-        ({"caught_up_s": None}, "did not catch up"),
-        ({"faults": ["client-1 ended"]}, "client-1 ended"),
-        ({"faults": ["client-2 ended: no disk"], "killed_s": None}, "no disk"),
+        ((None,), [], "was not killed"),
+        ((13.0, None, None, None), [], "did not detect"),
+        ((13.0, 16.0, 18.0, None), [], "did not catch up"),
+        ((13.0, 16.0, 18.0, 19.0), ["client-1 ended"], "client-1 ended"),
+        ((None,), ["client-2 ended: no disk"], "no disk"),
     ],
 )
-def test_each_missing_event_is_reported(settings, played, fault, text):
+def test_each_missing_event_is_reported(chosen, victim, faults, text):
     """A demo without one of its events must not pass."""
-    found = problems(settings, attrs.evolve(played, **fault), AUDIT, EVALUATED)
+    found = problems_of(demo_of(chosen, victim, problems=faults), EVALUATED)
     assert len(found) == 1
     assert text in found[0]
 
@@ -121,41 +125,49 @@ def test_each_missing_event_is_reported(settings, played, fault, text):
         (attrs.evolve(AUDIT, lost=("a/1/0/1",)), EVALUATED, "is lost: a/1/0/1"),
         (attrs.evolve(AUDIT, doubled=("a/1/0/1",)), EVALUATED, "merged twice: a/1/0/1"),
         (attrs.evolve(AUDIT, tokens=499), EVALUATED, "499 merged tokens"),
-        (None, EVALUATED, "no ledger"),
         (AUDIT, None, "no checkpoint"),
         (AUDIT, Evaluated(6, "d6", 2.5), "last checkpoint is version 6"),
         (AUDIT, Evaluated(7, "dx", 2.5), "last checkpoint is version 7"),
     ],
 )
-def test_each_failed_check_is_reported(settings, played, audit, evaluated, text):
+def test_each_failed_check_is_reported(chosen, audit, evaluated, text):
     """Each check must fail on its own fault."""
-    found = problems(settings, played, audit, evaluated)
+    found = problems_of(demo_of(chosen, audit=audit), evaluated)
     assert len(found) == 1
     assert text in found[0]
 
 
-def test_no_round_is_a_failure(settings, played):
+def test_a_missing_ledger_is_a_failure(chosen):
+    """Nothing shows then that no delta was lost."""
+    played = demo_of(chosen)
+    del played.audit
+    assert problems_of(played, EVALUATED) == ["there is no ledger to audit"]
+
+
+def test_no_round_is_a_failure(chosen):
     """Started processes without a merged round must not pass."""
+    played = demo_of(chosen, audit=attrs.evolve(AUDIT, tokens=0))
     played.state.ps.version = played.state.ps.tokens = 0
-    found = problems(settings, played, attrs.evolve(AUDIT, tokens=0), Evaluated(0, "d7", 5.0))
+    found = problems_of(played, Evaluated(0, "d7", 5.0))
     assert found == ["no round was merged; give it more --seconds"]
 
 
-def test_one_client_is_one_client(settings, played):
+def test_one_client_is_one_client(chosen):
     """The text must use the singular for one client."""
-    one = attrs.evolve(settings, clients=1)
-    lines = text_lines(one, played, summarize(one, played, AUDIT, EVALUATED), AUDIT)
-    assert "from 1 client in" in lines[0]
+    played = demo_of(attrs.evolve(chosen, clients=1))
+    assert "from 1 client in" in lines(played, summarize(played, EVALUATED))[0]
 
 
-def test_the_summary_counts_in_the_ledger_and_names_the_next_command(settings, played):
+def test_the_summary_counts_in_the_ledger_and_names_the_next_command(chosen):
     """Counts must come from the ledger, and the last line must be a command to paste."""
-    summary = summarize(settings, played, attrs.evolve(AUDIT, lost=("x",)), EVALUATED)
-    assert (summary.deltas_merged, summary.deltas_lost, summary.eval_loss) == (20, 1, 2.5)
-    lines = text_lines(settings, played, summary, AUDIT)
-    assert lines[-1] == f"for details: fsl-node status {settings.run_dir}"
+    played = demo_of(chosen, audit=attrs.evolve(AUDIT, lost=("x",)))
+    summary = summarize(played, EVALUATED)
+    assert [summary[f"deltas_{name}"] for name in ("merged", "lost")] == [20, 1]
+    assert summary["eval_loss"] == 2.5
+    shown = lines(played, summary)
+    assert shown[-1] == f"for details: fsl-node status {chosen.run_dir}"
     assert any(
-        "detected after 3.0 s, back after 5.0 s, caught up after 6.0 s" in line for line in lines
+        "detected after 3.0 s, back after 5.0 s, caught up after 6.0 s" in line for line in shown
     )
 
 
@@ -213,9 +225,9 @@ class Watcher:
         """Do nothing."""
 
 
-def test_a_node_of_a_demo_ends_because_the_demo_is_over(settings):
+def test_a_node_of_a_demo_ends_because_the_demo_is_over(chosen):
     """The demo sends the SIGINT itself, so `status` of a finished one had "ended (Ctrl-C)"."""
-    child = settings.server()
+    child = pretrain(chosen).servers[0].child()
     script = (
         "import os, signal; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
         "stop = Stopper()\n"
@@ -230,28 +242,63 @@ def test_a_node_of_a_demo_ends_because_the_demo_is_over(settings):
         assert done.stdout == f"{reason}\n"
 
 
-def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):
+def runner_of(chosen):
+    return Runner(pretrain(chosen), Stopper(), print, Watcher)
+
+
+def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(chosen):
     """The journal is late by a second: a kill must not be printed before its cause."""
-    view = Watcher()
-    one = Demo(settings, view, Stopper())
-    begun = one.played.state.node.started_at
-    with JournalWriter(settings.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
+    one = runner_of(chosen)
+    view = one._view = Watcher()
+    begun = one.played.state.node.started_at = one.played.begun
+    with JournalWriter(chosen.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
         journal.note("node_started", 0.0, role="ps", run="r", address="a")
     one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]
-    one._read_journal(hold_s=-100.0)
+    one._read_journals(hold_s=-100.0)
     assert [line.split("s  ")[0].strip() for line in view.lines] == ["1.0", "4.0", "7.0"]
     one._report("killed", "just now")
-    one._read_journal()
+    one._read_journals()
     assert len(view.lines) == 3  # earlier news may still come
-    one.played.killed_s = 0.0
-    victim = settings.victim
-    one._record(News(begun + 16.0, "gone", "", victim))
-    assert one.played.detected_s == pytest.approx(16.0)
 
 
-def test_a_time_too_short_for_torch_is_one_problem(settings):
+def exited(name, code, error="", relaunch_in_s=None):
+    return ChildExited(name, code, 1.0, relaunch_in_s, f"exit code {code}", error)
+
+
+def test_a_server_that_is_killed_at_the_end_is_a_problem(chosen):
+    """Its last round is lost, and clients may have ended without it."""
+    one = runner_of(chosen)
+    one._ending = True
+    one._changed(exited("client-1", -9))
+    assert not one.played.problems
+    one._changed(exited("server", -9))
+    (problem,) = one.played.problems
+    assert problem == ("the parameter server did not end after the last round, and was killed")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (exited("client-1", 2, "no such data"), 2),
+        (exited("server", 1, "a bug"), 1),
+        (exited("server", -9), 1),
+        (exited("client-1", -9, relaunch_in_s=1.0), None),
+        (exited("client-1", 0), None),
+        (exited("client-1", 1, "a bug", relaunch_in_s=1.0), None),
+    ],
+)
+def test_what_an_end_of_a_node_means(chosen, end, code):
+    """A new launch cures neither bad input nor a lost server; a client's crash is news."""
+    one = runner_of(chosen)
+    one._changed(end)
+    assert (one._refused and one._refused.exit_code) == code
+    assert bool(one._deaths) is (end.error == "a bug" and end.name == "client-1")
+    assert one.played.lost == []
+
+
+def test_a_time_too_short_for_torch_is_one_problem(chosen):
     """A list of missing events would hide the one reason."""
-    (line,) = problems(settings, Played(), None, None)
+    (line,) = problems_of(Played(pretrain(chosen)), None)
     assert "no client had started" in line
     assert "--seconds" in line
 
@@ -273,17 +320,15 @@ def test_an_unknown_network_is_refused(capsys):
 
 
 @pytest.mark.parametrize("links", [False, True])
-def test_with_links_every_client_has_one_that_can_be_cut(settings, links):
+def test_with_links_every_client_has_one_that_can_be_cut(chosen, links):
     """A storm finds the link by the client's name; without it the client dials directly."""
-    settings = attrs.evolve(settings, links=links)
-    demo = Demo(settings, None, Stopper())
-    server = "tcp://127.0.0.1:7100"
-
-    settings.run_dir.mkdir(exist_ok=True)
-    assert (demo._address_for("client-1", server) == server) is not links
-    for link in demo._links:
+    one = runner_of(attrs.evolve(chosen, links=links))
+    server = one._addresses["server"] = "tcp://127.0.0.1:7100"
+    client = one.scenario.clients[0]
+    assert (one._address_for(client) == server) is not links
+    for link in one._links:
         link.close()
-    assert (settings.run_dir / "links" / "client-1").exists() is links
+    assert (chosen.run_dir / "links" / "client-1").exists() is links
 
 
 @pytest.mark.parametrize("arguments", [["split"], ["--net", "dsl"]])

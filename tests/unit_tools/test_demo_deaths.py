@@ -1,68 +1,117 @@
-"""Demos whose children die: the children's error is the verdict. Real processes, no nodes."""
+"""The runner of demos with real processes that are no nodes: starts, faults, deaths, ends."""
 
 import asyncio
 import sys
 import time
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child
 from fsl_async.errors import FslError
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.demo import groups, play, split
-from fsl_async.tools.demo.settings import DemoSettings
+from fsl_async.tools.demo import groups, pretrain, runner, scenario, split
+from fsl_async.tools.demo.scenario import Choices, Fault, Node
 
 FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.02, budget=1000)
 SERVES = (
     'print(\'{"event": "listening", "role": "ps", "address": "tcp://127.0.0.1:1"}\', flush=True)\n'
     "import time; time.sleep(60)"
 )
+WAITS = "import time; time.sleep(60)"
 DIES = "import sys; sys.exit('error: torch has no Muon')"
 
-COMMON = {"data": "", "clients": 2, "seed": 0, "preset": "0.5m"}
 UNSEEN = SimpleNamespace(update=lambda *_: None, close=lambda: None)
 
 
-def plain(folder):
-    given = COMMON | {"seconds": 40.0, "format": "e5m2", "every_s": 4.0}
-    return play.Demo(DemoSettings(**given, run_dir=folder), UNSEEN, Stopper())
-
-
-def of_split(folder):
-    given = COMMON | {"rounds": 9, "method": "sl", "number_format": "uniform"}
-    return split.Play(split.SplitDemo(**given, run_dir=folder), lambda _: None, Stopper())
-
-
-def of_groups(folder):
-    given = COMMON | {"groups": 2, "seconds": 60.0, "every_s": 4.0, "global_s": 8.0}
-    given |= {"number_format": "uniform", "ports": (1, 2)}
-    return groups.Play(groups.GroupsDemo(**given, run_dir=folder), lambda _: None, Stopper())
-
-
-@pytest.mark.parametrize(
-    ("make", "module", "kind"),
-    [
-        (plain, play, DemoSettings),
-        (of_split, split, split.SplitDemo),
-        (of_groups, groups, groups.GroupsDemo),
-    ],
-)
-def test_clients_that_only_die_are_the_verdict(tmp_path, monkeypatch, make, module, kind):
+@pytest.mark.parametrize("make", [pretrain.pretrain, split.split, groups.groups])
+def test_clients_that_only_die_are_the_verdict(tmp_path, monkeypatch, make):
     """It was "no round was merged; give it more --seconds", after all of the seconds."""
 
-    def script(name, text):
-        return Child(name, (sys.executable, "-S", "-c", text))
+    def script(node, *_):
+        text = DIES if node.role == "client" else SERVES
+        return Child(node.name, (sys.executable, "-S", "-c", text))
 
-    monkeypatch.setattr(module, "_RULES", FAST)
-    monkeypatch.setattr(kind, "server", lambda _, name="server": script(name, SERVES))
-    names = lambda words: next(word for word in words if "client" in word)  # noqa: E731
-    monkeypatch.setattr(kind, "client", lambda _, *words: script(names(words), DIES))
-    demo, begun = make(tmp_path), time.monotonic()
+    monkeypatch.setattr(runner, "_RULES", FAST)
+    monkeypatch.setattr(Node, "child", script)
+    made, begun = make(Choices(clients=2, run_dir=tmp_path)), time.monotonic()
     with pytest.raises(FslError) as raised:
-        asyncio.run(demo.play())
+        asyncio.run(runner.Runner(made, Stopper(), print, lambda: UNSEEN).play())
     assert time.monotonic() - begun < 20.0
     assert raised.value.exit_code == 1
     assert "client-1, " in raised.value.message
     assert raised.value.message.endswith(" times: torch has no Muon")
+
+
+def played(tmp_path, monkeypatch, server=SERVES, client=WAITS, **changes):
+    """A demo of pretraining whose nodes are such programs."""
+    texts = {"ps": server, "client": client}
+    monkeypatch.setattr(
+        Node,
+        "child",
+        lambda node, *_: Child(node.name, (sys.executable, "-S", "-c", texts[node.role])),
+    )
+    monkeypatch.setattr(runner, "_RULES", FAST)
+    made = evolve(pretrain.pretrain(Choices(clients=2, run_dir=tmp_path)), **changes)
+    made = evolve(made, drain_s=5.0, evaluates=False)
+    return asyncio.run(runner.Runner(made, Stopper(), print, lambda: UNSEEN).play())
+
+
+def test_a_fault_is_injected_once_and_its_victim_launched_again(tmp_path, monkeypatch):
+    """What was done, to whom and when is the base of every summary."""
+    tried = []
+
+    def what(children, name):
+        tried.append(name)
+        return scenario.kill(children, name) if len(tried) > 1 else ""
+
+    found = played(
+        tmp_path,
+        monkeypatch,
+        faults=[Fault("client-2", lambda run: run.elapsed() > 0.5, what)],
+        is_over=lambda run: "client-2" in run.launched,
+    )
+    assert tried == ["client-2"] * 2
+    assert [one.name for one in found.faults] == ["client-2"]
+    assert 0.4 < found.faults[0].begun - found.begun < found.launched["client-2"] + 0.1
+    kinds = [one.kind for one in found.state.news]
+    assert kinds == ["killed", "launched", "ending"]
+    assert found.problems == []
+
+
+def test_a_server_that_does_not_listen_ends_the_demo(tmp_path, monkeypatch):
+    """Clients would wait for it, and the user for them."""
+    monkeypatch.setattr(runner, "_LISTEN_S", 0.5)
+    found = played(tmp_path, monkeypatch, server=WAITS)
+    assert found.problems == ["the parameter server did not listen within 0.5 s"]
+
+
+def test_a_server_that_ends_by_itself_ends_the_demo(tmp_path, monkeypatch):
+    """A run of so many rounds ends so."""
+    found = played(tmp_path, monkeypatch, server=SERVES.replace("60", "1"))
+    assert (found.problems, found.state.news) == ([], deque())
+
+
+def test_a_server_waits_until_it_is_due(tmp_path, monkeypatch):
+    """Its clients wait for it."""
+    made = pretrain.pretrain(Choices(clients=1, run_dir=tmp_path))
+    server = evolve(made.servers[0], when=lambda run: run.elapsed() > 0.5)
+    started = []
+    start = runner.Supervisor.start
+
+    def watched(self, child):
+        started.append((child.name, time.time()))
+        start(self, child)
+
+    monkeypatch.setattr(runner.Supervisor, "start", watched)
+    found = played(
+        tmp_path,
+        monkeypatch,
+        nodes=[server, made.clients[0]],
+        is_over=lambda _: len(started) == 2,
+    )
+    assert [name for name, _ in started] == ["server", "client-1"]
+    assert started[0][1] - found.begun > 0.5

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from types import SimpleNamespace
+import sys
+from collections import Counter
 
 import attrs
 import pytest
@@ -15,17 +16,11 @@ from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
+from fsl_async.tools.chaos.recovery import Recovery
 from fsl_async.tools.demo import lora, lora_data
-from fsl_async.tools.demo.lora import LoraDemo, LoraPlay
-from fsl_async.tools.demo.lora_summary import (
-    Work,
-    problems,
-    summarize,
-    table,
-    text_lines,
-    work_of,
-)
-from fsl_async.tools.demo.play import Played
+from fsl_async.tools.demo.lora import lines, problems_of, summarize, sums_of, table
+from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.scenario import Choices, Played, overrides
 
 AUDIT = Audit(4, 6, 600, 6, 0, 0, (), (), ())
 NAMES = ["client-1", "client-2", "client-3"]
@@ -37,29 +32,32 @@ MEASURED = {
     "client-3": {"loss": 3.625},
     "pooled": {"loss": 3.0},
 }
-WORK = {name: Work(2, 20, 200, 300) for name in NAMES}
+WORK = {name: Counter(deltas=2, steps=20, tokens=200, bytes=300) for name in NAMES}
 
 
 @pytest.fixture
-def settings(tmp_path):
-    """A demo of three clients and four rounds."""
-    return LoraDemo(
-        base="", files=(), rule="fedit", rank=0, rounds=4, steps=10, seconds=60.0, clients=3,
-        format="uniform", seed=5, run_dir=tmp_path / "run",
-    )  # fmt: skip
+def chosen(tmp_path):
+    """Three clients and four rounds."""
+    return Choices(rounds=4, clients=3, seed=5, run_dir=tmp_path / "run")
 
 
 @pytest.fixture
-def played():
+def played(chosen, monkeypatch):
     """A demo in which all went well."""
-    found = Played(killed_s=10.0, detected_s=13.0, relaunched_s=14.0, caught_up_s=20.0)
-    found.state.ps.version = 4
-    return found
+    monkeypatch.setattr(lora, "work_of", lambda _: WORK)
+    found = Played(lora.lora(chosen))
+    found.faults = [Recovery("kill", "client-2", 10.0, detected=13.0, resumed=14.0, back=20.0)]
+    found.state.ps.version, found.state.ps.values, found.audit = 4, 100, AUDIT
+    return measured(found, MEASURED)
 
 
-def summary_of(settings, played, measured=MEASURED, **more):
-    facts = {"rank": 8, "base_bytes": 1000, "base_unchanged": True, "seconds": 50.0, **more}
-    return summarize(settings, played, AUDIT, WORK, measured, **facts)
+def measured(played, records):
+    played.printed["worker"] = [{"name": name, **record} for name, record in records.items()]
+    return played
+
+
+def summary_of(played, *, is_unchanged=True):
+    return summarize(played, is_unchanged=is_unchanged)
 
 
 # --- data ---
@@ -124,81 +122,88 @@ def test_one_record_cannot_be_divided():
         lora_data.held_out(["one"])
 
 
-def test_the_pooled_records_are_those_of_all_sites(settings):
+def test_the_pooled_records_are_those_of_all_sites(chosen):
     """The comparison in one place must see the same records, and the test all sites' tests."""
-    settings.run_dir.mkdir()
-    lora.deal(settings)
+    chosen.run_dir.mkdir()
+    lora.lora(chosen).prepare()
     for part in (lora_data.TRAIN_FILE, lora_data.TEST_FILE):
-        mine = [(settings.sites / name / part).read_text().splitlines() for name in NAMES]
-        together = (settings.run_dir / "pooled" / part).read_text().splitlines()
-        assert together == [line for lines in mine for line in lines]
+        mine = [
+            lora.records_at(chosen.run_dir, name, part).read_text().splitlines() for name in NAMES
+        ]
+        together = (chosen.run_dir / "pooled" / part).read_text().splitlines()
+        assert together == [line for each in mine for line in each]
         assert all(json.loads(line)["text"] for line in together)
 
 
-def test_own_files_are_dealt_one_to_a_client(settings, tmp_path):
+def test_own_files_are_dealt_one_to_a_client(chosen, tmp_path):
     """Records of any shape stay as they are."""
     files = []
     for name in NAMES:
         files.append(tmp_path / f"{name}.jsonl")
         rows = [{"prompt": name, "completion": str(number)} for number in range(16)]
         files[-1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    settings.run_dir.mkdir()
-    lora.deal(attrs.evolve(settings, files=tuple(files)))
-    lines = (settings.sites / "client-2" / lora_data.TRAIN_FILE).read_text().splitlines()
-    assert len(lines) == 15
-    assert {json.loads(line)["prompt"] for line in lines} == {"client-2"}
+    chosen.run_dir.mkdir()
+    lora.lora(attrs.evolve(chosen, data=tuple(map(str, files)))).prepare()
+    dealt = lora.records_at(chosen.run_dir, "client-2").read_text().splitlines()
+    assert len(dealt) == 15
+    assert {json.loads(line)["prompt"] for line in dealt} == {"client-2"}
 
 
 # --- the run ---
 
 
-def test_the_run_is_configured_as_asked(settings):
+def test_the_run_is_configured_as_asked(chosen):
     """The options must reach the run as settings."""
-    config = resolved(load(None, attrs.evolve(settings, rule="ffa", rank=4).overrides()))
+    made = lora.lora(attrs.evolve(chosen, rule="ffa", rank=4))
+    config = resolved(load(None, overrides(made.settings)))
     assert (config.tune.method, config.tune.rule, config.tune.adapter_rank) == ("lora", "ffa", 4)
-    assert (config.sync.trigger, config.tune.steps, config.run.seed) == ("rounds", 10, 5)
+    assert (config.sync.trigger, config.tune.steps, config.run.seed) == ("rounds", 4, 5)
     assert config.data.holdout == 0.0  # the test records are apart
 
 
-def test_a_site_lets_adapters_out_and_nothing_else_of_its_model(settings):
+def test_a_site_lets_adapters_out_and_nothing_else_of_its_model(chosen):
     """The demo shows that texts and base stay at home."""
-    argv = settings.client("client-2", "tcp://127.0.0.1:5").argv
+    argv = lora.lora(chosen).clients[1].child(address="tcp://127.0.0.1:5").argv
     assert argv[argv.index("--allow") + 1] == "adapters,metrics"
-    assert argv[argv.index("--data") + 1] == str(settings.sites / "client-2" / "train.jsonl")
-    assert argv[argv.index("--base") + 1] == str(settings.run_dir / "base")
-    own = attrs.evolve(settings, base="/models/own")
-    assert str(own.base_folder) == "/models/own"
+    site = chosen.run_dir / "sites" / "client-2"
+    assert argv[argv.index("--data") + 1] == str(site / "train.jsonl")
+    assert argv[argv.index("--base") + 1] == str(chosen.run_dir / "base")
+    own = lora.lora(attrs.evolve(chosen, base="/models/own")).servers[0]
+    assert own.options[:2] == ("--base", "/models/own")
 
 
-def test_files_and_clients_must_be_as_many(settings, tmp_path):
+def test_files_and_clients_must_be_as_many(chosen):
     """Else a client has none."""
     with pytest.raises(UsageError, match="--data is given 1 times for 3 clients"):
-        lora.check(attrs.evolve(settings, files=(tmp_path / "a.jsonl",)))
+        lora.lora(attrs.evolve(chosen, data=("a.jsonl",))).check()
 
 
-def test_a_missing_extra_is_one_line(settings, monkeypatch):
+def test_a_missing_extra_is_one_line(chosen, monkeypatch):
     """The demo needs transformers and peft."""
     monkeypatch.setattr(lora.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=re.escape(to_install("hf"))):
-        lora.check(settings)
+        lora.lora(chosen).check()
 
 
-def test_the_run_ends_when_the_killed_client_trains_again(settings):
+def test_the_run_ends_when_the_killed_client_trains_again(chosen):
     """Rounds alone would end a fast run before the client is back."""
-    play = LoraPlay(settings, SimpleNamespace(), SimpleNamespace())
-    ps, victim = play.played.state.ps, ClientState(name="client-2", connected=True, version=1)
-    play.played.state.clients["client-2"] = victim
-    assert not play._is_time_to_kill()
+    made = lora.lora(chosen)
+    run, (fault,) = Played(made), made.faults
+    ps, victim = run.state.ps, ClientState(name="client-2", connected=True, version=1)
+    run.state.clients["client-2"] = victim
+    assert not fault.when(run)
     ps.version = 1
-    assert play._is_time_to_kill()
+    assert fault.when(run)
     victim.connected = False
-    assert not play._is_time_to_kill()
-    play.played.killed_s, ps.version = 5.0, 9
-    assert play._stop_at() == settings.seconds
-    play.played.caught_up_s = 8.0
-    assert play._stop_at() == settings.seconds
+    assert not fault.when(run)
+    ps.version = 9
+    assert not made.is_over(run)
+    run.faults.append(Recovery("kill", "client-2", 5.0))
+    assert not made.is_over(run)
+    run.faults[0].back, run.faults[0].back_version = 8.0, 9
+    assert not made.is_over(run)
     ps.version = 10
-    assert play._stop_at() == 0.0
+    assert made.is_over(run)
 
 
 # --- the worker ---
@@ -206,7 +211,7 @@ def test_the_run_ends_when_the_killed_client_trains_again(settings):
 GOOD = """
 print("the base: learns")
 (run_dir / "base").mkdir()
-print('{"made": "base"}')
+print('{"name": "made", "digest": "d"}')
 while not (run_dir / "compare.json").exists():
     time.sleep(0.01)
 for job in json.loads((run_dir / "compare.json").read_text()):
@@ -215,66 +220,83 @@ for job in json.loads((run_dir / "compare.json").read_text()):
 """
 
 
-@pytest.fixture
-def stands_in(tmp_path, monkeypatch):
-    """A function that lets `Worker` run a text as its program."""
+class Unseen:
+    """A view that shows nothing."""
 
-    def use(program):
-        head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
-        (tmp_path / "stand_in.py").write_text(head + program)
-        monkeypatch.setattr(lora.Worker, "module", "stand_in")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    def update(self, *_):
+        """Do nothing."""
 
-    return use
+    def close(self):
+        """Do nothing."""
 
 
-def in_worker(demo, steps, said):
-    """What `Worker.compare` returns."""
+def in_worker(chosen, program, said, monkeypatch, *, steps=20, stop=None):
+    """The demo after its worker, a program of that text, and a run without nodes."""
+    head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
+    made = lora.lora(chosen)
+    child = attrs.evolve(
+        made.helper.child, argv=(sys.executable, "-c", head + program, str(chosen.run_dir))
+    )
+    helper = attrs.evolve(made.helper, child=child)
+    monkeypatch.setattr(lora, "work_of", lambda _: {"client-1": {"steps": steps}} if steps else {})
+    made = attrs.evolve(made, helper=helper, nodes=made.servers, is_over=lambda _: True)
+    chosen.run_dir.mkdir()
+    return asyncio.run(Runner(made, stop or Stopper(), said.append, Unseen).play())
 
-    async def ask():
-        async with lora.Worker(demo, said.append, Stopper()) as worker:
-            await worker.made_base()
-            return await worker.compare(steps)
 
-    demo.run_dir.mkdir()
-    return asyncio.run(ask())
-
-
-def test_both_sides_train_as_many_steps_as_the_run(settings):
+def test_both_sides_train_as_many_steps_as_the_run(chosen):
     """The comparison is honest only with the same number of steps and the same test."""
-    pooled, alone = lora.orders(settings, {"client-1": 20, "client-2": 14})
+    settings = lora.lora(chosen).settings
+    pooled, alone = lora.orders(chosen, settings, {"client-1": 20, "client-2": 14})
     assert [one["steps"] for one in pooled["jobs"]] == [34]
     assert [one["steps"] for one in alone["jobs"]] == [20, 14]
     for key in ("overrides", "base", "test"):
         assert pooled[key] == alone[key]
 
 
-def test_a_worker_makes_the_base_and_compares(settings, stands_in):
+def test_a_worker_makes_the_base_and_compares(chosen, monkeypatch):
     """Lines of progress are shown, records are collected."""
-    stands_in(GOOD)
     said = []
-    found = in_worker(settings, {"client-1": 20, "client-2": 14}, said)
-    assert said == ["the base: learns"]
-    assert {name: one["steps"] for name, one in found.items()} == {
-        "client-1": 20, "client-2": 14, "pooled": 34,
+    found = lora.results_of(in_worker(chosen, GOOD, said, monkeypatch))
+    assert said[0] == "the base: learns"
+    assert said[1:] == [
+        "training without federation, to compare: each site alone, and all in one place"
+    ]
+    assert {name: one.get("steps") for name, one in found.items()} == {
+        "made": None, "client-1": 20, "pooled": 20,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("program", "text", "code"),
     [
-        ('print("error: no memory"); print("more"); sys.exit(2)', "no memory", 2),
+        ('print("error: no memory"); print("more"); sys.exit(2)', "^no memory$", 2),
         ('sys.exit("Traceback")', r"the worker ended \(exit code 1.*Traceback", 1),
         ("", "the worker ended", 1),
-        (GOOD + 'print("error: no memory"); print("more"); sys.exit(2)', "no memory", 2),
     ],
 )
-def test_a_worker_that_fails_is_one_line(settings, stands_in, program, text, code):
-    """Before the run it is the demo's error, after the run its problem."""
-    stands_in(program)
+def test_a_worker_that_fails_is_one_line(chosen, monkeypatch, program, text, code):
+    """Before the run it is the demo's error."""
     with pytest.raises(FslError, match=text) as caught:
-        in_worker(settings, {"client-1": 20}, [])
+        in_worker(chosen, program, [], monkeypatch)
     assert caught.value.exit_code == code
+
+
+def test_a_worker_that_fails_after_the_run_is_a_problem(chosen, monkeypatch):
+    """The run itself was good, and its result must be shown."""
+    failing = GOOD + 'print("error: no memory"); print("more"); sys.exit(2)'
+    found = in_worker(chosen, failing, [], monkeypatch)
+    assert found.problems == ["no memory"]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_worker_that_is_not_needed_is_ended_without_a_word(chosen, monkeypatch, stops):
+    """Ctrl-C while it makes the base, or a run without a ledger, is no failure of the worker."""
+    stop = Stopper()
+    if stops:
+        stop.request()
+    found = in_worker(chosen, GOOD, [], monkeypatch, steps=0, stop=stop)
+    assert found.problems == []
 
 
 # --- the result ---
@@ -289,12 +311,15 @@ def test_work_is_counted_from_the_ledger():
         {**accepted, "key": "a/1/0/1"},
         {"fact": "version", "version": 1, "merged": []},
     ]
-    assert work_of(facts) == {"a": Work(1, 10, 100, 7), "b": Work(2, 20, 200, 14)}
+    assert sums_of(facts) == {
+        "a": {"deltas": 1, "steps": 10, "tokens": 100, "bytes": 7},
+        "b": {"deltas": 2, "steps": 20, "tokens": 200, "bytes": 14},
+    }
 
 
-def test_the_table_has_all_losses_side_by_side(settings, played):
+def test_the_table_has_all_losses_side_by_side(played):
     """Each row must show its own model's loss."""
-    rows = [line.split() for line in table(summary_of(settings, played))[1:]]
+    rows = [line.split() for line in table(summary_of(played))[1:]]
     assert [row[-2:] for row in rows[1:]] == [
         ["3.500", "0.500"], ["3.750", "0.250"], ["3.625", "0.375"], ["3.625", "0.375"],
         ["3.250", "0.750"], ["3.000", "1.000"],
@@ -303,56 +328,41 @@ def test_the_table_has_all_losses_side_by_side(settings, played):
     assert rows[5][0] == "federated"
 
 
-def test_a_good_demo_has_no_problems(settings, played):
+def test_a_good_demo_has_no_problems(played):
     """A demo that passed must have exit code 0."""
-    summary = summary_of(settings, played)
-    assert problems(settings, played, AUDIT, summary) == []
-    assert (summary.loss_alone, summary.bytes_up, summary.bytes_up_fp32) == (3.625, 150, 400)
-    shown = "\n".join(text_lines(settings, played, summary, AUDIT))
+    summary = summary_of(played)
+    assert problems_of(played, summary) == []
+    found = [summary[name] for name in ("loss_alone", "bytes_up", "bytes_up_fp32", "rank")]
+    assert found == [3.625, 150, 400, 8]
+    shown = "\n".join(lines(played, summary))
     assert "0 lost, 0 merged twice" in shown
     assert "base's files: unchanged" in shown
 
 
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    ("records", "is_unchanged", "text"),
     [
-        ({"killed_s": None}, "was not killed"),
-        ({"detected_s": None}, "did not detect"),
-        ({"caught_up_s": None}, "did not catch up"),
-        ({"faults": ["client-1 ended"]}, "client-1 ended"),
+        (MEASURED, False, "files have changed"),
+        (MEASURED | {"federated": {"loss": 4.0}}, True, "not below the base's 4.000"),
+        ({"base": {"loss": 4.0}}, True, "not all models were measured"),
     ],
 )
-def test_each_missing_event_is_reported(settings, played, fault, text):
-    """A demo without one of its events must not pass."""
-    summary = summary_of(settings, played)
-    found = problems(settings, attrs.evolve(played, **fault), AUDIT, summary)
-    assert len(found) == 1
-    assert text in found[0]
-
-
-@pytest.mark.parametrize(
-    ("measured", "more", "text"),
-    [
-        (MEASURED, {"base_unchanged": False}, "files have changed"),
-        (MEASURED | {"federated": {"loss": 4.0, "values": 1}}, {}, "not below the base's 4.000"),
-        ({"base": {"loss": 4.0}}, {}, "not all models were measured"),
-    ],
-)
-def test_a_wrong_result_is_reported(settings, played, measured, more, text):
+def test_a_wrong_result_is_reported(played, records, is_unchanged, text):
     """The exit code stands for the losses and the base too."""
-    found = problems(settings, played, AUDIT, summary_of(settings, played, measured, **more))
+    summary = summary_of(measured(played, records), is_unchanged=is_unchanged)
+    found = problems_of(played, summary)
     assert len(found) == 1
     assert text in found[0]
 
 
-def test_too_few_rounds_and_lost_deltas_are_reported(settings, played):
+def test_too_few_rounds_and_lost_deltas_are_reported(played):
     """As in the other demos."""
-    played.state.ps.version = 3
-    lost = attrs.evolve(AUDIT, lost=("a/1/0/1",))
-    found = problems(settings, played, lost, summary_of(settings, played))
-    assert "3 of 4 rounds" in found[0]
-    assert "is lost: a/1/0/1" in found[1]
-    assert problems(settings, played, None, None)[1] == "there is no ledger to audit"
+    played.state.ps.version, played.faults = 3, []
+    played.audit = attrs.evolve(AUDIT, lost=("a/1/0/1",))
+    killed, lost, rounds = problems_of(played, summary_of(played))
+    assert "was not killed" in killed
+    assert "is lost: a/1/0/1" in lost
+    assert "3 of 4 rounds" in rounds
 
 
 def test_options_of_other_demos_are_refused():

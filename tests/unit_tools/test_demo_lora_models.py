@@ -14,8 +14,11 @@ from tiny_base import write_llama
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
+from fsl_async.learn.tune.records import Records
+from fsl_async.learn.tune.tokens import tokenize
 from fsl_async.tools.demo import lora_base, lora_compare, lora_data
-from fsl_async.tools.demo.lora import LoraDemo
+from fsl_async.tools.demo.lora import lora
+from fsl_async.tools.demo.scenario import Choices, overrides
 
 
 @pytest.fixture
@@ -57,18 +60,18 @@ def test_alone_trains_the_given_steps_on_the_given_records(tmp_path):
     """The comparison is honest only with the same steps, rank and optimizer as in the run."""
     base = write_llama(tmp_path / "base")
     rows = [json.dumps({"text": f"the sum of {n} and {n} is {2 * n}"}) for n in range(64)]
-    folder = lora_data.write_site(tmp_path / "site", rows)
-    demo = LoraDemo(
-        base=str(base), files=(), rule="rolora", rank=2, rounds=4, steps=10, seconds=60.0,
-        clients=3, format="uniform", seed=5, run_dir=tmp_path,
-    )  # fmt: skip
-    tables = lora_compare.tables_of({"overrides": demo.overrides(), "base": str(base)})
-    fed = lora_compare.alone(tables, "a", str(folder / lora_data.TRAIN_FILE), 12)
+    for part, lines in zip(("train", "test"), lora_data.held_out(rows), strict=True):
+        lora_data.write_lines(tmp_path / "site" / part, lines)
+    made = lora(Choices(base=str(base), rule="rolora", rank=2, seed=5, run_dir=tmp_path))
+    job = {"overrides": overrides(made.settings), "base": str(base)}
+    tables = lora_compare.tables_of(job)
+    fed = lora_compare.alone(tables, "a", str(tmp_path / "site" / "train"), 12)
     assert len(fed.history) == 12
     assert {each.shape[0] for name, each in fed.model.named_parameters() if "lora_A" in name} == {2}
-    untuned = lora_compare._base(tables)
-    test = lora_compare._test_records(tables, untuned, str(folder / lora_data.TEST_FILE))
-    objective = objective_of(TuneConfig(**tables["tune"]))
+    tune, untuned = TuneConfig(**tables["tune"]), load_base(base, "lm")
+    records = Records(str(tmp_path / "site" / "test"), "lm")
+    test = tokenize(records, untuned.tokenizer, "lm", context=untuned.context)
+    objective = objective_of(tune)
     before, after = (
         objective.evaluate(model, test)["eval_loss"] for model in (untuned.model, fed.model)
     )

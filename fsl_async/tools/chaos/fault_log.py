@@ -11,7 +11,7 @@ A line is written and synced before the action. Times `t` are wall clock, as in 
     {"t": ..., "what": "over"}
 
 A kill ends when it begins. A "missed" follows a "begin" that failed. A line that a crash or a full
-disk has cut short is ended by the next write, and readers skip it.
+disk has cut short is ended by the next write, and `JournalReader` skips it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,3 @@ class FaultLog:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """All lines of a log; malformed ones are left out. Raises OSError."""
-    for line in path.read_text("utf-8", errors="replace").splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found

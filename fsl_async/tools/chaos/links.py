@@ -7,11 +7,11 @@ file RUN/links/NAME, which that proxy follows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from attrs import frozen
-
+from fsl_async.tools.chaos.schedule import PARTITION, SLOW
 from fsl_async.tools.chaos.targets import Node, Run
 from fsl_async.tools.clone import has_benchmarks
 
@@ -21,71 +21,35 @@ if TYPE_CHECKING:
 FOLDER = "links"
 SLOW_BYTES_PER_S = 20_000.0
 SLOW_RATE = "160kbit"
+OPEN = "open"
+
+Link = Callable[[str], None]
+"""Changes a client's link: PARTITION lets nothing pass, SLOW little; OPEN removes the fault."""
 
 
-class LinkOf(Protocol):
-    """One client's link."""
-
-    def cut(self) -> None:
-        """Nothing passes any more."""
-
-    def slow(self) -> None:
-        """Little passes."""
-
-    def restore(self) -> None:
-        """As it was."""
-
-
-@frozen
-class FileLink:
+def file_link(path: Path) -> Link:
     """The link of a proxy, controlled by a file."""
+    words = {PARTITION: "cut", SLOW: f"slow {SLOW_BYTES_PER_S:g}", OPEN: "open"}
 
-    path: Path
+    def change(state: str) -> None:
+        partial = path.with_name(f".{path.name}.part")
+        partial.write_text(words[state])
+        partial.rename(path)
 
-    def _say(self, text: str) -> None:
-        partial = self.path.with_name(f".{self.path.name}.part")
-        partial.write_text(text)
-        partial.rename(self.path)
-
-    def cut(self) -> None:
-        """Nothing passes any more."""
-        self._say("cut")
-
-    def slow(self) -> None:
-        """Little passes."""
-        self._say(f"slow {SLOW_BYTES_PER_S:g}")
-
-    def restore(self) -> None:
-        """As it was."""
-        self._say("open")
+    return change
 
 
-@frozen
-class SiteLink:
-    """The link of a laboratory's site; `was` is its profile, or else its rate, before the fault."""
-
-    lab: Laboratory
-    site: str
-    was: str
-
-    def cut(self) -> None:
-        """Nothing passes any more."""
-        self.lab.cut(self.site)
-
-    def slow(self) -> None:
-        """Little passes."""
-        self.lab.set(self.site, f"rate={SLOW_RATE}")
-
-    def restore(self) -> None:
-        """As it was."""
-        self.lab.set(self.site, "heal", self.was)
+def site_link(lab: Laboratory, site: str, was: str) -> Link:
+    """The link of a laboratory's site. was: its profile, or else its rate, before the fault."""
+    words = {PARTITION: ("cut",), SLOW: (f"rate={SLOW_RATE}",), OPEN: ("heal", was)}
+    return lambda state: lab.set(site, *words[state])
 
 
-def link_of(run: Run, node: Node) -> LinkOf | None:
-    """Return the client's link, to cut or slow it; None when there is none."""
+def link_of(run: Run, node: Node) -> Link | None:
+    """Return the client's link; None when there is none of its own."""
     path = run.run_dir / FOLDER / node.name
     if path.exists():
-        return FileLink(path)
+        return file_link(path)
     if not has_benchmarks():
         return None
     from netlab.laboratory import site_of
@@ -95,4 +59,4 @@ def link_of(run: Run, node: Node) -> LinkOf | None:
         return None
     lab, site = found
     state = next(one for one in lab.links.values() if site in {one.left, one.right})
-    return SiteLink(lab, site, state.profile or f"rate={state.settings.rate_mbit:g}mbit")
+    return site_link(lab, site, state.profile or f"rate={state.settings.rate_mbit:g}mbit")

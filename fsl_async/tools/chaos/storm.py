@@ -10,40 +10,62 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from fsl_async.errors import UsageError
 from fsl_async.tools.chaos.fault_log import FaultLog
-from fsl_async.tools.chaos.links import FOLDER, FileLink, LinkOf, link_of
+from fsl_async.tools.chaos.links import FOLDER, OPEN, Link, file_link, link_of
 from fsl_async.tools.chaos.schedule import KILL, PARTITION, SLOW, STOP, Fault, Storm
 from fsl_async.tools.chaos.targets import SERVER, Held, Node, Run, nodes
 
 _TICK_S = 0.05
 
 
-@define
+@frozen
 class _Active:
-    """A fault that has not ended."""
+    """A fault that has not ended. undo: removes it."""
 
     number: int
     kind: str
     name: str
     until: float
-    undo: Callable[[], None]
+    undo: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def injected(kind: str, held: Held, link: Link | None) -> Iterator[None]:
+    """Inject a fault, and remove it when the block ends.
+
+    Raises ProcessLookupError where the process is gone.
+    """
+    with contextlib.closing(held):
+        if link is None:
+            if not held.send(signal.SIGKILL if kind == KILL else signal.SIGSTOP):
+                raise ProcessLookupError(held.node.pid)
+            try:
+                yield
+            finally:
+                if kind == STOP:
+                    held.send(signal.SIGCONT)
+            return
+        try:
+            link(kind)
+            yield
+        finally:
+            link(OPEN)  # also of a link that is cut in one direction
 
 
 @define
 class StormRunner:
-    """One storm. counts: number of injected faults by kind."""
+    """One storm."""
 
     run: Run
     storm: Storm
     log: FaultLog
     say: Callable[[str], None] = lambda _: None
     with_server: bool = False
-    counts: dict[str, int] = field(factory=dict)
     _active: list[_Active] = field(factory=list)
 
     def play(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -97,7 +119,7 @@ class StormRunner:
         folder = self.run.run_dir / FOLDER
         for path in folder.iterdir() if folder.is_dir() else ():
             if not path.name.startswith("."):
-                FileLink(path).restore()
+                file_link(path)(OPEN)
 
     def _begin(self, number: int, fault: Fault) -> None:
         there = {node.name: node for node in self._victims()}
@@ -109,9 +131,10 @@ class StormRunner:
         link = link_of(self.run, node) if fault.kind in {PARTITION, SLOW} else None
         if fault.kind in {PARTITION, SLOW} and link is None:
             return False
+        undo = contextlib.ExitStack()
         try:
             held = Held(self.run, node)
-        except (ProcessLookupError, OSError):
+        except OSError:
             return False
         self.log.write(
             "begin",
@@ -121,11 +144,10 @@ class StormRunner:
             pid=node.pid,
             lasts_s=round(fault.lasts_s, 3),
         )
-        undo = self._apply(fault.kind, held, link)
-        if undo is None:
-            held.close()
+        try:
+            undo.enter_context(injected(fault.kind, held, link))
+        except ProcessLookupError:
             return False
-        self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
         self.say(
             f"{fault.kind} {node.name} (process {node.pid})"
             + (f" for {fault.lasts_s:.1f} s" if fault.lasts_s else "")
@@ -136,35 +158,13 @@ class StormRunner:
             self._undo(self._active[-1:])
         return True
 
-    def _apply(self, kind: str, held: Held, link: LinkOf | None) -> Callable[[], None] | None:
-        """Apply the fault; returns its undo, or None when the process is gone."""
-        if kind in {KILL, STOP}:
-            if not held.send(signal.SIGKILL if kind == KILL else signal.SIGSTOP):
-                return None
-
-            def undo() -> None:
-                if kind == STOP:
-                    held.send(signal.SIGCONT)
-                held.close()
-
-            return undo
-        assert link is not None
-        held.close()
-        try:
-            (link.cut if kind == PARTITION else link.slow)()
-        except BaseException:
-            with contextlib.suppress(Exception):  # the link may be cut in one direction
-                link.restore()
-            raise
-        return link.restore
-
     def _undo(self, ended: list[_Active]) -> None:
         """Undo and log all of them, also when one fails; then raise the first error."""
         failed: list[BaseException] = []
         for one in ended:
             self._active.remove(one)
             try:
-                one.undo()
+                one.undo.close()
                 self.log.write("end", fault=one.number, kind=one.kind, name=one.name)
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)

@@ -23,11 +23,10 @@ from attrs import frozen
 
 from fsl_async.config import address as addresses
 from fsl_async.errors import AddressError, UsageError
-from fsl_async.observe.journal import JournalReader
-from fsl_async.observe.segments import SO_FAR
+from fsl_async.observe.journal import JOURNAL, JournalReader
+from fsl_async.observe.run_state import RunState
 
 SERVER = "server"
-JOURNAL = "journal.jsonl"
 _PROC = Path("/proc")
 _PYTHON_VALUED = frozenset({"-X", "-W"})
 """Options of Python that take a value; with `-c` it runs no node."""
@@ -63,13 +62,10 @@ class Run:
         journal = run_dir / JOURNAL
         if not journal.exists():
             raise UsageError(f"{run_dir} holds no run: there is no {JOURNAL}")
-        address = ""
+        state = RunState()
         for line in JournalReader(journal, having=(b'"node_started"', b'"so_far"')).read():
-            if line.get("type") == SO_FAR:
-                address = str(line.get("state", {}).get("node", {}).get("address", ""))
-            elif line.get("type") == "node_started" and line.get("role") == "ps":
-                address = str(line.get("address", ""))
-        return cls(run_dir.resolve(), address)
+            state.apply(line)
+        return cls(run_dir.resolve(), state.node.address)
 
     def node(
         self, argv: Sequence[str], cwd: Path, writes_journal: Callable[[], bool] = lambda: False

@@ -9,44 +9,58 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsl_async.tools.demo.play import Demo
+from attrs import evolve
+
+from fsl_async.tools.demo.pretrain import pretrain
 
 if TYPE_CHECKING:
     from fsl_async.cluster.supervisor import Supervisor
+    from fsl_async.tools.demo.scenario import Choices, Played, Scenario
 
+RANKS = 2
 _AGENT = "fsl_async.nodes.client.gang_agent"
 _MODULE = "fsl_async.nodes.client.gang_rank"
 _GONE, _BACK = " is gone", " ranks are here"
 """In lines of a client's node, when a rank is lost and when all of them are here."""
 
 
-class FsdpDemo(Demo):
-    """Kills a rank instead of a client, and sees in the lines of its node when it is back."""
+def fsdp(chosen: Choices) -> Scenario:
+    """The demo of pretraining with such clients, which take longer to start."""
+    seconds = chosen.seconds or 80.0 + 60.0 * chosen.late_s
+    chosen = evolve(chosen, clients=chosen.clients or 2, seconds=seconds)
+    killed = "a rank of {} gets SIGKILL, is started again by torchrun"
+    made = pretrain(chosen, of_client=f" of {RANKS} ranks", killed=killed)
+    ranked = [evolve(node, options=(*node.options, "--ranks", str(RANKS))) for node in made.clients]
+    faults = [evolve(fault, what=kill_rank) for fault in made.faults]
+    return evolve(made, nodes=[*made.servers, *ranked], faults=faults, reads=see_ranks)
 
-    def _kill(self, supervisor: Supervisor) -> None:
-        name = self.settings.victim
-        pid = supervisor.pid(name)
-        ranks = [] if pid is None else ranks_of(pid)
-        if not ranks:
-            return
-        with contextlib.suppress(ProcessLookupError):
+
+def kill_rank(children: Supervisor, name: str) -> str:
+    """Send SIGKILL to the last rank of a client. Returns a sentence; "" without a rank."""
+    pid = children.pid(name)
+    ranks = [] if pid is None else ranks_of(pid)
+    with contextlib.suppress(ProcessLookupError):
+        if ranks:
             os.kill(ranks[-1], signal.SIGKILL)
-            self.played.killed_s = self._elapsed()
-            self._report("killed", f"SIGKILL to a rank of {name} (process {ranks[-1]})", name)
+            return f"SIGKILL to a rank of {name} (process {ranks[-1]})"
+    return ""
 
-    def _line(self, name: str, line: str) -> None:
-        super()._line(name, line)
-        played = self.played
-        if name != self.settings.victim or played.killed_s is None:
-            return
-        if _GONE in line and played.detected_s is None:
-            played.detected_s = self._elapsed()
-        elif _BACK in line and played.caught_up_s is None:
-            played.relaunched_s = played.caught_up_s = self._elapsed()
-            self._report("caught up", f"the ranks of {name} train again", name)
+
+def see_ranks(played: Played, name: str, text: str) -> str:
+    """Take the line in which the node of the killed rank reports its loss or its return."""
+    fault = played.fault(name)
+    if fault is None:
+        return ""
+    if _GONE in text and fault.detected is None:
+        fault.detected = time.time()
+    elif _BACK in text and fault.back is None:
+        fault.resumed = fault.back = time.time()
+        return f"the ranks of {name} train again"
+    return ""
 
 
 def ranks_of(node: int) -> list[int]:

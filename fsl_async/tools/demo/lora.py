@@ -7,41 +7,35 @@
 4  the same number of steps is trained without federation, by each site alone and by one process
    on all records (`lora_compare`), and all are measured on the held-out records of all sites
 
-A process of its own (`lora_work`) does 1, and 4 with a second one.
+A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
+base is made or the run is played, not after.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import importlib.util
 import json
 import sys
-import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve
 
-from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
+from fsl_async.cluster.supervisor import Child
 from fsl_async.config.load import load
-from fsl_async.errors import ConfigError, ExitCode, FslError, UsageError
-from fsl_async.files.private_files import make_folder, replace_bytes
-from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
+from fsl_async.errors import ConfigError, UsageError
+from fsl_async.files.private_files import replace_bytes
+from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
-from fsl_async.roles.phrasing import counted
-from fsl_async.tools.demo import lora_data
-from fsl_async.tools.demo.lora_summary import Summary, problems, summarize, text_lines, work_of
-from fsl_async.tools.demo.play import Demo
-from fsl_async.tools.demo.settings import EXPIRE_AFTER_S, HEARTBEAT_EVERY_S, ONE_THREAD, DemoNodes
+from fsl_async.roles.phrasing import counted, figure
+from fsl_async.tools.demo import lora_data, scenario
+from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from fsl_async.process.stopper import Stopper
-    from fsl_async.tools.demo.play import Played
+    from collections.abc import Iterable, Mapping, Sequence
 
 BASE_STEPS = 160
 """Steps in which the demo's base is made."""
@@ -54,154 +48,143 @@ RATE, BATCH, CONTEXT = 1e-2, 4, 128
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""
 POOLED = "pooled"
-ERROR = "error: "
-"""Begins a worker's line that tells why it ends."""
+WORKER = "worker"
 ORDERS = "compare.json"
 """A file in the run's directory: a list of two jobs, one for each of the worker's processes."""
-_TICK_S = 0.1
-_ONCE = RestartRules(budget=0)
+MADE = "made"
+"""Name of the worker's first record; the others are named after what it has measured."""
+_SUMS = ("steps", "tokens", "bytes")
+
+Work = dict[str, Counter[str]]
+"""By site, sums over its accepted deltas: deltas, steps, tokens, bytes."""
 
 
-@frozen(kw_only=True)
-class LoraDemo(DemoNodes):
-    """The user's settings. base: empty for the demo's own; files: none for Python's topics.
+def lora(chosen: Choices) -> Scenario:
+    """The demo. It ends after its rounds, when the killed client trains again."""
+    names = scenario.names_of(chosen.clients or len(chosen.data) or 3)
+    victim, kill_at = scenario.victim_of(names), max(1, chosen.rounds // 4)
+    chosen = evolve(chosen, run_dir=chosen.run_dir.resolve())
+    run_dir, base = chosen.run_dir, base_of(chosen)
+    settings: Settings = {
+        "run.name": "demo-lora",
+        **chosen.common(len(names)),
+        "sync.trigger": "rounds",
+        "sync.min_clients": len(names),
+        "sync.grace_min_s": 3.0,
+        "data.holdout": 0.0,  # the test records are kept apart
+        "tune.method": "lora",
+        "tune.rule": chosen.rule,
+        "tune.rank": chosen.rank,
+        "tune.steps": STEPS,
+        "tune.context": CONTEXT,
+        "train.batch": BATCH,
+        "train.learning_rate": OTHER_RATE if chosen.base else RATE,
+        "train.schedule": "constant",
+        "train.warmup_steps": 5,
+        "train.rewarm_steps": 5,
+    }
+    digests: list[str] = []
+    """Of the user's base, before the run."""
 
-    rank: 0 for the run's default.
-    """
+    def prepare() -> None:
+        deal(run_dir, names, chosen.data)
+        digests.extend([digest_of(base)] if chosen.base else [])
 
-    base: str
-    files: tuple[Path, ...]
-    rule: str
-    rank: int
-    rounds: int
-    steps: int
-    base_steps: int = BASE_STEPS
-
-    @property
-    def kill_at(self) -> int:
-        """The version at which a client is killed."""
-        return max(1, self.rounds // 4)
-
-    @property
-    def base_folder(self) -> Path:
-        """Where the base is."""
-        return Path(self.base) if self.base else self.run_dir / "base"
-
-    @property
-    def sites(self) -> Path:
-        """Where the sites' records are."""
-        return self.run_dir / "sites"
-
-    def overrides(self) -> list[str]:
-        """The run's configuration, in the form of --set."""
-        chosen: dict[str, str | float | int] = {
-            "run.name": "demo-lora",
-            "run.seed": self.seed,
-            "sync.trigger": "rounds",
-            "sync.clients": self.clients,
-            "sync.min_clients": self.clients,
-            "sync.grace_min_s": 3.0,
-            "codec.up": self.format,
-            "codec.down": self.format,
-            "session.heartbeat_every_s": HEARTBEAT_EVERY_S,
-            "session.expire_after_s": EXPIRE_AFTER_S + 4 * self.late_s,
-            "data.holdout": 0.0,  # the test records are kept apart
-            "tune.method": "lora",
-            "tune.rule": self.rule,
-            "tune.rank": self.rank,
-            "tune.steps": self.steps,
-            "tune.context": CONTEXT,
-            "train.batch": BATCH,
-            "train.learning_rate": OTHER_RATE if self.base else RATE,
-            "train.schedule": "constant",
-            "train.warmup_steps": 5,
-            "train.rewarm_steps": 5,
-            "train.threads": 1,
-            "train.device": "cpu",
-        }
-        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in chosen.items()]
-
-    def server(self) -> Child:
-        """The parameter server, on a free port."""
-        sets = [part for override in self.overrides() for part in ("--set", override)]
-        listen = f"tcp://{self.places.host}:0"
-        arguments = ["--role", "ps", listen, "--run-dir", str(self.run_dir), "--json", *sets]
-        return self.places.child("server", [*arguments, "--base", str(self.base_folder)])
-
-    def client(self, name: str, address: str) -> Child:
-        """One client. Its site lets adapters and metrics out, and nothing else."""
-        arguments = ["--role", "client", address, "--name", name]
-        arguments += ["--run-dir", str(self.run_dir / "clients" / name)]
-        arguments += ["--base", str(self.base_folder), "--allow", "adapters,metrics"]
-        data = self.sites / name / lora_data.TRAIN_FILE
-        return self.places.child(name, [*arguments, "--data", str(data)])
-
-
-class LoraPlay(Demo):
-    """Plays the run. It ends after its rounds, when the killed client trains again."""
-
-    settings: LoraDemo
-    evaluates_here = False
-    _back_at: int | None = None
-    """The version at which the killed client had caught up."""
-
-    def _is_time_to_kill(self) -> bool:
-        state = self.played.state
-        victim = state.clients.get(self.settings.victim)
-        is_there = victim is not None and victim.version >= 0 and victim.connected
-        return is_there and state.ps.version >= self.settings.kill_at
-
-    def _stop_at(self) -> float:
-        played = self.played
-        version = played.state.ps.version
-        if self._back_at is None and played.killed_s is not None:
-            self._back_at = version if played.caught_up_s is not None else None
+    def is_over(played: Played) -> bool:
+        version, fault = played.state.ps.version, played.fault(victim)
         # The killed client takes part in the round after the one that it missed.
-        is_back = self._back_at is not None and version > self._back_at
-        return 0.0 if is_back and version >= self.settings.rounds else self.settings.seconds
+        is_back = fault is not None and fault.back is not None and version > fault.back_version
+        limit_s = chosen.seconds or LIMIT_S
+        return (is_back and version >= chosen.rounds) or played.elapsed() >= limit_s
 
+    def ask() -> str:
+        steps = {name: sums["steps"] for name, sums in work_of(run_dir).items()}
+        if steps:
+            text = json.dumps(orders(chosen, settings, steps))
+            replace_bytes(run_dir / ORDERS, text.encode())
+        what = "training without federation, to compare: each site alone, and all in one place"
+        return what if steps else ""
 
-def introduction(demo: LoraDemo) -> list[str]:
-    """What will happen, for people."""
-    clients = counted(demo.clients, "client")
-    base = demo.base or "a small Llama, which the demo first trains on Python's standard library"
-    texts = "records of their own" if demo.files else "English of their own, from Python's help()"
-    return [
-        f"a parameter server and {clients}, each a process of its own",
-        f"base: {base}",
-        f"clients tune its adapters on {texts}; only adapters and metrics may leave a site",
-        (
-            f"{demo.rounds} rounds of {demo.steps} steps, merged by {demo.rule}; {demo.victim} gets"
-            f" SIGKILL at version {demo.kill_at}, is launched again and has to catch up"
+    arguments = (run_dir, base, chosen.seed, 0 if chosen.base else BASE_STEPS)
+    program = (sys.executable, "-P", "-m", "fsl_async.tools.demo.lora_work")
+    options = ("--base", str(base))
+    # A site lets adapters and metrics out, and nothing else.
+    allowed = "adapters,metrics"
+    made = chosen.base or "a small Llama, which the demo first trains on Python's standard library"
+    texts = "records of their own" if chosen.data else "English of their own, from Python's help()"
+    return Scenario(
+        chosen=chosen,
+        settings=settings,
+        nodes=[
+            scenario.server(chosen, settings, *options),
+            *(
+                scenario.client(
+                    name, run_dir, allowed, *options, data=str(records_at(run_dir, name))
+                )
+                for name in names
+            ),
+        ],
+        faults=[
+            Fault(
+                victim,
+                lambda played: played.has_joined(victim) and played.state.ps.version >= kill_at,
+            ),
+        ],
+        is_over=is_over,
+        drain_s=9.0 + 40.0 * chosen.late_s,
+        helper=scenario.Helper(
+            Child(WORKER, (*program, *map(str, arguments)), env=scenario.ONE_THREAD),
+            lambda played: bool(chosen.base) or MADE in results_of(played),
+            ask,
         ),
-        f"files and logs: {demo.run_dir}",
-        "",
-    ]
+        check=lambda: check(chosen, names),
+        prepare=prepare,
+        introduction=[
+            f"a parameter server and {counted(len(names), 'client')}, each a process of its own",
+            f"base: {made}",
+            (f"clients tune its adapters on {texts}; only adapters and metrics may leave a site"),
+            (
+                f"{chosen.rounds} rounds of {STEPS} steps, merged by {chosen.rule}; {victim} gets"
+                f" SIGKILL at version {kill_at}, is launched again and has to catch up"
+            ),
+            f"files and logs: {run_dir}",
+            "",
+        ],
+        conclude=lambda played: conclude(played, digests),
+    )
 
 
-def check(demo: LoraDemo) -> None:
+def base_of(chosen: Choices) -> Path:
+    """Where the base is."""
+    return Path(chosen.base) if chosen.base else chosen.run_dir / "base"
+
+
+def records_at(run_dir: Path, name: str, part: str = lora_data.TRAIN_FILE) -> Path:
+    """The file of a site's records."""
+    return run_dir / "sites" / name / part
+
+
+def check(chosen: Choices, names: Sequence[str]) -> None:
     """Raise before anything is made: a missing extra, too few or too many files."""
     for name in ("transformers", "peft"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"demo lora needs {name}: {to_install('hf')}")
-    if demo.files and len(demo.files) != demo.clients:
+    if chosen.data and len(chosen.data) != len(names):
         raise UsageError(
-            f"--data is given {len(demo.files)} times for {counted(demo.clients, 'client')}: give"
+            f"--data is given {len(chosen.data)} times for {counted(len(names), 'client')}: give"
             " each client a file"
         )
 
 
-def deal(demo: LoraDemo) -> None:
+def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
     """Deal the records to the sites. Raises DataError."""
-    names = demo.names
-    if demo.files:
-        folders = lora_data.write_own(demo.sites, names, demo.files)
-    else:
-        folders = lora_data.write_topics(demo.sites, names)
-    make_folder(demo.run_dir / POOLED)
-    for part in (lora_data.TRAIN_FILE, lora_data.TEST_FILE):
-        texts = [(folder / part).read_text(encoding="utf-8") for folder in folders]
-        lora_data.write_lines(demo.run_dir / POOLED / part, "".join(texts).splitlines())
+    own = [lora_data.own_records(Path(each)) for each in files]
+    sites = own or lora_data.topic_records(len(names))
+    for number, part in enumerate((lora_data.TRAIN_FILE, lora_data.TEST_FILE)):
+        for name, site in zip(names, sites, strict=True):
+            lora_data.write_lines(records_at(run_dir, name, part), site[number])
+        pooled = (line for site in sites for line in site[number])
+        lora_data.write_lines(run_dir / POOLED / part, pooled)
 
 
 def digest_of(folder: Path) -> str:
@@ -216,174 +199,154 @@ def digest_of(folder: Path) -> str:
     return found.hexdigest()
 
 
-def orders(demo: LoraDemo, steps: Mapping[str, int]) -> list[dict[str, Any]]:
+def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> list[dict[str, Any]]:
     """The jobs of the two processes that train without federation, and measure all.
 
     steps: that each site has trained in the run; the pooled records get their sum.
     """
+    pooled = chosen.run_dir / POOLED
     common = {
-        "overrides": demo.overrides(),
-        "base": str(demo.base_folder),
-        "test": str(demo.run_dir / POOLED / lora_data.TEST_FILE),
+        "overrides": scenario.overrides(settings),
+        "base": str(base_of(chosen)),
+        "test": str(pooled / lora_data.TEST_FILE),
+        "run": str(chosen.run_dir),
     }
     alone = [
-        {"name": name, "data": str(demo.sites / name / lora_data.TRAIN_FILE), "steps": count}
+        {"name": name, "data": str(records_at(chosen.run_dir, name)), "steps": count}
         for name, count in steps.items()
     ]
-    together = {
-        "name": POOLED,
-        "data": str(demo.run_dir / POOLED / lora_data.TRAIN_FILE),
-        "steps": sum(steps.values()),
-    }
+    data = str(pooled / lora_data.TRAIN_FILE)
+    together = {"name": POOLED, "data": data, "steps": sum(steps.values())}
     return [
-        {**common, "jobs": [together], "run": str(demo.run_dir)},
-        {**common, "jobs": alone},
+        {**common, "jobs": [together], "measures": True},
+        {**common, "jobs": alone, "measures": False},
     ]
 
 
-async def demonstrate(
-    demo: LoraDemo,
-    play: Callable[[], Awaitable[Played]],
-    say: Callable[[str], None],
-    stop: Stopper,
-) -> Conclusion:
-    """Make the base, play the run, compare, sum up. Raises FslError, or when the user ends it."""
-    begun = time.monotonic()
-    async with Worker(demo, say, stop) as worker:
-        await worker.made_base()
-        digest = digest_of(demo.base_folder)
-        played = await play()
-        if stop.requested:
-            raise stop.error(f"the demo was ended by {stop.reason}")
-        say("training without federation, to compare: each site alone, and all in one place")
-        return await _conclude(demo, played, worker, digest=digest, stop=stop, begun=begun)
+def results_of(played: Played) -> dict[str, dict[str, Any]]:
+    """The worker's records, by name."""
+    return {str(record.get("name")): record for record in played.printed.get(WORKER, [])}
 
 
-@frozen
-class Conclusion:
-    """What a demo ends with."""
-
-    summary: Summary
-    lines: list[str]
-    problems: list[str]
-
-
-async def _conclude(
-    demo: LoraDemo, played: Played, worker: Worker, *, digest: str, stop: Stopper, begun: float
-) -> Conclusion:
-    """digest: of the base before the run. begun: time.monotonic() at the demo's start."""
-    audit, work, fault = None, {}, ""
+def work_of(run_dir: Path) -> Work:
+    """By client, from the run's ledger; empty where there is none."""
     with contextlib.suppress(OSError):
-        audit = audit_run(demo.run_dir)
-        work = work_of(read_ledger(demo.run_dir / LEDGER)[0])
-    measured: dict[str, Any] = {}
-    if work:
-        try:
-            measured = await worker.compare({name: one.steps for name, one in work.items()})
-        except FslError as error:
-            if stop.requested:
-                raise
-            fault = error.message
-    tune = load(None, demo.overrides()).tune
+        return sums_of(read_ledger(run_dir / LEDGER)[0])
+    return {}
+
+
+def sums_of(facts: Iterable[Mapping[str, Any]]) -> Work:
+    """The same from the ledger's facts."""
+    sums: Work = {}
+    for fact in facts:
+        if fact.get("fact") == "accepted":
+            own = sums.setdefault(str(fact["key"]).split("/", 1)[0], Counter())
+            own.update({name: int(fact[name]) for name in _SUMS}, deltas=1)
+    return dict(sorted(sums.items()))
+
+
+def conclude(played: Played, digests: Sequence[str]) -> Conclusion:
+    """Sum up. digests: of a base of the user's before the run."""
+    before = [*digests, results_of(played).get(MADE, {}).get("digest")]
     summary = summarize(
-        demo,
-        played,
-        audit,
-        work,
-        measured,
-        rank=tune.adapter_rank,
-        base_bytes=_size(demo.base_folder),
-        base_unchanged=digest_of(demo.base_folder) == digest,
-        seconds=time.monotonic() - begun,
+        played, is_unchanged=digest_of(base_of(played.scenario.chosen)) == before[0]
     )
-    found = [*problems(demo, played, audit, summary), *filter(None, [fault])]
-    return Conclusion(summary, text_lines(demo, played, summary, audit), found)
+    return Conclusion(summary, lines(played, summary), problems_of(played, summary))
 
 
-def _size(folder: Path) -> int:
-    """Bytes of the weights of a base."""
-    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
-    return sum(path.stat().st_size for path in files)
+def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
+    """The last object of `demo lora --json`. Losses: nats a token of the held-out records.
 
-
-class Worker:
-    """The process that makes the base and compares: `lora_work`. Use as `async with`.
-
-    It loads its libraries while the base is made or the run is played, not after.
+    bytes_up: of a site's delta as sent, mean; bytes_up_fp32: the same in full precision.
+    base_bytes: of the base's files, which no site sends. is_unchanged: whether the run left them.
     """
+    chosen, names, measured = played.scenario.chosen, played.scenario.names, results_of(played)
+    base, ps = base_of(chosen), played.state.ps
+    files = [base] if base.is_file() else base.glob("*.safetensors")
+    losses = {
+        name: round(float(each["loss"]), 4) for name, each in measured.items() if "loss" in each
+    }
+    alone = {name: losses[name] for name in names if name in losses}
+    total = sum(work_of(chosen.run_dir).values(), Counter[str]())
+    return {
+        "rule": chosen.rule,
+        "rank": load(None, scenario.overrides(played.scenario.settings)).tune.adapter_rank,
+        "rounds": ps.rounds,
+        "clients": len(names),
+        "steps": total["steps"],
+        "tokens": total["tokens"],
+        "loss_base": losses.get("base"),
+        "loss_alone": round(sum(alone.values()) / len(alone), 4) if alone else None,
+        "loss_alone_by_site": alone,
+        "loss_federated": losses.get("federated"),
+        "loss_pooled": losses.get(POOLED),
+        "bytes_up": round(total["bytes"] / max(1, total["deltas"])),
+        "bytes_up_fp32": 4 * ps.values,
+        "base_bytes": sum(path.stat().st_size for path in files),
+        "base_unchanged": is_unchanged,
+        **played.counts(),
+        "seconds": played.seconds,
+        "run_dir": str(chosen.run_dir),
+    }
 
-    module = "fsl_async.tools.demo.lora_work"
 
-    def __init__(self, demo: LoraDemo, say: Callable[[str], None], stop: Stopper) -> None:
-        self._demo = demo
-        self._say = say
-        self._stop = stop
-        self._made = demo.base_folder.exists()
-        self._found: dict[str, Any] = {}
-        """Records of `lora_compare.compare`, by name."""
-        self._last = self._error = ""
-        self._exited: ChildExited | None = None
-        self._end: asyncio.Task[Any] | None = None
-        self._children = Supervisor(
-            log_path=demo.run_dir / "children.log",
-            on_line=self._line,
-            on_change=self._changed,
-            rules=_ONCE,
-        )
+def problems_of(played: Played, summary: Mapping[str, Any]) -> list[str]:
+    """What went wrong, one line each; empty for a demo that passed."""
+    version, wanted = played.state.ps.version, played.scenario.chosen.rounds
+    losses = [summary[f"loss_{name}"] for name in ("base", "federated", "pooled")]
+    base, federated, _ = losses
+    is_measured = None not in losses
+    return [
+        *played.common_problems(),
+        *scenario.failed(
+            (version >= wanted, f"{version} of {wanted} rounds were merged"),
+            (summary["base_unchanged"], "the base's files have changed"),
+            (is_measured, "not all models were measured"),
+            (
+                not is_measured or federated < base,
+                f"the run's loss {_shown(federated)} is not below the base's {_shown(base)}",
+            ),
+        ),
+    ]
 
-    async def __aenter__(self) -> Self:
-        demo = self._demo
-        steps = 0 if self._made else demo.base_steps
-        arguments = (str(demo.run_dir), str(demo.base_folder), str(demo.seed), str(steps))
-        argv = (sys.executable, "-P", "-m", self.module, *arguments)
-        self._children.start(Child("worker", argv, env=ONE_THREAD))
-        self._end = asyncio.create_task(self._children.wait())
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._children.stop(grace_s=0.0)
+def table(summary: Mapping[str, Any]) -> list[str]:
+    """Losses side by side."""
+    base = summary["loss_base"]
+    rows = {
+        "base, not tuned": base,
+        **{f"{name} alone": loss for name, loss in summary["loss_alone_by_site"].items()},
+        "mean of the sites alone": summary["loss_alone"],
+        f"federated ({summary['rule']}, rank {summary['rank']})": summary["loss_federated"],
+        "all records in one place": summary["loss_pooled"],
+    }
+    shown = [f"{'':32}{'held-out loss':>14}{'below base':>12}   (nats/token)"]
+    for name, loss in rows.items():
+        is_known = None not in (base, loss) and not name.startswith("base")
+        below = f"{base - loss:.3f}" if is_known else ""
+        shown.append(f"  {name:30}{_shown(loss):>14}{below:>12}")
+    return shown
 
-    async def made_base(self) -> None:
-        """Wait until the base is there. Raises FslError."""
-        await self._until(lambda: self._made)
 
-    async def compare(self, steps: Mapping[str, int]) -> dict[str, Any]:
-        """Train without federation, and measure all; by name the loss and trained tokens.
+def _shown(loss: float | None) -> str:
+    return "-" if loss is None else figure(loss)
 
-        steps: that each site has trained in the run. Raises FslError.
-        """
-        text = json.dumps(orders(self._demo, steps))
-        replace_bytes(self._demo.run_dir / ORDERS, text.encode())
-        assert self._end is not None
-        await self._until(self._end.done)
-        return self._found
 
-    async def _until(self, is_done: Callable[[], bool]) -> None:
-        assert self._end is not None
-        while not self._stop.requested:
-            if self._end.done():
-                self._end.result()  # raises what reading its lines raised
-                if (end := self._exited) is not None and (end.code or not is_done()):
-                    what = f"the worker ended ({end.why}): {self._last}"
-                    code = end.code if self._error else ExitCode.BUG
-                    raise FslError(self._error or what, code)
-            if is_done():
-                return
-            await asyncio.sleep(_TICK_S)
-        raise self._stop.error(f"the demo was ended by {self._stop.reason}")
-
-    def _line(self, _: str, text: str) -> None:
-        self._last = text.strip() or self._last
-        if text.startswith(ERROR):
-            self._error = self._error or text.removeprefix(ERROR)
-        elif text.startswith('{"made"'):
-            self._made = True
-        elif text.startswith("{"):
-            record = json.loads(text)
-            self._found[str(record.pop("name"))] = record
-        elif not self._made:
-            self._say(text)
-
-    def _changed(self, change: ChildStarted | ChildExited) -> None:
-        if isinstance(change, ChildExited):
-            self._exited = change
+def lines(played: Played, summary: Mapping[str, Any]) -> list[str]:
+    """The summary for people."""
+    up, full = summary["bytes_up"], summary["bytes_up_fp32"]
+    state = "unchanged" if summary["base_unchanged"] else "CHANGED"
+    return [
+        (
+            f"{counted(summary['rounds'], 'round')}, {summary['steps']} steps and"
+            f" {summary['tokens']:,} tokens trained by {counted(summary['clients'], 'client')}"
+            f" in {summary['seconds']:.0f} s"
+        ),
+        *table(summary),
+        (
+            f"a site sent {up:,} bytes a round ({full:,} in fp32, {full / max(1, up):.1f} times"
+            f" more); the base has {summary['base_bytes']:,}, and no site sent it"
+        ),
+        f"SHA-256 of the base's files: {state}",
+        *played.last_lines(),
+    ]

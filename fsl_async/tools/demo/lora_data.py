@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,20 +63,12 @@ def by_subject(topics: Mapping[str, str]) -> list[str]:
     within a topic.
     """
     names = sorted(topics)
-    words = [_WORD.findall(topics[name].lower()) for name in names]
-    topics_with: dict[str, int] = {}
-    for found in words:
-        for word in set(found):
-            topics_with[word] = topics_with.get(word, 0) + 1
+    words = [Counter(_WORD.findall(topics[name].lower())) for name in names]
+    topics_with = Counter(word for found in words for word in found)
     known = sorted(word for word, count in topics_with.items() if count >= _COMMON)
     if not known:
         return names
-    column = {word: number for number, word in enumerate(known)}
-    table = np.zeros((len(names), len(known)))
-    for row, found in enumerate(words):
-        for word in found:
-            if word in column:
-                table[row, column[word]] += 1
+    table = np.array([[float(found[word]) for word in known] for found in words])
     table = np.sqrt(table / np.maximum(1, table.sum(1, keepdims=True)))
     table -= table.mean(0)
     first = np.linalg.svd(table, full_matrices=False)[0][:, 0]
@@ -117,43 +110,30 @@ def held_out(records: Sequence[str]) -> tuple[list[str], list[str]]:
     )
 
 
-def write_topics(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Deal Python's topics to sites; writes `folder`/NAME/train.jsonl and test.jsonl.
-
-    Returns the sites' folders, in the order of `names`.
-    """
+def topic_records(sites: int) -> list[tuple[list[str], list[str]]]:
+    """Deal Python's topics to sites: lines of JSON to train on, and to test with, of each."""
     topics = python_topics()
-    folders = []
-    for name, mine in zip(names, dealt(topics, len(names)), strict=True):
-        records = [record for topic in mine for record in records_of(topics[topic])]
-        rows = ({"text": record} for record in records)
-        folders.append(write_site(folder / name, [json.dumps(row) for row in rows]))
-    return folders
+    return [
+        held_out(
+            [json.dumps({"text": record}) for topic in mine for record in records_of(topics[topic])]
+        )
+        for mine in dealt(topics, sites)
+    ]
 
 
-def write_own(folder: Path, names: Sequence[str], files: Sequence[Path]) -> list[Path]:
-    """The same with a jsonl file of the user's for each site. Raises DataError."""
-    folders = []
-    for name, path in zip(names, files, strict=True):
-        try:
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"data {str(path)!r} cannot be read: {error}") from None
-        try:
-            folders.append(write_site(folder / name, lines))
-        except DataError as error:
-            raise DataError(f"data {str(path)!r}: {error.message}") from None
-    return folders
-
-
-def write_site(folder: Path, lines: Sequence[str]) -> Path:
-    """Write a site's lines of JSON as two files; returns the folder."""
-    make_folder(folder)
-    for name, part in zip((TRAIN_FILE, TEST_FILE), held_out(lines), strict=True):
-        write_lines(folder / name, part)
-    return folder
+def own_records(path: Path) -> tuple[list[str], list[str]]:
+    """The same of a jsonl file of the user's, for one site. Raises DataError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data {str(path)!r} cannot be read: {error}") from None
+    try:
+        return held_out([line for line in text.splitlines() if line.strip()])
+    except DataError as error:
+        raise DataError(f"data {str(path)!r}: {error.message}") from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of text."""
+    """Write lines of text, in a folder that is made."""
+    make_folder(path.parent)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,343 @@
+"""Plays a scenario: starts its processes, watches them, injects its faults, ends the run.
+
+It has the means of an operator with two terminals: it launches `fsl-node` processes by the
+supervisor, which launches them again after a crash, reads the servers' journals and sends signals.
+
+    helper     if there is one, until it is ready
+    servers    each when it is due; the others' clock starts with the first
+    clients    each as soon as its server listens
+    faults     each when it is due
+    the end    SIGINT to the servers: one last round, all clients get it and end; earlier where
+               clients die of one error again and again, or where servers end by themselves
+    helper     what it does after the run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import math
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from fsl_async.cluster.deaths import Deaths
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
+from fsl_async.config import address as addresses
+from fsl_async.errors import ExitCode, FslError
+from fsl_async.observe.clients import News
+from fsl_async.observe.journal import JournalReader
+from fsl_async.tools.chaos.links import FOLDER
+from fsl_async.tools.chaos.recovery import KILL, Recovery
+from fsl_async.tools.demo.scenario import Node, Played, Scenario
+from fsl_async.tools.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsl_async.observe.table import View
+    from fsl_async.process.stopper import Stopper
+
+HOLD_S = 2.0
+"""How long a news line is held back: the journal, up to a second late, may have earlier ones."""
+
+_TICK_S = 0.1
+_LISTEN_S = 60.0
+_LEAVE_S = 10.0
+_RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=6)
+
+
+class Runner:
+    """Plays one scenario; call `play`.
+
+    say: takes the helper's lines. open_view: opens the view of the run.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        stop: Stopper,
+        say: Callable[[str], None],
+        open_view: Callable[[], View],
+    ) -> None:
+        self.scenario = scenario
+        self.played = Played(scenario)
+        self._readers = {
+            node.name: JournalReader(node.run_dir / node.journal) for node in scenario.servers
+        }
+        self._stop, self._say, self._open_view = stop, say, open_view
+        self._view: View | None = None
+        self._waiting = list(scenario.nodes)
+        self._due = list(scenario.faults)
+        self._listens_by: dict[str, float] = {}
+        self._addresses: dict[str, str] = {}
+        self._news: list[News] = []
+        self._deaths = Deaths()
+        self._ended: set[str] = set()
+        self._refused: FslError | None = None
+        self._ending = self._over = False
+        self._links: list[Proxy] = []
+
+    async def play(self) -> Played:
+        """Play it to its end; no child process remains.
+
+        Raises FslError for a user's mistake, and where nodes died instead of training.
+        """
+        played = self.played
+        children = Supervisor(
+            log_path=self.scenario.chosen.run_dir / "children.log",
+            on_line=self._line,
+            on_change=self._changed,
+            rules=_RULES,
+        )
+        async with children:
+            try:
+                await self._play(children)
+            finally:
+                self._over = True
+                if not self._may_continue():
+                    await children.stop(grace_s=0.0)
+                for link in self._links:
+                    link.close()
+        if self._refused is not None:
+            raise self._refused
+        played.problems += self._deaths.lines()
+        if self._deaths and not self.scenario.is_begun(played) and not self._stop.requested:
+            raise FslError("; ".join(played.problems), ExitCode.BUG)
+        return played
+
+    # --- the schedule ---
+
+    async def _play(self, children: Supervisor) -> None:
+        played, helper = self.played, self.scenario.helper
+        if helper is not None:
+            children.start(helper.child)
+            if not await self._until(lambda: helper.is_ready(played)):
+                return
+        played.begun = time.time()
+        for state in played.states.values():
+            state.node.started_at = played.begun  # one clock for lines, summary and journals
+        self._view = self._open_view()
+        try:
+            await self._run(children)
+        finally:
+            self._read_journals(hold_s=0.0)
+            self._view.close()
+            self._view = None
+        if helper is None or not self._may_continue():
+            return
+        work = helper.ask()
+        if work:
+            self._say(work)
+            await self._until(lambda: helper.child.name in self._ended)
+            if self._refused is not None:  # the run itself was good
+                played.problems.append(self._refused.message)
+                self._refused = None
+
+    async def _run(self, children: Supervisor) -> None:
+        scenario, played = self.scenario, self.played
+        while self._may_continue() and not (
+            scenario.is_over(played) or self._is_hopeless() or self._ended.issuperset(self._readers)
+        ):
+            self._start_nodes(children)
+            late = [name for name, limit in self._listens_by.items() if time.time() > limit]
+            if late:
+                played.problems.append(f"{_what(late[0])} did not listen within {_LISTEN_S:g} s")
+                break
+            await self._tick()
+            self._inject(children)
+        await self._end(children)
+
+    def _start_nodes(self, children: Supervisor) -> None:
+        """Start the nodes that are due."""
+        for node in list(self._waiting):
+            address = ""
+            if node.role == "client":
+                if node.at not in self._addresses:
+                    continue
+                address = self._address_for(node)
+            elif node.when(self.played):
+                self._listens_by[node.name] = time.time() + _LISTEN_S
+            else:
+                continue
+            self._waiting.remove(node)
+            children.start(node.child(self.scenario.chosen.places, address))
+
+    def _address_for(self, client: Node) -> str:
+        """The address that a client dials: its server's, or a proxy's."""
+        address, chosen = self._addresses[client.at], self.scenario.chosen
+        if not chosen.links:
+            return address
+        parsed = addresses.parse(address)
+        path = chosen.run_dir / FOLDER / client.name
+        self._links.append(Proxy((parsed.host, parsed.port), follow=path))
+        return self._links[-1].address
+
+    def _inject(self, children: Supervisor) -> None:
+        for fault in [one for one in self._due if one.when(self.played)]:
+            begun = time.time()
+            done = fault.what(children, fault.whom)
+            if done:
+                self._due.remove(fault)
+                self.played.faults.append(Recovery(KILL, fault.whom, begun))
+                self._report("killed", done, fault.whom)
+
+    def _is_hopeless(self) -> bool:
+        """Whether the clients of a server only die, each of one error."""
+        teams: dict[str, list[str]] = {}
+        for node in self.scenario.clients:
+            teams.setdefault(node.at, []).append(node.name)
+        return any(map(self._deaths.are_hopeless, teams.values()))
+
+    async def _end(self, children: Supervisor) -> None:
+        self._ending = True
+        begun = [node.name for node in self.scenario.nodes if node not in self._waiting]
+        servers = [name for name in self._readers if name in begun]
+        loading = None
+        if not self._stop.requested and not self._is_hopeless():
+            if not self._ended.issuperset(servers):
+                text = "the time is over: one last round, then all nodes end"
+                self._report("ending", text)
+            if self.scenario.evaluates:
+                # Load it while the nodes finish; the evaluation needs it next.
+                loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
+        # A machine that starts torch slowly does the last round slowly, too.
+        drain_s = self.scenario.drain_s + (self.played.joined_s or 0.0)
+        stops = asyncio.gather(
+            *(children.stop_child(name, drain_s, signal.SIGINT) for name in servers)
+        )
+        await self._until(stops.done, drain_s + 1.0, drains=True)
+        if not self._stop.hard:
+            await stops
+            is_empty = lambda: all(children.pid(name) is None for name in begun)  # noqa: E731
+            await self._until(is_empty, _LEAVE_S, drains=True)
+        # Not all children: the helper goes on.
+        grace_s = 0.0 if self._stop.hard else 3.0
+        await asyncio.gather(*(children.stop_child(name, grace_s) for name in begun), stops)
+        if loading is not None:
+            await loading
+
+    # --- the journals ---
+
+    def _may_continue(self) -> bool:
+        return not self._stop.requested and self._refused is None
+
+    async def _until(
+        self, is_done: Callable[[], bool], limit_s: float = math.inf, *, drains: bool = False
+    ) -> bool:
+        """Wait until `is_done()`; False after `limit_s`, or when the user or an error ends it.
+
+        drains: go on after the user's first request.
+        """
+        deadline = time.monotonic() + limit_s
+        while not is_done():
+            stops = self._stop.hard if drains else self._stop.requested
+            if time.monotonic() >= deadline or stops or self._refused is not None:
+                return is_done()
+            await self._tick()
+        return True
+
+    async def _tick(self) -> None:
+        await asyncio.sleep(_TICK_S)
+        self._read_journals()
+
+    def _read_journals(self, hold_s: float = HOLD_S) -> None:
+        """Read new lines of the journals and show the news, in order of time."""
+        played = self.played
+        for name, reader in self._readers.items():
+            state = played.states[name]
+            with contextlib.suppress(FileNotFoundError):
+                for line in reader.read():
+                    self._news += [
+                        one for one in state.apply(line) if self.scenario.shows(name, one)
+                    ]
+                    self.scenario.sees(name, line)
+                    for fault in played.faults:
+                        fault.see(line, state)
+        if played.joined_s is None and played.state.ps.version >= 0:
+            played.joined_s = played.elapsed()
+        now = time.time()
+        self._news.sort(key=lambda one: one.t)
+        ripe = [one for one in self._news if one.t <= now - hold_s]
+        if self._view is not None:
+            self._view.update(played.state, ripe, now)
+            self._news = self._news[len(ripe) :]
+
+    def _report(self, kind: str, text: str, about: str = "", level: str = "info") -> None:
+        news = News(time.time(), kind, text, about, level)
+        self.played.state.news.append(news)
+        self._news.append(news)
+
+    # --- the children ---
+
+    def _line(self, name: str, line: str) -> None:
+        if not line.startswith("{"):
+            back = self.scenario.reads(self.played, name, line)
+            if back:
+                self._report("caught up", back, name)
+            if self._view is None and line.strip():  # so it is the helper's
+                self._say(line)
+            return
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if "event" not in record:
+                self.played.printed.setdefault(name, []).append(record)
+            elif record["event"] == "listening" and record.get("role", "ps") == "ps":
+                self._addresses[name] = str(record.get("address"))
+                self._listens_by.pop(name, None)
+
+    def _changed(self, change: ChildStarted | ChildExited) -> None:
+        name = change.name
+        if isinstance(change, ChildStarted):
+            if change.launch > 1:
+                self.played.launched[name] = round(self.played.elapsed(), 1)
+                text = f"the supervisor launched {name} again (process {change.pid})"
+                self._report("launched", text, name)
+            return
+        if change.relaunch_in_s is None:
+            self._ended.add(name)
+        helper = self.scenario.helper
+        if self._stop.requested or self._over:
+            return
+        if helper is not None and name == helper.child.name:
+            if change.code == ExitCode.BAD_INPUT and change.error:
+                self._refused = FslError(change.error)
+            elif change.code or not helper.is_ready(self.played):
+                text = f"the {name} ended ({change.why}): {change.error}"
+                self._refused = FslError(text, ExitCode.BUG)
+        elif not self._ending:
+            self._died(change)
+        elif name in self._readers and change.code == -signal.SIGKILL:
+            text = f"{_what(name)} did not end after the last round, and was killed"
+            self.played.problems.append(text)
+
+    def _died(self, change: ChildExited) -> None:
+        """A node ended during the run. A fault is no death, nor is another's SIGKILL to a client:
+        the supervisor launches it again.
+        """
+        name, is_server = change.name, change.name in self._readers
+        was_killed = change.code == -signal.SIGKILL and not (
+            is_server and self.played.fault(name) is None
+        )
+        if change.code == ExitCode.DONE or was_killed:
+            return
+        if change.code == ExitCode.BAD_INPUT:
+            # A new launch would fail again: the child's error line is the scenario's error.
+            error = change.error or f"{name} ended ({change.why})"
+            self._refused = self._refused or FslError(error)
+        elif is_server:
+            text = f"{_what(name)} ended too early ({change.why}): {change.error}"
+            self._refused = FslError(text, ExitCode.BUG)
+        else:
+            self._deaths.add(change)
+            self.played.lost += [name] if name in self._ended else []
+            text = f"{name} ended ({change.why}): {change.error}"
+            self._report("crashed", text, name, "warning")
+
+
+def _what(server: str) -> str:
+    """A server's name in sentences."""
+    return "the parameter server" if server == "server" else server

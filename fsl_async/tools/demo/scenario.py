@@ -1,0 +1,387 @@
+"""A scenario: processes, settings, faults as (whom, when, what), checks and lines to show.
+
+`Runner` plays it. A demo is a function in a file of its own that makes a scenario from the user's
+choices; `commands/demo.py` lists these functions. Times are in seconds after the start of the run,
+which includes the start of Python and torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import Factory, field, frozen, mutable
+
+from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.observe.ledger_audit import Audit, audit_run
+from fsl_async.observe.run_state import RunState
+from fsl_async.process.program import program
+from fsl_async.process.stopper import INTERRUPTED_BY
+from fsl_async.roles.phrasing import counted
+
+if TYPE_CHECKING:
+    from netlab.laboratory import Laboratory
+
+    from fsl_async.observe.clients import Line, News
+    from fsl_async.tools.chaos.recovery import Recovery
+
+Settings = Mapping[str, str | float | int]
+"""A run's configuration by dotted key."""
+
+SERVER = "server"
+LOOPBACK = "127.0.0.1"
+NO_KEYS = Path(__file__).parent / "no-keys"
+"""A folder that does not exist, because nodes of a scenario have no keys."""
+# Processes share the cores, and waiting threads would cost more than they gain.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@frozen
+class Places:
+    """Where the nodes run.
+
+    host: address of the parameter server.
+    enter: by node, the command prefix that runs it in its site; none: on this machine.
+    """
+
+    host: str = LOOPBACK
+    enter: Mapping[str, tuple[str, ...]] = field(factory=dict)
+
+
+HERE = Places()
+
+
+def places_in(lab: Laboratory) -> Places:
+    """Each node in the laboratory's site of the same name."""
+    return Places(lab.address(SERVER), {name: lab.command(name, ()) for name in lab.sites})
+
+
+@frozen(kw_only=True)
+class Choices:
+    """The user's options; 0 or empty where the scenario has a default of its own."""
+
+    data: tuple[str, ...] = ()
+    seconds: float = 0.0
+    clients: int = 0
+    format: str = "uniform"
+    every_s: float = 0.0
+    seed: int = 0
+    preset: str = ""
+    rounds: int = 12
+    method: str = "fsl-sage"
+    base: str = ""
+    rule: str = "fedit"
+    rank: int = 0
+    links: bool = False
+    """Whether each client dials a proxy that `fsl-node chaos` can cut."""
+    late_s: float = 0.0
+    """A round trip's time beyond what the default times allow for."""
+    run_dir: Path = Path()
+    places: Places = HERE
+
+    @property
+    def listen(self) -> str:
+        """A free port of the host where servers run."""
+        return f"tcp://{self.places.host}:0"
+
+    def common(self, clients: int, coder: str = "codec") -> Settings:
+        """Settings of all scenarios. coder: the table that has the number formats."""
+        return {
+            "run.seed": self.seed,
+            "sync.clients": clients,
+            f"{coder}.up": self.format,
+            f"{coder}.down": self.format,
+            "session.heartbeat_every_s": 0.5,
+            "session.expire_after_s": 3.0 + 4 * self.late_s,
+            "train.batch": 8,
+            "train.threads": 1,
+            "train.device": "cpu",
+        }
+
+    @property
+    def text(self) -> str:
+        """The text to train on; empty for the standard library's source."""
+        return next(iter(self.data), "")
+
+    def of_text(self) -> Settings:
+        """Settings to train on one text."""
+        return {"data.source": "site" if self.text else "built-in", "data.path": self.text}
+
+
+@frozen(kw_only=True)
+class Node:
+    """A process of `fsl-node`.
+
+    at: of a server, where it listens; of a client, the name of the server that it dials.
+    journal: of a server, below its run directory.
+    when: whether to start a server now.
+    """
+
+    name: str
+    role: str
+    at: str
+    run_dir: Path
+    options: tuple[str, ...] = ()
+    journal: str = "journal.jsonl"
+    when: Callable[[Played], bool] = lambda _: True
+
+    def child(self, places: Places = HERE, address: str = "") -> Child:
+        """The node as a child process, in its site. address: where a client dials."""
+        words = ["--role", self.role, address or self.at, "--run-dir", str(self.run_dir), "--json"]
+        if places.host != LOOPBACK:
+            words.append("--insecure")  # plain traffic is safe inside a laboratory
+        # -P: files of the current directory must not be imported instead of ours.
+        argv = (sys.executable, "-P", "-m", "fsl_async.cli", *words, *self.options)
+        # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
+        env = {**ONE_THREAD, "FSL_KEYS": str(NO_KEYS), INTERRUPTED_BY: "the demo is over"}
+        return Child(self.name, (*places.enter.get(self.name, ()), *argv), env=env)
+
+
+def names_of(clients: int, prefix: str = "") -> list[str]:
+    """Names of clients."""
+    return [f"{prefix}client-{number}" for number in range(1, clients + 1)]
+
+
+def victim_of(names: Sequence[str]) -> str:
+    """The client that is killed: not the first, which often publishes the first weights."""
+    return names[min(1, len(names) - 1)]
+
+
+def server(chosen: Choices, settings: Settings, *options: str, role: str = "ps") -> Node:
+    """The parameter server of a scenario with one, on a free port."""
+    words = (*options, *set_words(settings))
+    return Node(name=SERVER, role=role, at=chosen.listen, run_dir=chosen.run_dir, options=words)
+
+
+def client(
+    name: str, run_dir: Path, allow: str, *options: str, data: str = "", at: str = SERVER
+) -> Node:
+    """A client that lets out what `allow` lists. run_dir: of its server."""
+    folder = run_dir / "clients" / name
+    words = ("--name", name, "--allow", allow, *options, *(("--data", data) if data else ()))
+    return Node(name=name, role="client", at=at, run_dir=folder, options=words)
+
+
+def overrides(settings: Settings) -> list[str]:
+    """Settings in the form of --set."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+def set_words(settings: Settings) -> tuple[str, ...]:
+    """The same as words of a command line."""
+    return tuple(word for each in overrides(settings) for word in ("--set", each))
+
+
+def kill(children: Supervisor, name: str) -> str:
+    """Send SIGKILL to a node. Returns a sentence, or "" where the node does not run."""
+    pid = children.pid(name)
+    return f"SIGKILL to {name} (process {pid})" if children.kill(name) else ""
+
+
+@frozen
+class Fault:
+    """A fault, injected once: as soon as `when` holds, `what` is done to the node `whom`.
+
+    what: returns what it did in words; "" where that cannot be done yet.
+    """
+
+    whom: str
+    when: Callable[[Played], bool]
+    what: Callable[[Supervisor, str], str] = kill
+
+
+@frozen
+class Helper:
+    """A process beside the nodes, which start when it is ready.
+
+    ask: gives it work after the run; returns a line for people, or "" where there is no work.
+    """
+
+    child: Child
+    is_ready: Callable[[Played], bool]
+    ask: Callable[[], str]
+
+
+@mutable(slots=False)
+class Played:
+    """What a run has shown so far. Of servers: by name."""
+
+    scenario: Scenario
+    states: dict[str, RunState] = field(
+        default=Factory(
+            lambda self: {node.name: RunState() for node in self.scenario.servers},
+            takes_self=True,
+        )
+    )
+    """Of servers, from their journals."""
+    created: float = field(factory=time.time)
+    """When the scenario began, with its helper; seconds since 1970, as `begun`."""
+    begun: float = field(factory=time.time)
+    joined_s: float | None = None
+    """When the first client had published the weights."""
+    faults: list[Recovery] = field(factory=list)
+    """The injected faults."""
+    launched: dict[str, float] = field(factory=dict)
+    """Of nodes, when the supervisor launched them again."""
+    lost: list[str] = field(factory=list)
+    """Clients that failed too often to be launched again."""
+    printed: dict[str, list[dict[str, Any]]] = field(factory=dict)
+    """Of processes, the JSON objects that they printed, without events."""
+    problems: list[str] = field(factory=list)
+
+    @property
+    def state(self) -> RunState:
+        """The first server's."""
+        return next(iter(self.states.values()))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the scenario began, its helper included."""
+        return round(time.time() - self.created, 1)
+
+    def elapsed(self) -> float:
+        """Seconds since the start of the run."""
+        return time.time() - self.begun
+
+    def fault(self, name: str) -> Recovery | None:
+        """The fault of a node; None before it."""
+        return next((one for one in self.faults if one.name == name), None)
+
+    def has_joined(self, name: str) -> bool:
+        """Whether a client has a session and holds a version."""
+        found = self.state.clients.get(name)
+        return found is not None and found.version >= 0 and found.connected
+
+    @cached_property
+    def audit(self) -> Audit | None:
+        """The audit of the run, when it is over; None where there is no ledger."""
+        try:
+            return audit_run(self.scenario.chosen.run_dir)
+        except OSError:
+            return None
+
+    def counts(self) -> dict[str, int]:
+        """Members of a summary: relaunches by the journal, deltas by the ledger."""
+        return {"relaunches": self.state.relaunches, **delta_counts(self.audit)}
+
+    def common_problems(self, more: str = "") -> list[str]:
+        """What went wrong with the run, its victim and its deltas, one line each.
+
+        more: what a user can do about a victim that was not killed, or is not back.
+        """
+        victim, audit = self.scenario.victim, self.audit
+        fault, found = self.fault(victim), list(self.problems)
+        is_blamed = any(victim in problem for problem in found)
+        if fault is None:
+            found += [] if is_blamed else [f"{victim} was not killed: it never trained{more}"]
+        elif fault.detected is None:
+            found.append(f"{victim} was killed, and the parameter server did not detect it")
+        elif fault.back is None:
+            found.append(f"{victim} was killed and did not catch up in time{more}")
+        return found + (["there is no ledger to audit"] if audit is None else audit.complaints())
+
+    def last_lines(self) -> list[str]:
+        """Lines for people about deltas, the victim's return and the run directory."""
+        run_dir, audit = self.scenario.chosen.run_dir, self.audit
+        lines = [f"run directory: {run_dir}", f"for details: {program()} status {run_dir}"]
+        fault = self.fault(self.scenario.victim)
+        if fault is not None and fault.back is not None:
+            steps = {"detected": fault.detected, "back": fault.resumed, "caught up": fault.back}
+            after = [
+                f"{what} after {'-' if at is None else f'{at - fault.begun:.1f} s'}"
+                for what, at in steps.items()
+            ]
+            at_s = fault.begun - self.begun
+            lines.insert(0, f"{fault.name}: killed at {at_s:.1f} s, {', '.join(after)}")
+        if audit is not None:
+            counts = (
+                f"{counted(audit.acknowledged, 'delta')} acknowledged, {audit.merged} merged,"
+                f" {audit.pending} waiting, {len(audit.lost)} lost,"
+                f" {len(audit.doubled)} merged twice (counted in the ledger)"
+            )
+            lines.insert(0, counts)
+        return lines
+
+
+@frozen
+class Conclusion:
+    """The result: the object of --json, lines for people, and what went wrong."""
+
+    summary: Mapping[str, Any]
+    lines: list[str]
+    problems: list[str]
+
+
+@frozen(kw_only=True)
+class Scenario:
+    """What the runner plays.
+
+    settings: the configuration of the run, to check it.
+    is_over: whether to end the servers, which may also end by themselves.
+    drain_s: how long servers may take to end, in seconds.
+    ends_at_s: when the run will be over, where that is known.
+    is_begun: whether the run got so far that nodes that died are a problem, not its error.
+    prepare: writes what the nodes read. Raises FslError, as `check`.
+    sees: takes each line of a server's journal.
+    reads: takes each line of text that a node prints. Returns news that the node is back, or "".
+    shows: whether news of a server are shown.
+    evaluates: whether this process needs torch after the run.
+    """
+
+    chosen: Choices
+    settings: Settings
+    nodes: Sequence[Node]
+    faults: Sequence[Fault]
+    is_over: Callable[[Played], bool]
+    introduction: Sequence[str]
+    conclude: Callable[[Played], Conclusion]
+    drain_s: float = 9.0
+    ends_at_s: float | None = None
+    is_begun: Callable[[Played], bool] = lambda played: played.state.ps.rounds > 0
+    check: Callable[[], None] = lambda: None
+    prepare: Callable[[], None] = lambda: None
+    helper: Helper | None = None
+    sees: Callable[[str, Line], None] = lambda _name, _line: None
+    reads: Callable[[Played, str, str], str] = lambda _played, _name, _text: ""
+    shows: Callable[[str, News], bool] = lambda _name, _news: True
+    evaluates: bool = False
+
+    @property
+    def clients(self) -> list[Node]:
+        """The nodes that dial a server."""
+        return [node for node in self.nodes if node.role == "client"]
+
+    @property
+    def servers(self) -> list[Node]:
+        """The other nodes."""
+        return [node for node in self.nodes if node.role != "client"]
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return [node.name for node in self.clients]
+
+    @property
+    def victim(self) -> str:
+        """The node of the first fault."""
+        return next(fault.whom for fault in self.faults)
+
+
+def failed(*checks: tuple[bool, str]) -> list[str]:
+    """The sentences of the checks that do not hold."""
+    return [problem for holds, problem in checks if not holds]
+
+
+def delta_counts(*audits: Audit | None) -> dict[str, int]:
+    """Members of a summary about deltas, counted in the ledgers; without one they are 0."""
+    found = [audit for audit in audits if audit is not None]
+    return {
+        "deltas_merged": sum(audit.merged for audit in found),
+        "deltas_lost": sum(len(audit.lost) for audit in found),
+        "deltas_doubled": sum(len(audit.doubled) for audit in found),
+    }
