@@ -20,7 +20,6 @@ from fsl_async.errors import RunDirError, UsageError
 
 if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
-    from fsl_async.observe.run_state import RunState
 
 JOURNAL = "journal.jsonl"
 LEDGER = "ledger.jsonl"
@@ -97,21 +96,14 @@ def _alone(follow: bool, asked: status_trackers.Asked) -> None:
 
 def _web(run_dir: Path, port: int, output: Output) -> int:
     """Serve the page until Ctrl-C."""
-    from fsl_async.commands.status_report import alive_words
     from fsl_async.tools.control_room import server
-
-    def alive(state: RunState, now: float) -> str:
-        version = state.ps.version
-        return alive_words(
-            state.node, now, f"version {version}" if version >= 0 else "the beginning"
-        )
 
     def announce(url: str) -> None:
         if output.as_json:
             output.record("web", url=url)
         output.say(f"open {url} in a browser on this machine (Ctrl-C ends the page, not the run)")
 
-    server.run(run_dir, port, alive, announce)
+    server.run(run_dir, port, announce)
     return 0
 
 

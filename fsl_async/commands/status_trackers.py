@@ -122,7 +122,7 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
 
 def wait_until_gone(status: NodeStatus, poll: Callable[[], None]) -> None:
     """Poll until the node is gone for good, or Ctrl-C."""
-    from fsl_async.commands.status_report import is_gone
+    from fsl_async.observe.liveness import is_gone
 
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -184,7 +184,7 @@ class Watching:
         for feed in self._feeds:
             feed.poll()
         if self._figures is not None:
-            from fsl_async.commands.status_report import is_gone
+            from fsl_async.observe.liveness import is_gone
 
             self._figures.show(
                 [feed.reading(up=not is_gone(feed.node, time.time())) for feed in self._feeds]

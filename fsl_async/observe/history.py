@@ -1,9 +1,8 @@
 """What a journal shows over time: rounds, timelines of clients, bytes, held-out losses. Pure.
 
-`History.apply(line, run)` takes each line after `RunState.apply` has taken it, with that state.
-What is kept is bounded: `RoundSeries` by its buckets, a timeline by `MAX_SEGMENTS` for each client,
-samples of bytes by `MAX_SAMPLES`. A fresh `RunState` that begins with a note so_far has the sums of
-older segments, but their course only `JournalReader.read_all` gives.
+`Course` is a node's state with its history. What is kept is bounded: `RoundSeries` by its buckets,
+a timeline by `MAX_SEGMENTS` for each client, samples of bytes by `MAX_SAMPLES`. So each segment
+of a journal begins with all of it, and nobody reads older ones for it.
 
 A client's timeline is a row of segments. Each begins at a time and lasts until the next:
 
@@ -22,26 +21,23 @@ server ("waiting", "launched", "left alone", "failed", "gave up"), and "held", "
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import field, mutable
+from attrs import field, fields, mutable
 
-from fsl_async.observe.clients import ClientState, Line
+from fsl_async.observe import segments
+from fsl_async.observe.clients import ClientState, Line, News
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
-from fsl_async.observe.round_window import RoundWindow
 from fsl_async.observe.run_state import PS, RunState
-from fsl_async.observe.segments import SO_FAR
 
 MAX_SEGMENTS = 512
 MAX_MARKS = 128
 MAX_SAMPLES = 1024
 MAX_EVALUATIONS = 1024
 
-STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
 """Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
 parameter server those of deltas and versions, as `status` counts them, else of all payload."""
@@ -57,26 +53,18 @@ _STATE_OF = {
 _MARKS = {"joined", "relaunched", "reconnected"}
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
-LINES = (
-    *("client_hello", "admit_split", "client_left", "fetch_asked", "stream_lost", "model_attached"),
-    *("delta_offered", "delta_stored", "version_held", "version_sent", "accumulate", "average"),
-    *("version_committed", "commit_global", "recovered", "version_found", "round_skipped"),
-    *("call/1", "turn/1", "publish/1", "declined/1", "quarantine", "release", "relaunch"),
-    *("reject/1", '"refuse"'),
-    *("node_started", "node_ended", "finish", "traffic", "upload_trained", "round_done_received"),
-    *("ring_peer_here", "ring_peer_gone", "adopted", "connection_accepted", "connection_ended"),
-    *(SO_FAR, "hung_s", "closes without a new version"),
-)
-"""A line that changes a history has one of these in it; most heartbeats have none."""
+
+def _newest_marks(marks: Iterable[tuple[float, str]]) -> deque[tuple[float, str]]:
+    return deque(marks, MAX_MARKS)
 
 
 @mutable
 class Timeline:
     """A client's segments: when each begins (seconds since 1970), and its state."""
 
-    begins: array[float] = field(factory=lambda: array("d"))
-    states: bytearray = field(factory=bytearray)
-    marks: deque[tuple[float, str]] = field(factory=lambda: deque(maxlen=MAX_MARKS))
+    begins: list[float] = field(factory=list)
+    states: list[str] = field(factory=list)
+    marks: deque[tuple[float, str]] = field(factory=deque, converter=_newest_marks)
     launch: str = ""
     """What the server said of its last launch: Slurm's job and its state, among others."""
     clock: int = 0
@@ -87,32 +75,32 @@ class Timeline:
     @property
     def state(self) -> str:
         """The newest; empty before the first."""
-        return STATES[self.states[-1]] if self.states else ""
+        return self.states[-1] if self.states else ""
 
     def enter(self, t: float, state: str) -> None:
         """A state begins."""
         if state == self.state:
             return
         if self.begins and t <= self.begins[-1]:  # no time has passed in the one before
-            self.states[-1] = STATES.index(state)
+            self.states[-1] = state
             if len(self.states) > 1 and self.states[-1] == self.states[-2]:
                 del self.states[-1], self.begins[-1]
         else:
             self.begins.append(t)
-            self.states.append(STATES.index(state))
+            self.states.append(state)
         self.clock += 1
         if len(self.begins) > MAX_SEGMENTS:
             self._coarsen()
 
     def segments(self) -> list[tuple[float, str]]:
         """All of them."""
-        return [(t, STATES[state]) for t, state in zip(self.begins, self.states, strict=True)]
+        return list(zip(self.begins, self.states, strict=True))
 
     def _coarsen(self) -> None:
         """Join the older half in pairs, under the state of the longer one of each."""
         self.generation += 1
         half = len(self.begins) // 4 * 2
-        begins, states = array("d"), bytearray()
+        begins, states = list[float](), list[str]()
         for at in range(0, half, 2):
             middle, end = self.begins[at + 1], self.begins[at + 2]
             longer = at if middle - self.begins[at] >= end - middle else at + 1
@@ -127,8 +115,8 @@ class Timeline:
 class Samples:
     """Bytes over time, from the notes "traffic". At `MAX_SAMPLES` every second one is left out."""
 
-    columns: dict[str, array[float]] = field(
-        factory=lambda: {name: array("d") for name in ("t", *SAMPLED)}
+    columns: dict[str, list[float]] = field(
+        factory=lambda: {name: list[float]() for name in ("t", *SAMPLED)}
     )
     clock: int = 0
     _every: int = 1
@@ -160,8 +148,8 @@ class History:
     rounds: RoundSeries = field(factory=RoundSeries)
     timelines: dict[str, Timeline] = field(factory=dict)
     bytes: Samples = field(factory=Samples)
-    held_out: dict[tuple[int, str, str], Evaluation] = field(factory=dict)
-    window: RoundWindow = field(factory=RoundWindow)
+    held_out: dict[str, Evaluation] = field(factory=dict)
+    """The newest of each version on each data."""
     relays: dict[str, list[int]] = field(factory=dict)
     """Of a relay, by server: connections open, accepted, bytes up and down of ended ones."""
     job: str = ""
@@ -184,7 +172,6 @@ class History:
             self.begins_at = run.node.last_t
         kind = line.get("type")
         try:
-            self.window.apply(line, run)
             handler = _HANDLERS.get(str(kind))
             if handler is not None:
                 handler(self, line, run)
@@ -193,29 +180,30 @@ class History:
         finally:
             self._version = run.ps.version
         peer = line.get("peer")
-        if kind in {"node_started", "node_ended", SO_FAR}:
-            self._follow(run.clients.values(), run.node.last_t)
+        if kind in {"node_started", "node_ended", segments.SO_FAR}:
+            self._follow(run.clients.values(), run)
         elif isinstance(peer, str) and (client := run.clients.get(peer)) is not None:
-            self._follow((client,), run.node.last_t)
+            self._follow((client,), run)
         elif isinstance(peer, str):  # it was refused: its place is for others
             self.timelines.pop(peer, None)
 
     def add_evaluation(self, one: Evaluation) -> None:
         """Keep a held-out loss; of one version on the same data the last counts."""
-        self.held_out[one.version, one.data, one.of] = one
+        self.held_out[f"{one.version} {one.of} {one.data}"] = one
         while len(self.held_out) > MAX_EVALUATIONS:
             del self.held_out[next(iter(self.held_out))]
 
-    def _follow(self, clients: Iterable[ClientState], t: float) -> None:
+    def _follow(self, clients: Iterable[ClientState], run: RunState) -> None:
+        late = run.ps.window.late
         for client in clients:
             line = self.timeline(client.name)
             if line is not None:
                 state = _STATE_OF.get(client.doing, "fetching")
-                if state == "training" and client.name in self.window.late:
+                if state == "training" and client.name in late:
                     state = "late"
                 elif state in {"training", "sending"} and client.hangs:
                     state = "hangs"
-                line.enter(t, state)
+                line.enter(run.node.last_t, state)
 
     def timeline(self, name: str) -> Timeline | None:
         """The client's; None for those beyond `MAX_CLIENTS`."""
@@ -231,6 +219,13 @@ class History:
             line.clock += 1
 
     # --- the lines ---
+
+    def _so_far(self, line: Line, run: RunState) -> None:
+        if self.lines > 1:  # the lines before it were read, too
+            return
+        found = segments.restored(History, line["history"])
+        for each in fields(History):
+            setattr(self, each.name, getattr(found, each.name))
 
     def _arrived(self, line: Line, run: RunState) -> None:
         # `RunState` has just told what this hello was.
@@ -292,12 +287,10 @@ class History:
             tokens=ps.tokens,
             loss=sum(losses) / len(losses) if losses else None,
             cosine=float(cosine) if isinstance(cosine, int | float) else None,
-            merged=self.window.merged,
+            merged=ps.window.merged,
         )
-        self._follow(
-            (run.clients[name] for name in self.window.late if name in run.clients),
-            run.node.last_t,
-        )
+        late = (run.clients[name] for name in ps.window.late if name in run.clients)
+        self._follow(late, run)
 
     def _recovered(self, line: Line, run: RunState) -> None:
         # A restart goes on with the open round: its deltas are pending, and are not stored again.
@@ -326,7 +319,7 @@ class History:
         newest = max(run.split_server.round, 0)
         self.rounds.add(name, min(int(number), newest), loss=_finite(line["loss"]))
         if name in run.clients:
-            self._follow((run.clients[name],), run.node.last_t)
+            self._follow((run.clients[name],), run)
 
     def _round_done(self, line: Line, run: RunState) -> None:
         number = min(int(line["round"]), max(run.split_server.round, 0))
@@ -363,6 +356,7 @@ def _finite(value: Any) -> float | None:
 
 
 _HANDLERS: dict[str, Any] = {
+    segments.SO_FAR: History._so_far,  # noqa: SLF001
     "node_started": History._started,  # noqa: SLF001
     "client_hello": History._arrived,  # noqa: SLF001
     "admit_split": History._arrived,  # noqa: SLF001
@@ -380,3 +374,17 @@ _HANDLERS: dict[str, Any] = {
     "connection_ended": History._disconnected,  # noqa: SLF001
 }
 """Journal line -> what it changes."""
+
+
+@mutable
+class Course:
+    """A node's state and its history: what a note so_far has of the lines before it."""
+
+    state: RunState = field(factory=RunState)
+    history: History = field(factory=History)
+
+    def apply(self, line: Line) -> list[News]:
+        """Take one line; returns its news."""
+        news = self.state.apply(line)
+        self.history.apply(line, self.state)
+        return news

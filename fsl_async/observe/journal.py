@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fsl_async.files.private_files import FILE_MODE, make_folder
 from fsl_async.observe import segments
+from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import body_of, encode, line_of, note_body, read_line
-from fsl_async.observe.run_state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ class JournalWriter:
         self,
         path: Path,
         clock: Callable[[], float] = time.time,
-        sum_up: Callable[[], segments.Sum] | None = RunState,
+        sum_up: Callable[[], segments.Sum] | None = Course,
     ) -> None:
         self.path = path
         self._sum_up = sum_up

@@ -9,7 +9,6 @@ whatever the length of the run.
 from __future__ import annotations
 
 import math
-from array import array
 from typing import Any, TypeAlias
 
 from attrs import field, mutable
@@ -24,11 +23,13 @@ OF_CLIENT = ("loss", "tokens", "raw", "coded")
 OF_RUN = ("t", "tokens", "loss", "cosine", "merged")
 """Columns of a node: when the round ended, tokens merged until then, mean loss of its deltas, mean
 cosine between them, number of merged deltas."""
-_SUMS = frozenset({"raw", "coded", "tokens", "merged"})
+_COUNT = "losses"
+"""Also of a client: the number of losses in the mean."""
+_SUMS = frozenset({"raw", "coded", "tokens", "merged", _COUNT})
 _LAST = frozenset({"t"})
 _NONE = float("nan")
 
-Columns: TypeAlias = "dict[str, array[float]]"
+Columns: TypeAlias = dict[str, list[float]]
 
 
 @mutable
@@ -38,11 +39,9 @@ class RoundSeries:
     first: int = 0
     every: int = 1
     clock: int = 0
-    changed: array[int] = field(factory=lambda: array("q"))
+    changed: list[int] = field(factory=list)
     run: Columns = field(factory=lambda: _columns(OF_RUN, 0))
     clients: dict[str, Columns] = field(factory=dict)
-    _means: dict[tuple[str, int], tuple[float, int]] = field(factory=dict)
-    """Sum and number of the losses in the newest buckets, by client and bucket."""
 
     def __len__(self) -> int:
         return len(self.changed)
@@ -54,12 +53,10 @@ class RoundSeries:
         if at is None or columns is None:
             return
         if loss is not None and math.isfinite(loss):
-            key = (client, self.first + at)
-            total, count = self._means.get(key, (0.0, 0))
-            self._means[key] = total + loss, count + 1
-            columns["loss"][at] = (total + loss) / (count + 1)
-            while len(self._means) > 4 * MAX_CLIENTS:
-                del self._means[next(iter(self._means))]
+            count = 0.0 if math.isnan(columns[_COUNT][at]) else columns[_COUNT][at]
+            before = columns["loss"][at] if count else 0.0
+            columns["loss"][at] = before + (loss - before) / (count + 1)
+            columns[_COUNT][at] = count + 1
         for name, value in sums.items():
             before = columns[name][at]
             columns[name][at] = value if math.isnan(before) else before + value
@@ -87,7 +84,6 @@ class RoundSeries:
             for column in columns.values():
                 del column[at:]
         del self.changed[at:]
-        self._means.clear()
         self.clock += 1
         if self.changed:
             self.changed[-1] = self.clock
@@ -124,7 +120,7 @@ class RoundSeries:
     def _of(self, client: str) -> Columns | None:
         found = self.clients.get(client)
         if found is None and len(self.clients) < MAX_CLIENTS:
-            found = self.clients[client] = _columns(OF_CLIENT, len(self))
+            found = self.clients[client] = _columns((*OF_CLIENT, _COUNT), len(self))
         return found
 
     def _halve(self) -> None:
@@ -135,16 +131,15 @@ class RoundSeries:
                 is_sum = name in _SUMS and (columns is not self.run or name == "merged")
                 columns[name] = _paired(column, odd, is_sum=is_sum, name=name)
         self.first, self.clock = first, self.clock + 1
-        self.changed = array("q", [self.clock]) * len(self.run["t"])
-        self._means.clear()
+        self.changed = [self.clock] * len(self.run["t"])
 
 
 def _columns(names: tuple[str, ...], length: int) -> Columns:
-    return {name: array("d", [_NONE]) * length for name in names}
+    return {name: [_NONE] * length for name in names}
 
 
-def _paired(column: array[float], odd: int, *, is_sum: bool, name: str) -> array[float]:
-    made = array("d")
+def _paired(column: list[float], odd: int, *, is_sum: bool, name: str) -> list[float]:
+    made = list[float]()
     padded = [*([_NONE] * odd), *column]
     for at in range(0, len(padded), 2):
         known = [value for value in padded[at : at + 2] if not math.isnan(value)]
@@ -159,7 +154,7 @@ def _paired(column: array[float], odd: int, *, is_sum: bool, name: str) -> array
     return made
 
 
-def plain(column: array[float], begin: int = 0) -> list[float | None]:
+def plain(column: list[float], begin: int = 0) -> list[float | None]:
     """Values for JSON from bucket `begin` on, with 6 digits; None is a gap."""
     return [None if math.isnan(value) else float(f"{value:.6g}") for value in column[begin:]]
 
@@ -183,4 +178,4 @@ def as_dict(series: RoundSeries, since: int = 0) -> dict[str, Any]:
 
 def of_client(series: RoundSeries, name: str, begin: int) -> dict[str, list[float | None]]:
     """A client's columns from bucket `begin` on, for JSON."""
-    return {key: plain(column, begin) for key, column in series.clients[name].items()}
+    return {key: plain(series.clients[name][key], begin) for key in OF_CLIENT}

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import asdict, field, fields, mutable
@@ -91,15 +91,15 @@ class RunState(Run):
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns its news, which `news` keeps too."""
         self.account.apply(line)
-        handler = _HANDLERS.get(str(line.get("type")))
+        handlers = _HANDLERS.get(str(line.get("type")), ())
         stamp = line.get("t")
         if isinstance(stamp, int | float):
             self.node.last_t = float(stamp)
-        if handler is not None:
-            try:
+        try:
+            for handler in handlers:
                 handler(self, line)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                self.lines_odd += 1  # of another release, or not ours
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.lines_odd += 1  # of another release, or not ours
         return self.take_news()
 
     # --- what follows from the figures ---
@@ -185,6 +185,7 @@ def _ended(run: RunState, line: Line) -> None:
     node.ended_at = node.last_t
     node.count_garbage(line)
     run.ps.next_sync_at = None
+    run.ps.window.restart()
     for client in run.clients.values():
         if client.connected:
             client.connected, client.doing = False, "done"
@@ -246,10 +247,7 @@ def _of_groups(change: Callable[[GroupFigures, Line], None]) -> Handler:
     return lambda run, line: change(run.groups, line)
 
 
-_HANDLERS: dict[str, Handler] = {
-    **client_lines.HANDLERS,
-    **{kind: _of_ps(name) for kind, name in LINES.items()},
-    **{kind: _of_groups(change) for kind, change in groups.LINES.items()},
+_OWN: dict[str, Handler] = {
     segments.SO_FAR: _so_far,
     "node_started": _started,
     "node_ended": _ended,
@@ -263,3 +261,13 @@ _HANDLERS: dict[str, Handler] = {
     "leaving": _leaving,
     "rebased": _rebased,
 }
+_TABLES: tuple[Mapping[str, Handler], ...] = (
+    client_lines.HANDLERS,
+    {kind: _of_ps(name) for kind, name in LINES.items()},
+    {kind: _of_groups(change) for kind, change in groups.LINES.items()},
+    _OWN,
+)
+_HANDLERS = {
+    kind: tuple(table[kind] for table in _TABLES if kind in table) for kind in set().union(*_TABLES)
+}
+"""Type of a line -> what takes it, in order."""

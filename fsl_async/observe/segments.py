@@ -3,7 +3,7 @@
 `journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N
 counting from 1; its successor's first line is a note
 
-    so_far    state: the sum of all lines before it, as a `RunState` has it
+    so_far    state, history: the sum of all lines before it, as a `Course` has it
 
 So `fsl-node status` reads the newest segment only. KEPT older ones stay, for people and for the
 report of a storm; those before them are deleted. The audit needs of them the keys of acknowledged
@@ -49,7 +49,7 @@ _converter.register_unstructure_hook(
 
 
 class Sum(Protocol):
-    """Adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
+    """Adds the lines of a journal up: an attrs object, whose fields the note so_far has."""
 
     def apply(self, line: Mapping[str, Any], /) -> object:
         """Take one line; a note so_far replaces all before it."""
@@ -60,25 +60,25 @@ class Sum(Protocol):
 class Total:
     """What the next segment keeps of those before it."""
 
-    state: Sum
+    sum: Sum
     acknowledged: dict[str, None] = field(factory=dict)
     """Keys of deltas, of the lines that were added."""
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take lines, in order."""
         for line in lines:
-            self.state.apply(line)
+            self.sum.apply(line)
             key = acknowledged_key(line)
             if key is not None:
                 self.acknowledged[key] = None
 
     def as_fields(self) -> dict[str, Any]:
         """Of the note so_far."""
-        return {"state": _converter.unstructure(self.state)}
+        return dict(_converter.unstructure(self.sum))
 
 
 def restored(kind: type[_T], found: Any) -> _T:
-    """The state in a note so_far. Raises KeyError, TypeError, ValueError or AttributeError."""
+    """A part of a note so_far. Raises KeyError, TypeError, ValueError or AttributeError."""
     return _converter.structure(found, kind)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.history import STATES, History, Timeline
+from fsl_async.observe.history import History, Timeline
 from fsl_async.observe.round_series import as_dict, of_client
 
 CLIENTS_A_PART = 8
@@ -33,17 +33,12 @@ class Cursor:
     """What one page has of one node."""
 
     node: int
-    _epoch: int = -1
     _rounds: int = 0
     _bytes: int = -1
     _places: dict[str, _Place] = field(factory=dict)
 
-    def parts(self, history: History, epoch: int) -> Iterator[dict[str, Any]]:
-        """Messages, in order. The first may order the page to forget all that it has."""
-        if epoch != self._epoch:
-            self._epoch, self._rounds, self._bytes = epoch, 0, -1
-            self._places.clear()
-            yield {"node": self.node, "reset": True}
+    def parts(self, history: History) -> Iterator[dict[str, Any]]:
+        """Messages, in order."""
         series = history.rounds
         if series.clock != self._rounds:
             found = as_dict(series, self._rounds)
@@ -88,6 +83,6 @@ class Cursor:
         return {
             "begin": begin,
             "t": [round(t, 2) for t in line.begins[begin:]],
-            "states": [STATES[state] for state in line.states[begin:]],
+            "states": line.states[begin:],
             "marks": [[round(t, 2), what] for t, what in line.marks],
         }

@@ -16,9 +16,11 @@ from fsl_async.errors import printable
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.evaluations import Evaluation, line_of, newest
 from fsl_async.observe.history import History, Timeline
-from fsl_async.observe.run_state import PS, SPLIT_SERVER, RunState
+from fsl_async.observe.liveness import alive_words
+from fsl_async.observe.run_state import PS, SPLIT_SERVER
 from fsl_async.observe.table import header
 from fsl_async.roles.phrasing import megabytes
+from fsl_async.tools.control_room.watched import WatchedNode
 
 MAX_SITES = 400
 """Rows of the table: names come from the network."""
@@ -74,22 +76,14 @@ def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
 
-def node(
-    number_of: int,
-    title: str,
-    state: RunState,
-    history: History,
-    *,
-    now: float,
-    alive: str,
-    loading: float | None,
-    audit: Mapping[str, Any],
-    evaluations: Iterable[Evaluation],
-) -> dict[str, Any]:
+def node(number_of: int, watched: WatchedNode, now: float) -> dict[str, Any]:
     """All that is not a course over time."""
+    state, history = watched.state, watched.history
+    title = state.node.run or state.node.name or watched.folder.name
+    goes_on_from = f"version {state.ps.version}" if state.ps.version >= 0 else "the beginning"
     role = state.node.role
     found = history.bytes.columns
-    held_out = newest(state.ps.version, history.held_out.values(), evaluations)
+    held_out = newest(state.ps.version, history.held_out.values(), watched.evaluations)
     names = sorted(state.clients, key=lambda name: (not state.clients[name].connected, name))
     shown = sorted(names[:MAX_SITES])
     return {
@@ -99,7 +93,7 @@ def node(
         "role_words": ROLES.get(role, role or "starting"),
         "run": state.node.run,
         "header": _text(header(state, now)) if role in {PS, SPLIT_SERVER, "client"} else "",
-        "alive": _text(alive),
+        "alive": _text(alive_words(state.node, now, goes_on_from)),
         "ended": state.node.ended_at is not None,
         "phase": state.node.phase,
         "version": state.ps.version if role == PS else state.split_server.round,
@@ -112,7 +106,7 @@ def node(
         "begins_at": state.node.started_at or history.begins_at or state.node.last_t,
         "last_t": state.node.last_t,
         "next_sync_at": state.ps.next_sync_at if state.node.ended_at is None else None,
-        "window": history.window.as_dict() if role == PS else None,
+        "window": state.ps.window.as_dict() if role == PS else None,
         "sites": [site(state.clients[name], history.timelines.get(name)) for name in shown],
         "hidden": len(names) - len(shown),
         "groups": state.groups.words(),
@@ -136,8 +130,8 @@ def node(
             {"t": one.t, "text": _text(one.text), "level": one.level}
             for one in list(state.news)[-_NEWS:]
         ],
-        "loading": loading,
-        "audit": audit_words(audit),
+        "loading": watched.is_loading,
+        "audit": audit_words(watched.audit),
     }
 
 
