@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from fsl_async.observe import segments
-from fsl_async.observe.run_state import RunState
+from fsl_async.observe.history import Course
 
 BEGIN = 1_790_000_000.0
 ROUND_S = 60.0
@@ -167,10 +167,10 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
     """Write a journal of `size` bytes; returns the number of rounds."""
     folder.mkdir(parents=True)
     path = folder / "journal.jsonl"
-    state = RunState()
+    course = Course()
     text = beginning(rounds)
     for line in text.splitlines():
-        state.apply(json.loads(line))
+        course.apply(json.loads(line))
     file = path.open("w")
     written = here = file.write(text)
     number = segment = 0
@@ -181,13 +181,13 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
         number += 1
         if here >= segments.SEGMENT_BYTES and written < size:
             for line in text.splitlines():  # the sum: of the last round, and what only grows
-                state.apply(json.loads(line))
-            state.ps.tokens = 65536 * len(rounds.names) * number
+                course.apply(json.loads(line))
+            course.state.ps.tokens = 65536 * len(rounds.names) * number
             segment += 1
             file.close()
             path.rename(folder / f"journal.{segment}.jsonl")
             file = path.open("w")
-            sum_of = segments.Total(state).as_fields()
+            sum_of = segments.Total(course).as_fields()
             head = {"n": rounds.n, "t": BEGIN + ROUND_S * number, "now": 0.0, "kind": "note"}
             here = file.write(
                 json.dumps({**head, "type": "so_far", "cause": None, **sum_of}) + "\n"

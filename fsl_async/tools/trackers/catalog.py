@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
 
 from attrs import field, frozen
 
@@ -88,21 +90,46 @@ def clients_of(state: RunState) -> list[ClientState]:
 # --- how figures are read ---
 
 
-def _one(read: Callable[[RunState], float | None]) -> Read:
-    return lambda reading: [((), read(reading.state))]
+_Value = str | Callable[[Any], float | None]
+"""Of a state or a client: the path of the field that has it, or a function."""
 
 
-def _each(read: Callable[[ClientState], float | None], *, here: bool = False) -> Read:
-    """Of each client; here: only of those that are connected."""
-    return lambda reading: [
-        ((client.name,), read(client))
-        for client in clients_of(reading.state)
-        if client.connected or not here
-    ]
+def _reader(value: _Value) -> Callable[[Any], float | None]:
+    return attrgetter(value) if isinstance(value, str) else value
 
 
-def _both_ways(up: Callable[[RunState], float], down: Callable[[RunState], float]) -> Read:
-    return lambda reading: [(("up",), up(reading.state)), (("down",), down(reading.state))]
+def _one(
+    name: str, help_: str, value: _Value, series: str = "", roles: tuple[str, ...] = (PS,)
+) -> Figure:
+    """A figure of a run's state, without labels."""
+    read = _reader(value)
+    return Figure(name, help_, lambda reading: [((), read(reading.state))], (), series, roles)
+
+
+def _each(
+    name: str,
+    help_: str,
+    value: _Value,
+    series: str = "",
+    roles: tuple[str, ...] = (PS,),
+    *,
+    here: bool = False,
+) -> Figure:
+    """A figure of each client; here: only of those that are connected."""
+    read_one = _reader(value)
+
+    def read(reading: Reading) -> Iterator[tuple[tuple[str, ...], float | None]]:
+        for client in clients_of(reading.state):
+            if client.connected or not here:
+                yield (client.name,), read_one(client)
+
+    named = f"client_{series}/{{client}}" if series else ""
+    return Figure(f"fsl_client_{name}", help_, read, ("client",), named, roles)
+
+
+def _both_ways(up: str, down: str) -> Read:
+    ways = (("up", attrgetter(up)), ("down", attrgetter(down)))
+    return lambda reading: [((name,), read(reading.state)) for name, read in ways]
 
 
 def _info(reading: Reading) -> Iterator[Sample]:
@@ -133,9 +160,9 @@ def _sockets(reading: Reading) -> Iterator[Sample]:
     yield from (((direction,), float(found.get(direction, 0))) for direction in ("up", "down"))
 
 
-def _held_out(read: Callable[[Evaluation], float | None]) -> Read:
+def _held_out(field_: str) -> Read:
     return lambda reading: [
-        ((one.data, one.of), read(one)) for one in reading.evaluations[:MAX_DATA]
+        ((one.data, one.of), getattr(one, field_)) for one in reading.evaluations[:MAX_DATA]
     ]
 
 
@@ -144,8 +171,8 @@ def _speed(state: RunState) -> float | None:
     return math.fsum(speeds) if speeds else None
 
 
-def _sum(read: Callable[[ClientState], float]) -> Callable[[RunState], float]:
-    return lambda state: sum(map(read, state.clients.values()))
+def _sum(name: str) -> Callable[[RunState], float]:
+    return lambda state: sum(getattr(one, name) for one in state.clients.values())
 
 
 def _loss(client: ClientState) -> float | None:
@@ -153,16 +180,23 @@ def _loss(client: ClientState) -> float | None:
     return None if client.returning else client.loss
 
 
-def _ms(value: float | None) -> float | None:
-    return None if value is None else value / 1000
+def _lag_s(client: ClientState) -> float | None:
+    return None if client.lag_p99_ms is None else client.lag_p99_ms / 1000
 
 
-def _is_known(version: int) -> float | None:
-    return version if version >= 0 else None
+def _version(path: str) -> Callable[[Any], float | None]:
+    """A version or a round: -1 is none."""
+    read = attrgetter(path)
+    return lambda found: version if (version := read(found)) >= 0 else None
 
 
-def _in_groups(read: Callable[[RunState], float | None]) -> Read:
-    return _one(lambda state: read(state) if state.groups.is_on else None)
+def _unless_0(path: str) -> Callable[[Any], float | None]:
+    read = attrgetter(path)
+    return lambda found: read(found) or None
+
+
+def _in_groups(read: Callable[[RunState], float | None]) -> Callable[[RunState], float | None]:
+    return lambda state: read(state) if state.groups.is_on else None
 
 
 CATALOG: tuple[Figure, ...] = (
@@ -176,124 +210,107 @@ CATALOG: tuple[Figure, ...] = (
         lambda reading: [((), float(reading.up))], roles=_ALL,
     ),
     Figure("fsl_node_phase", "1 for what it does now.", _phase, ("phase",), roles=_SERVERS),
-    Figure(
-        "fsl_node_starts_total", "Processes that wrote this journal.",
-        _one(lambda s: s.node.starts), roles=_ALL,
-    ),
-    Figure(
+    _one("fsl_node_starts_total", "Processes that wrote this journal.", "node.starts", "", _ALL),
+    _one(
         "fsl_node_last_line_timestamp_seconds", "Time of the journal's newest line.",
-        _one(lambda s: s.node.last_t or None), roles=_ALL,
+        _unless_0("node.last_t"), "", _ALL,
     ),
-    Figure(
+    _one(
         "fsl_node_unreadable_messages_total",
         "Connections and messages refused by their key, or not of this program.",
-        _one(lambda s: s.node.garbage), series="node/unreadable_messages", roles=_SERVERS,
+        "node.garbage", "node/unreadable_messages", _SERVERS,
     ),
-    Figure(
+    _one(
         "fsl_alarms_total",
         "Damage, deltas that are lost or diverged, versions that are gone, digests that differ.",
-        _one(lambda s: s.ps.alarms), series="alarms",
+        "ps.alarms", "alarms",
     ),
     # --- rounds and versions ---
-    Figure("fsl_version", "The newest version.", _one(lambda s: _is_known(s.ps.version))),
-    Figure(
+    _one("fsl_version", "The newest version.", _version("ps.version")),
+    _one(
         "fsl_loss", "Mean loss of the clients in the newest version, where sites report it.",
-        _one(lambda s: s.ps.loss), series="loss/mean",
+        "ps.loss", "loss/mean",
     ),
     Figure(
         "fsl_held_out_loss", "Held-out loss; data is empty where a client evaluated its own.",
-        _held_out(lambda one: one.loss), ("data", "of"),
+        _held_out("loss"), ("data", "of"),
     ),
     Figure(
         "fsl_held_out_version", "The version that the held-out loss is of.",
-        _held_out(lambda one: one.version), ("data", "of"),
+        _held_out("version"), ("data", "of"),
     ),
-    Figure(
-        "fsl_merged_tokens_total", "Tokens in the newest version.",
-        _one(lambda s: s.ps.tokens), series="tokens/merged",
-    ),
-    Figure(
+    _one("fsl_merged_tokens_total", "Tokens in the newest version.", "ps.tokens", "tokens/merged"),
+    _one(
         "fsl_tokens_per_second", "Tokens trained, all connected clients.",
-        _one(_speed), series="tokens/per_second",
+        _speed, "tokens/per_second",
     ),
-    Figure(
+    _one(
         "fsl_merged_deltas_total", "Deltas in the newest version and those before.",
-        _one(lambda s: s.ps.deltas_merged), series="deltas/merged",
+        "ps.deltas_merged", "deltas/merged",
     ),
-    Figure(
-        "fsl_pending_deltas", "Acknowledged and not merged yet.", _one(lambda s: s.ps.pending),
-    ),
-    Figure(
+    _one("fsl_pending_deltas", "Acknowledged and not merged yet.", "ps.pending"),
+    _one(
         "fsl_held_deltas", "Held back until an operator decides.",
-        _one(lambda s: len(s.ps.held)), series="deltas/held",
+        lambda state: len(state.ps.held), "deltas/held",
     ),
-    Figure(
-        "fsl_called_clients_total", "Clients called, summed over merged rounds.",
-        _one(lambda s: s.ps.called),
+    _one("fsl_called_clients_total", "Clients called, summed over merged rounds.", "ps.called"),
+    _one(
+        "fsl_answered_clients_total", "Of these, those whose delta came in time.", "ps.answered",
     ),
-    Figure(
-        "fsl_answered_clients_total", "Of these, those whose delta came in time.",
-        _one(lambda s: s.ps.answered),
-    ),
-    Figure(
+    _one(
         "fsl_participation_ratio", "Answered over called, 0 to 1, whole run.",
-        _one(lambda s: s.ps.participation), series="participation/called",
+        "ps.participation", "participation/called",
     ),
-    Figure(
+    _one(
         "fsl_participation_alive_ratio", "Answered over those still here at the merge.",
-        _one(lambda s: s.ps.participation_alive), series="participation/alive",
+        "ps.participation_alive", "participation/alive",
     ),
-    Figure(
+    _one(
         "fsl_delta_cosine", "Mean cosine between the deltas of the newest round that has one.",
-        _one(lambda s: s.ps.cosines[-1] if s.ps.cosines else None), series="cosine",
+        lambda state: state.ps.cosines[-1] if state.ps.cosines else None, "cosine",
     ),
-    Figure(
+    _one(
         "fsl_delta_staleness_versions", "Mean staleness of the deltas in the newest version.",
-        _one(lambda s: s.ps.staleness_mean), series="staleness/mean",
+        "ps.staleness_mean", "staleness/mean",
     ),
-    Figure(
+    _one(
         "fsl_delta_staleness_max_versions", "The largest staleness of these.",
-        _one(lambda s: s.ps.staleness_max), series="staleness/max",
+        "ps.staleness_max", "staleness/max",
     ),
-    Figure(
-        "fsl_sync_interval_seconds", "Planned time between syncs.",
-        _one(lambda s: s.ps.every_s or None),
-    ),
-    Figure(
+    _one("fsl_sync_interval_seconds", "Planned time between syncs.", _unless_0("ps.every_s")),
+    _one(
         "fsl_next_sync_timestamp_seconds", "When clients are called next, seconds since 1970.",
-        _one(lambda s: s.ps.next_sync_at),
+        "ps.next_sync_at",
     ),
-    Figure("fsl_model_values", "Values that are exchanged.", _one(lambda s: s.ps.values or None)),
-    Figure(
+    _one("fsl_model_values", "Values that are exchanged.", _unless_0("ps.values")),
+    _one(
         "fsl_global_round", "Of the global weights held, in a run of groups.",
-        _in_groups(lambda s: _is_known(s.groups.round)), series="groups/global_round",
+        _in_groups(_version("groups.round")), "groups/global_round",
     ),
-    Figure(
+    _one(
         "fsl_global_attempts_failed_total", "Attempts at a global round that failed here.",
-        _in_groups(lambda s: s.groups.failed), series="groups/attempts_failed",
+        _in_groups(attrgetter("groups.failed")), "groups/attempts_failed",
     ),
-    Figure(
+    _one(
         "fsl_split_round", "The newest round of split learning.",
-        _one(lambda s: _is_known(s.split_server.round)), roles=(SPLIT_SERVER,),
+        _version("split_server.round"), "", (SPLIT_SERVER,),
     ),
-    Figure(
+    _one(
         "fsl_split_loss", "Loss of the newest upload.",
-        _one(lambda s: s.split_server.loss), series="loss/newest", roles=(SPLIT_SERVER,),
+        "split_server.loss", "loss/newest", (SPLIT_SERVER,),
     ),
-    Figure(
+    _one(
         "fsl_site_version", "The version that this client trains from.",
-        _one(lambda s: _is_known(s.site.version)), roles=(CLIENT,),
+        _version("site.version"), "", (CLIENT,),
     ),
     # --- bytes; directions are seen from the clients ---
     Figure(
         "fsl_transfer_raw_bytes_total", "Deltas up and versions down, as they are in fp32.",
-        _both_ways(lambda s: s.ps.up.raw, lambda s: s.ps.down.raw), ("direction",),
-        "bytes/{direction}_raw",
+        _both_ways("ps.up.raw", "ps.down.raw"), ("direction",), "bytes/{direction}_raw",
     ),
     Figure(
         "fsl_transfer_sent_bytes_total", "The same as they were sent.",
-        _both_ways(lambda s: s.ps.up.sent, lambda s: s.ps.down.sent), ("direction",),
-        "bytes/{direction}_sent",
+        _both_ways("ps.up.sent", "ps.down.sent"), ("direction",), "bytes/{direction}_sent",
     ),
     Figure(
         "fsl_payload_bytes_total", "Values in their number format, by what they are.",
@@ -310,112 +327,70 @@ CATALOG: tuple[Figure, ...] = (
     # --- clients ---
     Figure("fsl_clients", "Clients by what they do.", _doing, ("state",), "clients/{state}",
            _SERVERS),
-    Figure(
+    _one(
         "fsl_clients_unlisted", f"Clients beyond {MAX_CLIENTS}, which have no labels.",
-        _one(lambda s: max(0, len(s.clients) - MAX_CLIENTS)), roles=_SERVERS,
+        lambda state: max(0, len(state.clients) - MAX_CLIENTS), "", _SERVERS,
     ),
-    Figure(
+    _one(
         "fsl_relaunches_total", "Clients that came back as a new process.",
-        _one(lambda s: s.relaunches), series="clients/relaunches", roles=_SERVERS,
+        "relaunches", "clients/relaunches", _SERVERS,
     ),
-    Figure(
+    _one(
         "fsl_quarantined_deltas_total", "Deltas kept out for good, all clients.",
-        _one(_sum(lambda c: c.deltas_quarantined)), series="deltas/quarantined",
+        _sum("deltas_quarantined"), "deltas/quarantined",
     ),
-    Figure(
+    _one(
         "fsl_clipped_deltas_total", "Deltas merged as if they were shorter, all clients.",
-        _one(_sum(lambda c: c.deltas_clipped)), series="deltas/clipped",
+        _sum("deltas_clipped"), "deltas/clipped",
     ),
-    Figure(
-        "fsl_client_connected", "1 while it has a session.",
-        _each(lambda c: c.connected), ("client",), roles=_SERVERS,
+    _each("connected", "1 while it has a session.", "connected", "", _SERVERS),
+    _each("hung", "1 while its training makes no step.", "hangs", "", _SERVERS, here=True),
+    _each(
+        "trouble", "1 while it reports that training goes wrong.",
+        lambda client: bool(client.trouble), "", _SERVERS, here=True,
     ),
-    Figure(
-        "fsl_client_hung", "1 while its training makes no step.",
-        _each(lambda c: c.hangs, here=True), ("client",), roles=_SERVERS,
+    _each(
+        "last_seen_timestamp_seconds", "Its newest message, seconds since 1970.",
+        _unless_0("last_seen"), "", _SERVERS,
     ),
-    Figure(
-        "fsl_client_trouble", "1 while it reports that training goes wrong.",
-        _each(lambda c: bool(c.trouble), here=True), ("client",), roles=_SERVERS,
+    _each(
+        "loss", "Its newest loss, where its site reports it.", _loss, "loss", _SERVERS, here=True,
     ),
-    Figure(
-        "fsl_client_last_seen_timestamp_seconds", "Its newest message, seconds since 1970.",
-        _each(lambda c: c.last_seen or None), ("client",), roles=_SERVERS,
+    _each("version", "The version that it trains from.", _version("version"), here=True),
+    _each("steps", "Steps of its present process.", "step", "", _SERVERS, here=True),
+    _each("tokens_total", "Tokens that it trained, all its processes.", "tokens", "tokens"),
+    _each(
+        "tokens_per_second", "Its speed, by its newest heartbeat.",
+        "tokens_per_s", "tokens_per_second", here=True,
     ),
-    Figure(
-        "fsl_client_loss", "Its newest loss, where its site reports it.",
-        _each(_loss, here=True), ("client",), "client_loss/{client}", _SERVERS,
+    _each("merged_deltas_total", "Its deltas in versions.", "deltas_merged"),
+    _each("refused_deltas_total", "Its deltas that were declined.", "deltas_refused"),
+    _each("quarantined_deltas_total", "Its deltas kept out for good.", "deltas_quarantined"),
+    _each("clipped_deltas_total", "Its deltas merged as if they were shorter.", "deltas_clipped"),
+    _each(
+        "uploads_total", "Its uploads that the split server trained.",
+        "uploads", "uploads", (SPLIT_SERVER,),
     ),
-    Figure(
-        "fsl_client_version", "The version that it trains from.",
-        _each(lambda c: _is_known(c.version), here=True), ("client",),
+    _each(
+        "left_out_steps_total", "Steps of split learning that came to nothing.",
+        "left_out", "", (SPLIT_SERVER,),
     ),
-    Figure(
-        "fsl_client_steps", "Steps of its present process.",
-        _each(lambda c: c.step, here=True), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_tokens_total", "Tokens that it trained, all its processes.",
-        _each(lambda c: c.tokens), ("client",), "client_tokens/{client}",
-    ),
-    Figure(
-        "fsl_client_tokens_per_second", "Its speed, by its newest heartbeat.",
-        _each(lambda c: c.tokens_per_s, here=True), ("client",),
-        "client_tokens_per_second/{client}",
-    ),
-    Figure(
-        "fsl_client_merged_deltas_total", "Its deltas in versions.",
-        _each(lambda c: c.deltas_merged), ("client",),
-    ),
-    Figure(
-        "fsl_client_refused_deltas_total", "Its deltas that were declined.",
-        _each(lambda c: c.deltas_refused), ("client",),
-    ),
-    Figure(
-        "fsl_client_quarantined_deltas_total", "Its deltas kept out for good.",
-        _each(lambda c: c.deltas_quarantined), ("client",),
-    ),
-    Figure(
-        "fsl_client_clipped_deltas_total", "Its deltas merged as if they were shorter.",
-        _each(lambda c: c.deltas_clipped), ("client",),
-    ),
-    Figure(
-        "fsl_client_uploads_total", "Its uploads that the split server trained.",
-        _each(lambda c: c.uploads), ("client",), "client_uploads/{client}", (SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_client_left_out_steps_total", "Steps of split learning that came to nothing.",
-        _each(lambda c: c.left_out), ("client",), roles=(SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_client_relaunches_total", "Times it came back as a new process.",
-        _each(lambda c: c.relaunches), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_raw_bytes_total", "Its deltas, as they are in fp32.",
-        _each(lambda c: c.up.raw), ("client",),
-    ),
-    Figure(
-        "fsl_client_sent_bytes_total", "The same as they were sent.",
-        _each(lambda c: c.up.sent), ("client",), "client_bytes_sent/{client}",
-    ),
-    Figure(
-        "fsl_client_loop_lag_seconds", "99th percentile of its event loop's lateness.",
-        _each(lambda c: _ms(c.lag_p99_ms), here=True), ("client",), roles=_SERVERS,
+    _each("relaunches_total", "Times it came back as a new process.", "relaunches", "", _SERVERS),
+    _each("raw_bytes_total", "Its deltas, as they are in fp32.", "up.raw"),
+    _each("sent_bytes_total", "The same as they were sent.", "up.sent", "bytes_sent"),
+    _each(
+        "loop_lag_seconds", "99th percentile of its event loop's lateness.",
+        _lag_s, "", _SERVERS, here=True,
     ),
     # --- tuning ---
-    Figure(
-        "fsl_client_adapter_rank", "Rank of its adapters.",
-        _each(lambda c: c.facts.get("rank")), ("client",), "client_rank/{client}",
+    _each(
+        "adapter_rank", "Rank of its adapters.", lambda client: client.facts.get("rank"), "rank",
     ),
-    Figure(
-        "fsl_client_product_norm", "How far it moved products of adapters in the newest version.",
-        _each(lambda c: c.product_norm, here=True), ("client",), "client_product_norm/{client}",
+    _each(
+        "product_norm", "How far it moved products of adapters in the newest version.",
+        "product_norm", "product_norm", here=True,
     ),
-    Figure(
-        "fsl_client_privacy_epsilon", "Privacy budget that it has spent.",
-        _each(lambda c: c.epsilon), ("client",), "client_epsilon/{client}",
-    ),
+    _each("privacy_epsilon", "Privacy budget that it has spent.", "epsilon", "epsilon"),
 )  # fmt: skip
 
 
