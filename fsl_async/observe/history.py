@@ -1,4 +1,4 @@
-"""What a journal shows over time: rounds, timelines of clients, bytes, held-out losses. Pure.
+"""What a journal shows over time: rounds, timelines of clients, bytes. Pure.
 
 `Course` is a node's state with its history. What is kept is bounded: `RoundSeries` by its buckets,
 a timeline by `MAX_SEGMENTS` for each client, samples of bytes by `MAX_SAMPLES`. So each segment
@@ -29,14 +29,12 @@ from attrs import field, fields, mutable
 
 from fsl_async.observe import segments
 from fsl_async.observe.clients import ClientState, Line, News
-from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
 from fsl_async.observe.run_state import PS, RunState
 
 MAX_SEGMENTS = 512
 MAX_MARKS = 128
 MAX_SAMPLES = 1024
-MAX_EVALUATIONS = 1024
 
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
 """Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
@@ -148,8 +146,6 @@ class History:
     rounds: RoundSeries = field(factory=RoundSeries)
     timelines: dict[str, Timeline] = field(factory=dict)
     bytes: Samples = field(factory=Samples)
-    held_out: dict[str, Evaluation] = field(factory=dict)
-    """The newest of each version on each data."""
     relays: dict[str, list[int]] = field(factory=dict)
     """Of a relay, by server: connections open, accepted, bytes up and down of ended ones."""
     job: str = ""
@@ -158,8 +154,6 @@ class History:
     begins_at: float | None = None
     """Time of the first line."""
     lines: int = 0
-    _evaluated: Evaluation | None = None
-    _round_losses: list[float] = field(factory=list)
     _connections: dict[int, str] = field(factory=dict)
     _samples: dict[str, int] = field(factory=dict)
     _version: int = -1
@@ -171,10 +165,10 @@ class History:
         if self.begins_at is None and run.node.last_t:
             self.begins_at = run.node.last_t
         kind = line.get("type")
+        handler = getattr(self, f"_on_{kind}", None)
         try:
-            handler = _HANDLERS.get(str(kind))
             if handler is not None:
-                handler(self, line, run)
+                handler(run, line)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return
         finally:
@@ -186,12 +180,6 @@ class History:
             self._follow((client,), run)
         elif isinstance(peer, str):  # it was refused: its place is for others
             self.timelines.pop(peer, None)
-
-    def add_evaluation(self, one: Evaluation) -> None:
-        """Keep a held-out loss; of one version on the same data the last counts."""
-        self.held_out[f"{one.version} {one.of} {one.data}"] = one
-        while len(self.held_out) > MAX_EVALUATIONS:
-            del self.held_out[next(iter(self.held_out))]
 
     def _follow(self, clients: Iterable[ClientState], run: RunState) -> None:
         late = run.ps.window.late
@@ -218,22 +206,24 @@ class History:
             line.marks.append((t, what))
             line.clock += 1
 
-    # --- the lines ---
+    # --- the lines, by their types ---
 
-    def _so_far(self, line: Line, run: RunState) -> None:
+    def _on_so_far(self, run: RunState, line: Line) -> None:
         if self.lines > 1:  # the lines before it were read, too
             return
         found = segments.restored(History, line["history"])
         for each in fields(History):
             setattr(self, each.name, getattr(found, each.name))
 
-    def _arrived(self, line: Line, run: RunState) -> None:
+    def _on_client_hello(self, run: RunState, line: Line) -> None:
         # `RunState` has just told what this hello was.
         name, news = str(line["peer"]), run.news[-1] if run.news else None
         if news is not None and news.client == name and news.kind in _MARKS:
             self._mark(name, run.node.last_t, news.kind)
 
-    def _relaunch(self, line: Line, run: RunState) -> None:
+    _on_admit_split = _on_client_hello
+
+    def _on_relaunch(self, run: RunState, line: Line) -> None:
         what = str(line["what"])
         name = str(line["client"])
         timeline = self.timeline(name) if what in _LAUNCHES and name else None
@@ -242,22 +232,13 @@ class History:
             text = str(line.get("text", ""))
             timeline.launch = text.removeprefix(name).lstrip(": ")
 
-    def _offered(self, line: Line, run: RunState) -> None:
-        newest = run.ps.evaluations[-1] if run.ps.evaluations else None
-        if newest is not None and newest is not self._evaluated:
-            self._evaluated = newest
-            self.add_evaluation(newest)
-
-    def _stored(self, line: Line, run: RunState) -> None:
+    def _on_delta_stored(self, run: RunState, line: Line) -> None:
         stored = line["stored"]
         delta = stored["delta"]
         key, number = str(delta["key"]), int(delta.get("round", -1))
         base = int(key.split("/")[2])
         number = min(number if number >= 0 else base, max(run.ps.version, 0))
         loss = _finite((delta.get("metrics") or {}).get("loss"))
-        if loss is not None:
-            self._round_losses.append(loss)
-            del self._round_losses[:-MAX_CLIENTS]
         self.rounds.add(
             str(line["peer"]),
             number,
@@ -267,38 +248,37 @@ class History:
             coded=int(stored["bytes"]),
         )
 
-    def _declined(self, line: Line, run: RunState) -> None:
+    def _on_send(self, run: RunState, line: Line) -> None:
         message = line["message"]
         if message.get("type") == "declined/1" and message.get("code") not in {"later", None}:
             what = "held" if message["code"] == "quarantined" else "refused"
             self._mark(str(line["peer"]), run.node.last_t, what)
 
-    def _held(self, line: Line, run: RunState) -> None:
+    def _on_quarantine(self, run: RunState, line: Line) -> None:
         if line.get("held"):
             self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
 
-    def _committed(self, line: Line, run: RunState) -> None:
+    def _on_version_committed(self, run: RunState, line: Line) -> None:
         version, ps = int(line["version"]), run.ps
-        losses, self._round_losses = self._round_losses, []
         cosine = line.get("cosine")
         self.rounds.close(
             max(version - 1, 0),
             t=run.node.last_t,
             tokens=ps.tokens,
-            loss=sum(losses) / len(losses) if losses else None,
+            loss=ps.window.loss,
             cosine=float(cosine) if isinstance(cosine, int | float) else None,
             merged=ps.window.merged,
         )
         late = (run.clients[name] for name in ps.window.late if name in run.clients)
         self._follow(late, run)
 
-    def _recovered(self, line: Line, run: RunState) -> None:
+    def _on_recovered(self, run: RunState, line: Line) -> None:
         # A restart goes on with the open round: its deltas are pending, and are not stored again.
         version = int(line["version"])
         if version < self._version:
             self.rounds.truncate(max(0, version))
 
-    def _traffic(self, line: Line, run: RunState) -> None:
+    def _on_traffic(self, run: RunState, line: Line) -> None:
         found = run.account.as_dict()
         sums = dict.fromkeys(SAMPLED, 0.0)
         for kind, column in (("payload", "raw"), ("coded", "coded"), ("sockets", "sockets")):
@@ -312,7 +292,7 @@ class History:
                 sums[f"coded {direction}"] = float(moved.sent)
         self.bytes.add(run.node.last_t, sums)
 
-    def _upload(self, line: Line, run: RunState) -> None:
+    def _on_upload_trained(self, run: RunState, line: Line) -> None:
         if line.get("problem") is not None:
             return
         name, _, number, _ = str(line["key"]).split("/")
@@ -321,14 +301,14 @@ class History:
         if name in run.clients:
             self._follow((run.clients[name],), run)
 
-    def _round_done(self, line: Line, run: RunState) -> None:
+    def _on_round_done_received(self, run: RunState, line: Line) -> None:
         number = min(int(line["round"]), max(run.split_server.round, 0))
         samples = int(line["samples"])
         self.rounds.add(str(line["peer"]), number, loss=None, tokens=samples)
         self._samples["all"] = self._samples.get("all", 0) + samples
         self.rounds.close(number, t=run.node.last_t, tokens=self._samples["all"])
 
-    def _connected(self, line: Line, run: RunState) -> None:
+    def _on_connection_accepted(self, run: RunState, line: Line) -> None:
         server = str(line["server"])
         if server in self.relays or len(self.relays) < MAX_CLIENTS:
             figures = self.relays.setdefault(server, [0, 0, 0, 0])
@@ -336,13 +316,13 @@ class History:
             figures[1] += 1
             self._connections[int(line["connection"])] = server
 
-    def _disconnected(self, line: Line, run: RunState) -> None:
+    def _on_connection_ended(self, run: RunState, line: Line) -> None:
         figures = self.relays[self._connections.pop(int(line["connection"]))]
         figures[0] -= 1
         figures[2] += int(line["up"])
         figures[3] += int(line["down"])
 
-    def _started(self, line: Line, run: RunState) -> None:
+    def _on_node_started(self, run: RunState, line: Line) -> None:
         self.job, self.requeues = str(line.get("slurm_job") or ""), int(line.get("requeues") or 0)
         self._connections.clear()
         for figures in self.relays.values():
@@ -353,27 +333,6 @@ def _finite(value: Any) -> float | None:
     """A number, if it is one: a loss that is not finite is text in the journal."""
     is_one = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_one else None
-
-
-_HANDLERS: dict[str, Any] = {
-    segments.SO_FAR: History._so_far,  # noqa: SLF001
-    "node_started": History._started,  # noqa: SLF001
-    "client_hello": History._arrived,  # noqa: SLF001
-    "admit_split": History._arrived,  # noqa: SLF001
-    "relaunch": History._relaunch,  # noqa: SLF001
-    "delta_offered": History._offered,  # noqa: SLF001
-    "delta_stored": History._stored,  # noqa: SLF001
-    "send": History._declined,  # noqa: SLF001
-    "quarantine": History._held,  # noqa: SLF001
-    "version_committed": History._committed,  # noqa: SLF001
-    "recovered": History._recovered,  # noqa: SLF001
-    "traffic": History._traffic,  # noqa: SLF001
-    "upload_trained": History._upload,  # noqa: SLF001
-    "round_done_received": History._round_done,  # noqa: SLF001
-    "connection_accepted": History._connected,  # noqa: SLF001
-    "connection_ended": History._disconnected,  # noqa: SLF001
-}
-"""Journal line -> what it changes."""
 
 
 @mutable

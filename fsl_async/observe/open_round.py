@@ -45,6 +45,8 @@ class OpenRound:
     """Connected clients whose round merged without them."""
     merged: int = 0
     """Deltas in the newest version."""
+    loss: float | None = None
+    """Mean loss that these carried."""
     _round: Round = field(factory=lambda: Round(-1, 0.0, 0.0, {}))
     _arrivals: ArrivalHistory = field(factory=ArrivalHistory)
 
@@ -92,9 +94,9 @@ class OpenRound:
         """End the round; whoever is still waited for is late only where it made a version."""
         self.is_open, self.closes_at = False, None
 
-    def commit(self, merged: int) -> None:
+    def commit(self, merged: int, loss: float | None = None) -> None:
         """End the round with a version of so many deltas."""
-        self.merged = merged
+        self.merged, self.loss = merged, loss
         self.late |= set(self.waited_for())
         self.close()
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.client_lines import look_for_trouble
 from fsl_async.observe.clients import Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.idle_clients import saw_alike, saw_norm
@@ -164,9 +163,9 @@ class ParameterServerFigures:
         self.next_sync_at = None
         self._window.restart()
 
-    # --- the journal's lines; `run` has the clients ---
+    # --- the journal's lines, by their types; `run` has the clients ---
 
-    def offered(self, run: Run, line: Line) -> None:
+    def on_delta_offered(self, run: Run, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
@@ -182,7 +181,7 @@ class ParameterServerFigures:
         epsilon = _small((delta.get("facts") or {}).get(EPSILON))
         client.epsilon = client.epsilon if epsilon is None else epsilon
         metrics = delta.get("metrics") or {}
-        look_for_trouble(run, client, metrics, may_end="loss" in metrics)
+        run.look_for_trouble(client, metrics, may_end="loss" in metrics)
         self._evaluated(metrics)
         warning = saw_delta(client, delta)
         if warning:
@@ -200,7 +199,7 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def held_by(self, run: Run, line: Line) -> None:
+    def on_version_held(self, run: Run, line: Line) -> None:
         """A client holds a version, and trains from it."""
         client = run.client_of(line)
         client.version = int(line["version"])
@@ -210,7 +209,7 @@ class ParameterServerFigures:
             text = f"{client.name} has caught up: it holds version {client.version}"
             run.tell("caught up", text, client.name)
 
-    def recovered(self, run: Run, line: Line) -> None:
+    def on_recovered(self, run: Run, line: Line) -> None:
         """Version, tokens and pending deltas, as they are on disk."""
         self.version = int(line["version"])
         self.digest = str(line.get("digest", ""))
@@ -234,7 +233,7 @@ class ParameterServerFigures:
         waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
         self._plan_sync(run.node.last_t - waited_s)
 
-    def found(self, run: Run, line: Line) -> None:
+    def on_version_found(self, run: Run, line: Line) -> None:
         """A version of a process that was killed after making it and before writing so."""
         version = int(line["version"])
         if not 0 <= self.version < version:
@@ -263,14 +262,14 @@ class ParameterServerFigures:
     def _plan_sync(self, begun_at: float) -> None:
         self.next_sync_at = begun_at + self.every_s if self.every_s else None
 
-    def attached(self, run: Run, line: Line) -> None:
+    def on_model_attached(self, run: Run, line: Line) -> None:
         """The size of the model; the client fetches."""
         client = run.client_of(line)
         if line.get("difference") is None:
             self.values = int(line["values"])
             client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def sent(self, run: Run, line: Line) -> None:
+    def on_send(self, run: Run, line: Line) -> None:
         """A message to a client: a call, the order to publish, a refused delta."""
         message = line["message"]
         kind = message.get("type")
@@ -306,12 +305,12 @@ class ParameterServerFigures:
         self._window.answer(peer, now, number=number, contributed=contributed)
         self._window.evaluate(self.quorum, self.grace, now)
 
-    def arrived(self, run: Run, line: Line) -> None:
+    def on_client_hello(self, run: Run, line: Line) -> None:
         """A session begins: its client is expected again, if it was called as this process."""
         self._window.arrived(str(line["peer"]), int(line["incarnation"]))
         self._window.evaluate(self.quorum, self.grace, run.node.last_t)
 
-    def left(self, run: Run, line: Line) -> None:
+    def on_client_left(self, run: Run, line: Line) -> None:
         """A session ended: its client is expected no more."""
         name = str(line["peer"])
         client = run.clients.get(name)
@@ -319,12 +318,12 @@ class ParameterServerFigures:
         self._window.left(name, int(line["incarnation"]), is_gone=is_gone)
         self._window.evaluate(self.quorum, self.grace, run.node.last_t)
 
-    def quarantined(self, run: Run, line: Line) -> None:
+    def on_quarantine(self, run: Run, line: Line) -> None:
         """A delta is held back. One that is kept out for good is declined and counted there."""
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
 
-    def released(self, run: Run, line: Line) -> None:
+    def on_release(self, run: Run, line: Line) -> None:
         """A delta is held back no longer."""
         self.held.pop(str(line["key"]), None)
 
@@ -349,12 +348,12 @@ class ParameterServerFigures:
             return True
         return False
 
-    def skipped(self, run: Run, line: Line) -> None:
+    def on_round_skipped(self, run: Run, line: Line) -> None:
         """A called client has nothing to send."""
         name = run.client_of(line).name
         self._answered(run, name, self._window.number, contributed=False)
 
-    def stored(self, run: Run, line: Line) -> None:
+    def on_delta_stored(self, run: Run, line: Line) -> None:
         """A delta is durable."""
         client = run.client_of(line)
         client.doing = "training"
@@ -369,16 +368,16 @@ class ParameterServerFigures:
         number, is_good = int(delta.get("round", -1)), line.get("problem") is None
         self._answered(run, client.name, number, contributed=is_good)
 
-    def served(self, run: Run, line: Line) -> None:
+    def on_version_sent(self, run: Run, line: Line) -> None:
         """A version was sent."""
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def accumulated(self, run: Run, line: Line) -> None:
+    def on_accumulate(self, run: Run, line: Line) -> None:
         """A delta is pending."""
         key = str(line["key"])
         self._pending[key] = self._stored.pop(key, None) or StoredDelta()
 
-    def merging(self, run: Run, line: Line) -> None:
+    def on_average(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
         self._merging = list(self._pending)
@@ -388,15 +387,15 @@ class ParameterServerFigures:
         clipped = (client_of(one["delta"]["key"]) for one in merged if one.get("clip", 1.0) < 1.0)
         self._clipped = dict(Counter(clipped))
 
-    def commit_failed(self, run: Run, line: Line) -> None:
+    def on_commit_failed(self, run: Run, line: Line) -> None:
         """It could not be written."""
         self._merging.clear()
 
-    def adopting(self, run: Run, line: Line) -> None:
+    def on_commit_global(self, run: Run, line: Line) -> None:
         """A version of global weights is being made."""
         self._adopting = [int(line["version"]), int(line["round"])]
 
-    def committed(self, run: Run, line: Line) -> None:
+    def on_version_committed(self, run: Run, line: Line) -> None:
         """A version is durable."""
         self.version, self.digest = int(line["version"]), str(line["digest"])
         run.node.phase = "ready"
@@ -416,7 +415,7 @@ class ParameterServerFigures:
             return
         merged = self._take_merged(run, self._merging)
         self._merging = []
-        self._window.commit(len(merged))
+        self._window.commit(len(merged), mean(one.loss for one in merged.values()))
         stale = [max(0, self.version - 1 - base_of(key)) for key in merged]
         self.staleness_mean = statistics.fmean(stale) if stale else None
         self.staleness_max = max(stale, default=None)
@@ -474,7 +473,7 @@ class ParameterServerFigures:
         if again:
             total = counted(len(merged), "delta")
             parts.append(f"{total} in all, {again:,} of them stored before the restart")
-        loss, what = mean(one.loss for one in merged.values()), "mean over the round"
+        loss, what = self._window.loss, "mean over the round"
         if loss is None:  # its deltas carried none
             names = set(map(client_of, merged))
             known = [one for name, one in run.clients.items() if name in names]
@@ -501,26 +500,3 @@ def _small(value: Any, most: float = MAX_LOSS) -> float | None:
     """The number if it is one from 0 to `most`."""
     is_one = isinstance(value, int | float) and 0 <= value <= most
     return float(value) if is_one else None
-
-
-LINES = {
-    "client_hello": "arrived",
-    "client_left": "left",
-    "recovered": "recovered",
-    "version_found": "found",
-    "model_attached": "attached",
-    "send": "sent",
-    "quarantine": "quarantined",
-    "release": "released",
-    "round_skipped": "skipped",
-    "delta_offered": "offered",
-    "delta_stored": "stored",
-    "version_sent": "served",
-    "version_held": "held_by",
-    "accumulate": "accumulated",
-    "average": "merging",
-    "commit_failed": "commit_failed",
-    "commit_global": "adopting",
-    "version_committed": "committed",
-}
-"""Type of a line -> the method of ParameterServerFigures that takes it."""

@@ -69,7 +69,7 @@ def shown(course):
     clients = {name: of_client(series, name, 0) for name in series.clients}
     lines = {name: (line.segments(), line.marks) for name, line in history.timelines.items()}
     samples = {name: list(column) for name, column in history.bytes.columns.items()}
-    return {**as_dict(series), "clock": 0}, clients, lines, samples, history.held_out
+    return {**as_dict(series), "clock": 0}, clients, lines, samples
 
 
 def test_a_segment_begins_with_the_complete_state(simulated):

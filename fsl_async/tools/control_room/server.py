@@ -197,7 +197,7 @@ async def stream(room: Room) -> AsyncIterator[bytes]:
                 for part in cursor.parts(node.history):
                     yield event("series", part)
                     await asyncio.sleep(0)
-                rows = snapshot.held_out_rows(node.history, node.evaluations)
+                rows = snapshot.held_out_rows(node)
                 if rows != held_out[at]:
                     held_out[at] = rows
                     yield event("held_out", {"node": at, "rows": rows})

@@ -7,15 +7,15 @@ plain text: the page sets it as text, never as HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import asdict
 
 from fsl_async.errors import printable
 from fsl_async.observe.clients import ClientState
-from fsl_async.observe.evaluations import Evaluation, line_of, newest
-from fsl_async.observe.history import History, Timeline
+from fsl_async.observe.evaluations import line_of, newest
+from fsl_async.observe.history import Timeline
 from fsl_async.observe.liveness import alive_words
 from fsl_async.observe.run_state import PS, SPLIT_SERVER
 from fsl_async.observe.table import header
@@ -83,7 +83,7 @@ def node(number_of: int, watched: WatchedNode, now: float) -> dict[str, Any]:
     goes_on_from = f"version {state.ps.version}" if state.ps.version >= 0 else "the beginning"
     role = state.node.role
     found = history.bytes.columns
-    held_out = newest(state.ps.version, history.held_out.values(), watched.evaluations)
+    held_out = newest(state.ps.version, state.ps.evaluations, watched.evaluations)
     names = sorted(state.clients, key=lambda name: (not state.clients[name].connected, name))
     shown = sorted(names[:MAX_SITES])
     return {
@@ -160,9 +160,9 @@ def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
+def held_out_rows(watched: WatchedNode) -> list[dict[str, Any]]:
     """Held-out losses by version, for the chart."""
-    found = newest(1 << 62, history.held_out.values(), evaluations)
+    found = newest(1 << 62, watched.state.ps.evaluations, watched.evaluations)
     return [
         asdict(one)
         | {"data": _text(one.data), "loss": number(one.loss)}
