@@ -247,7 +247,7 @@ class ParameterServerFigures:
         """Count deltas that a version has, which are pending no more."""
         merged = {}
         for key in keys:
-            one = merged[key] = self._pending.pop(key, None) or StoredDelta()
+            one = merged[key] = self._pending.pop(key, StoredDelta())
             self.tokens += one.tokens
             self.deltas_merged += 1
             client = run.clients.get(client_of(key))
@@ -375,7 +375,7 @@ class ParameterServerFigures:
     def on_accumulate(self, run: Run, line: Line) -> None:
         """A delta is pending."""
         key = str(line["key"])
-        self._pending[key] = self._stored.pop(key, None) or StoredDelta()
+        self._pending[key] = self._stored.pop(key, StoredDelta())
 
     def on_average(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
