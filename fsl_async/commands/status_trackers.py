@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -35,12 +35,13 @@ PROJECT = "fsl-async"
 _FOLDERS = ("", "ps", "server")
 """Where journals are in a run directory."""
 _MOST_TEXT = 500
-_PACKAGES = {
-    "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow",
-    "metrics": "prometheus_client",
-}  # fmt: skip
-_EXTRAS = {"metrics": "prometheus"}
-_F = TypeVar("_F", bound=Callable[..., Any])
+_NEEDS = {
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+    "metrics": ("prometheus_client", "prometheus"),
+}
+"""Option -> package, and the extra that has it."""
 
 
 @frozen
@@ -56,43 +57,44 @@ class Asked:
         return self != Asked()
 
 
-def options(command: _F) -> _F:
-    """Add the options; the command gets them as `asked`."""
-
-    @click.option(
+OPTIONS = (
+    click.option(
         "--tensorboard",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
         help="Write a point for each version to DIR, for TensorBoard.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--wandb",
         is_flag=False,
         flag_value=PROJECT,
         metavar="[PROJECT]",
         help="Send them to Weights & Biases; WANDB_MODE=offline keeps them in ./wandb.",
-    )
-    @click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database.")
-    @click.option(
-        "--metrics", type=Whole(0, 65535), is_flag=False, flag_value=PORT,
+    ),
+    click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database."),
+    click.option(
+        "--metrics",
+        type=Whole(0, 65535),
+        is_flag=False,
+        flag_value=PORT,
         metavar="[PORT]",
         help=f"Serve figures for Prometheus on 127.0.0.1 ({PORT}) until the run ends.",
-    )  # fmt: skip
-    @functools.wraps(command)
-    def with_trackers(
-        *, tensorboard: Path | None, wandb: str | None, mlflow: str | None,
-        metrics: int | None, **others: Any,
-    ) -> Any:  # fmt: skip
-        return command(asked=Asked(tensorboard, wandb, mlflow, metrics), **others)
+    ),
+)
+"""Each has the name of a field of `Asked`."""
 
-    return with_trackers  # type: ignore[return-value]
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which makes them an `Asked`."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 def check(asked: Asked) -> None:
     """Raise UsageError for what cannot work, before anything is waited for."""
-    for option, package in _PACKAGES.items():
+    for option, (package, extra) in _NEEDS.items():
         if getattr(asked, option) is not None and importlib.util.find_spec(package) is None:
-            extra = _EXTRAS.get(option, option)
             raise UsageError(
                 f"--{option} needs {package}, which is not installed: {to_install(extra)}"
             )
@@ -211,19 +213,18 @@ def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:
     if asked.tensorboard is not None:
         from fsl_async.tools.trackers.tensorboard import TensorBoard
 
-        folder = asked.tensorboard / run
-        yield _opened(f"--tensorboard {asked.tensorboard}", lambda: TensorBoard(folder))
+        where = f"--tensorboard {asked.tensorboard}"
+        yield _opened(where, partial(TensorBoard, asked.tensorboard / run))
     if asked.wandb is not None:
         from fsl_async.tools.trackers.weights_and_biases import WeightsAndBiases, folder_of
 
-        project = asked.wandb
-        where = f"--wandb {project}"
-        yield _opened(where, lambda: WeightsAndBiases(project, run, folder_of()))
+        where = f"--wandb {asked.wandb}"
+        yield _opened(where, partial(WeightsAndBiases, asked.wandb, run, folder_of()))
     if asked.mlflow is not None:
         from fsl_async.tools.trackers.mlflow import MLflow
 
-        uri = asked.mlflow
-        yield _opened(f"--mlflow {uri}", lambda: MLflow(uri, run), uri)
+        where = f"--mlflow {asked.mlflow}"
+        yield _opened(where, partial(MLflow, asked.mlflow, run), asked.mlflow)
 
 
 def _opened(option: str, make: Callable[[], Tracker], uri: str = "") -> Tracker:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -258,18 +258,6 @@ def news_line(state: RunState, news: News) -> str:
 # --- views ---
 
 
-class View(Protocol):
-    """Shows a run while it goes on."""
-
-    def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Show the state at `now` (seconds since 1970) and what is new since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as a person expects it."""
-        ...
-
-
 class Lines:
     """Each piece of news by one call, for people or for programs that watch."""
 
@@ -336,6 +324,10 @@ class LiveTable:
     def close(self) -> None:
         """Stop redrawing; the last table stays."""
         self._live.stop()
+
+
+View = Lines | LiveTable
+"""Shows a run while it goes on, until it is closed."""
 
 
 def open_view(output: Any, *, ends_at: float | None = None) -> View:

@@ -91,85 +91,71 @@ class Room:
             await asyncio.sleep(max(AUDIT_EVERY_S, 9 * took) if self.pages else 0.2)
 
 
-@define
-class _Pages:
-    """Answers requests."""
+async def _guarded(room: Room, request: web.Request, handler: Any) -> web.StreamResponse:
+    """Judge a request, and give every answer its headers."""
+    from aiohttp import web
 
-    room: Room
-
-    async def guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Judge a request, and give every answer its headers."""
-        from aiohttp import web
-
-        gate = self.room.gate
-        if gate is None:
-            return web.Response(status=503)
-        verdict = gate.judge(
-            request.method,
-            request.headers.get("Host", ""),
-            request.path,
-            request.query.get("token"),
-            request.cookies.get(gate.cookie),
-        )
-        response: web.StreamResponse
-        if verdict.status == 303:
-            response = web.Response(status=303, headers={"Location": "/"})
-            response.set_cookie(gate.cookie, gate.token, httponly=True, samesite="Strict", path="/")
-        elif verdict.status != 200:
-            response = web.Response(status=verdict.status, text=verdict.text + "\n")
-        else:
-            try:
-                response = await handler(request)
-            except web.HTTPException as error:
-                response = web.Response(status=error.status, text=f"{error.reason}\n")
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
-
-    async def page(self, _: web.Request) -> web.StreamResponse:
-        """The page; all that it shows comes by `events`."""
-        from aiohttp import web
-
-        return web.FileResponse(_ASSETS / "index.html")
-
-    async def state(self, _: web.Request) -> web.StreamResponse:
-        """The present state as JSON, for programs."""
-        from aiohttp import web
-
-        return web.json_response({"now": time.time(), "nodes": self.room.state()})
-
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        """The stream of one page, until it is closed."""
-        from aiohttp import web
-
-        if self.room.pages >= MAX_PAGES:
-            raise web.HTTPTooManyRequests
-        response = web.StreamResponse(headers=dict(HEADERS))
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        self.room.pages += 1
+    gate = room.gate
+    if gate is None:
+        return web.Response(status=503)
+    verdict = gate.judge(
+        request.method,
+        request.headers.get("Host", ""),
+        request.path,
+        request.query.get("token"),
+        request.cookies.get(gate.cookie),
+    )
+    response: web.StreamResponse
+    if verdict.status == 303:
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(gate.cookie, gate.token, httponly=True, samesite="Strict", path="/")
+    elif verdict.status != 200:
+        response = web.Response(status=verdict.status, text=verdict.text + "\n")
+    else:
         try:
-            async for message in stream(self.room):
-                await asyncio.wait_for(response.write(message), _STALLED_S)
-        except (ConnectionError, TimeoutError):
-            pass
-        finally:
-            self.room.pages -= 1
-        return response
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = web.Response(status=error.status, text=f"{error.reason}\n")
+    if not response.prepared:
+        response.headers.update(HEADERS)
+    return response
 
 
 def application(room: Room) -> web.Application:
     """The web application; `room.gate` must be set before the first request."""
     from aiohttp import web
 
-    pages = _Pages(room)
-
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        return await pages.guard(request, handler)
+        return await _guarded(room, request, handler)
+
+    async def page(_: web.Request) -> web.StreamResponse:
+        """The page; all that it shows comes by `events`."""
+        return web.FileResponse(_ASSETS / "index.html")
+
+    async def state(_: web.Request) -> web.StreamResponse:
+        """The present state as JSON, for programs."""
+        return web.json_response({"now": time.time(), "nodes": room.state()})
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        """The stream of one page, until it is closed."""
+        if room.pages >= MAX_PAGES:
+            raise web.HTTPTooManyRequests
+        response = web.StreamResponse(headers=dict(HEADERS))
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        room.pages += 1
+        try:
+            async for message in stream(room):
+                await asyncio.wait_for(response.write(message), _STALLED_S)
+        except (ConnectionError, TimeoutError):
+            pass
+        finally:
+            room.pages -= 1
+        return response
 
     made = web.Application(middlewares=[guard])
-    for path, handler in (("/", pages.page), ("/events", pages.events), ("/state", pages.state)):
+    for path, handler in (("/", page), ("/events", events), ("/state", state)):
         made.router.add_get(path, handler, allow_head=False)
     made.router.add_static("/assets", _ASSETS)
     return made

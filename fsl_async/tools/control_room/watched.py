@@ -18,29 +18,15 @@ from fsl_async.observe.evaluations import Evaluation, kept
 from fsl_async.observe.history import Course, History
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import LEDGER, audit_run
+from fsl_async.observe.node_folders import find_nodes
 from fsl_async.observe.run_state import CLIENT, PS, SPLIT_SERVER, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 
-MAX_NODES = 32
 AUDIT_EVERY_S = 10.0
 AUDIT_MOST_BYTES = 100_000_000
 """Of a ledger and of acknowledged keys: an audit takes nearly as much memory."""
 _LINES_A_TURN = 2000
 """Lines that are applied before other work gets its turn: some 50 ms."""
-
-
-def find_nodes(run_dir: Path) -> list[Path]:
-    """Folders with journals: `run_dir`, or those in it (groups, a split server, a relay).
-
-    Raises RunDirError where there is none.
-    """
-    if (run_dir / JOURNAL).is_file():
-        beside = run_dir / SPLIT_SERVER
-        return [run_dir, beside] if (beside / JOURNAL).is_file() else [run_dir]
-    found = sorted(one for one in run_dir.iterdir() if (one / JOURNAL).is_file())
-    if not found:
-        raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")
-    return found[:MAX_NODES]
 
 
 class WatchedNode:
