@@ -11,10 +11,9 @@ from attrs import field, mutable
 
 from fsl_async.observe.clients import Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
-from fsl_async.observe.idle_clients import saw_alike, saw_norm
+from fsl_async.observe.odd_clients import FAR, far_movers, norms_of, saw_alike, saw_delta, saw_norm
 from fsl_async.observe.open_round import OpenRound, base_of, client_of
 from fsl_async.observe.run import Run
-from fsl_async.observe.tuning import FAR, far_movers, norms_of, saw_delta
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.clients import ClientState, Line, News, mean
-from fsl_async.observe.training_lost import REASONS
+from fsl_async.observe.clients import REASONS, ClientState, Line, News, mean
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.training_trouble import trouble_in
 

@@ -5,9 +5,9 @@ from deltas import delta_of, stored_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
+from fsl_async.observe.odd_clients import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do

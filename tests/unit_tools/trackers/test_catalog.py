@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_no_sample():
 
 @pytest.mark.parametrize("role", ["ps", "server", "client", "of another release"])
 def test_a_run_without_a_line_has_figures(role):
-    """A reader may be faster than the node; each path leads to a field also where there are some."""
+    """A reader may be faster than the node; later each path leads to a field."""
     state = RunState()
     state.node.role = role
     assert all(isinstance(one.samples(Reading(state)), list) for one in CATALOG)
