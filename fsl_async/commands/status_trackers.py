@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
     from fsl_async.tools.trackers.feed import Feed
     from fsl_async.tools.trackers.outbox import Outbox, Tracker
-    from fsl_async.tools.trackers.prometheus import Figures
+    from fsl_async.tools.trackers.prometheus import Page
 
 JOURNAL = "journal.jsonl"
 POLL_S = 0.5
@@ -149,48 +149,34 @@ class Watching:
     def __init__(self, nodes: Sequence[NodeStatus], asked: Asked, output: Output) -> None:
         from fsl_async.tools.trackers.feed import Feed, run_name
         from fsl_async.tools.trackers.outbox import Outbox
-        from fsl_async.tools.trackers.prometheus import Figures
 
         name = run_name(nodes[0].state.node, nodes[0].folder)
         self._output = output
         self._uri = asked.mlflow or ""
         self._boxes: list[Outbox] = []
-        self._figures: Figures | None = None
-        self._page: Any = None
+        self._page: Page | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             for tracker in _trackers(asked, name):
                 self._boxes.append(Outbox(tracker))
                 output.say(f"{tracker.name}: {tracker.where}")
             if asked.metrics is not None:
-                self._open_page(Figures(), asked.metrics)
+                self._page = _opened_page(asked.metrics)
+                output.say(f"metrics: {self._page.url}")
+                output.record("metrics", url=self._page.url)
             self._feeds: list[Feed] = [Feed(one.folder, self._boxes, self._send) for one in nodes]
             self.poll()
             undo.pop_all()
 
-    def _open_page(self, figures: Figures, port: int) -> None:
-        from fsl_async.tools.trackers.prometheus import Page
-
-        try:
-            self._page = Page(figures, port)
-        except OSError as error:
-            raise UsageError(
-                f"--metrics {port}: {error.strerror or error}; give another port, or 0 for any"
-            ) from None
-        self._figures = figures
-        self._output.say(f"metrics: {self._page.url}")
-        self._output.record("metrics", url=self._page.url)
-
     def poll(self) -> None:
         """Read what is new, and hand it over."""
+        from fsl_async.observe.liveness import is_gone
+
         for feed in self._feeds:
             feed.poll()
-        if self._figures is not None:
-            from fsl_async.observe.liveness import is_gone
-
-            self._figures.show(
-                [feed.reading(up=not is_gone(feed.node, time.time())) for feed in self._feeds]
-            )
+        if self._page is not None:
+            now = time.time()
+            self._page.show([one.reading(up=not is_gone(one.node, now)) for one in self._feeds])
 
     def _send(self) -> None:
         for box in self._boxes:
@@ -206,6 +192,17 @@ class Watching:
     def _warn(self, problem: str) -> None:
         if problem:
             self._output.warn(one_line(without_password(problem, self._uri)))
+
+
+def _opened_page(port: int) -> Page:
+    from fsl_async.tools.trackers.prometheus import Page
+
+    try:
+        return Page(port)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics {port}: {error.strerror or error}; give another port, or 0 for any"
+        ) from None
 
 
 def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:

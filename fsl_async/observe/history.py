@@ -31,11 +31,13 @@ from fsl_async.observe import segments
 from fsl_async.observe.clients import ClientState, Line, News
 from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
 from fsl_async.observe.run_state import PS, RunState
+from fsl_async.observe.segments import Column
 
 MAX_SEGMENTS = 512
 MAX_MARKS = 128
 MAX_SAMPLES = 1024
 
+STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
 """Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
 parameter server those of deltas and versions, as `status` counts them, else of all payload."""
@@ -60,8 +62,8 @@ def _newest_marks(marks: Iterable[tuple[float, str]]) -> deque[tuple[float, str]
 class Timeline:
     """A client's segments: when each begins (seconds since 1970), and its state."""
 
-    begins: list[float] = field(factory=list)
-    states: list[str] = field(factory=list)
+    begins: Column = field(factory=Column)
+    states: bytearray = field(factory=bytearray)
     marks: deque[tuple[float, str]] = field(factory=deque, converter=_newest_marks)
     launch: str = ""
     """What the server said of its last launch: Slurm's job and its state, among others."""
@@ -73,39 +75,39 @@ class Timeline:
     @property
     def state(self) -> str:
         """The newest; empty before the first."""
-        return self.states[-1] if self.states else ""
+        return STATES[self.states[-1]] if self.states else ""
 
     def enter(self, t: float, state: str) -> None:
         """A state begins."""
         if state == self.state:
             return
         if self.begins and t <= self.begins[-1]:  # no time has passed in the one before
-            self.states[-1] = state
+            self.states[-1] = STATES.index(state)
             if len(self.states) > 1 and self.states[-1] == self.states[-2]:
                 del self.states[-1], self.begins[-1]
         else:
             self.begins.append(t)
-            self.states.append(state)
+            self.states.append(STATES.index(state))
         self.clock += 1
         if len(self.begins) > MAX_SEGMENTS:
             self._coarsen()
 
     def segments(self) -> list[tuple[float, str]]:
         """All of them."""
-        return list(zip(self.begins, self.states, strict=True))
+        return [(t, STATES[state]) for t, state in zip(self.begins, self.states, strict=True)]
 
     def _coarsen(self) -> None:
         """Join the older half in pairs, under the state of the longer one of each."""
         self.generation += 1
         half = len(self.begins) // 4 * 2
-        begins, states = list[float](), list[str]()
+        begins, states = Column(), bytearray()
         for at in range(0, half, 2):
             middle, end = self.begins[at + 1], self.begins[at + 2]
             longer = at if middle - self.begins[at] >= end - middle else at + 1
             if not states or states[-1] != self.states[longer]:
                 begins.append(self.begins[at])
                 states.append(self.states[longer])
-        self.begins = begins + self.begins[half:]
+        self.begins = Column([*begins, *self.begins[half:]])
         self.states = states + self.states[half:]
 
 
@@ -113,9 +115,7 @@ class Timeline:
 class Samples:
     """Bytes over time, from the notes "traffic". At `MAX_SAMPLES` every second one is left out."""
 
-    columns: dict[str, list[float]] = field(
-        factory=lambda: {name: list[float]() for name in ("t", *SAMPLED)}
-    )
+    columns: dict[str, Column] = field(factory=lambda: {name: Column() for name in ("t", *SAMPLED)})
     clock: int = 0
     _every: int = 1
     _seen: int = 0
@@ -135,7 +135,7 @@ class Samples:
         self.clock += 1
         if len(self) > MAX_SAMPLES:
             self._every *= 2
-            self.columns = {name: column[::2] for name, column in self.columns.items()}
+            self.columns = {name: Column(column[::2]) for name, column in self.columns.items()}
             self._seen = 0
 
 

@@ -345,15 +345,3 @@ class JournalReader:
                 yield found
             elif line.strip():
                 self.damaged += 1
-
-    def follow(
-        self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep
-    ) -> Iterator[dict[str, Any]]:
-        """Yield lines as they are written until `stopped()`, then the rest of those written."""
-        while True:
-            last = stopped()
-            if self.path.exists():
-                yield from self.read()
-            if last:
-                return
-            wait(0.2)

@@ -9,14 +9,25 @@ whatever the length of the run.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from attrs import field, mutable
+
+from fsl_async.observe.segments import Column
 
 MAX_BUCKETS = 1024
 """Points on the axis at most."""
 MAX_CLIENTS = 256
 """Clients with columns: names come from the network. Later ones have their present state only."""
+
+Reduce: TypeAlias = Callable[[Sequence[float]], float]
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
 
 OF_CLIENT = ("loss", "tokens", "raw", "coded")
 """Columns of a client: mean loss; tokens; bytes in fp32 and as sent; the last three are sums."""
@@ -25,11 +36,13 @@ OF_RUN = ("t", "tokens", "loss", "cosine", "merged")
 cosine between them, number of merged deltas."""
 _COUNT = "losses"
 """Also of a client: the number of losses in the mean."""
-_SUMS = frozenset({"raw", "coded", "tokens", "merged", _COUNT})
-_LAST = frozenset({"t"})
+_MEAN = {"loss": fmean, "cosine": fmean}
+_JOINED_OF_CLIENT: dict[str, Reduce] = dict.fromkeys((*OF_CLIENT, _COUNT), sum) | _MEAN
+_JOINED_OF_RUN: dict[str, Reduce] = dict.fromkeys(OF_RUN, _last) | {"merged": sum} | _MEAN
+"""How the known values of two buckets become one."""
 _NONE = float("nan")
 
-Columns: TypeAlias = dict[str, list[float]]
+Columns: TypeAlias = dict[str, Column]
 
 
 @mutable
@@ -127,31 +140,22 @@ class RoundSeries:
         self.every *= 2
         odd, first = self.first % 2, self.first // 2
         for columns in (self.run, *self.clients.values()):
+            joined = _JOINED_OF_RUN if columns is self.run else _JOINED_OF_CLIENT
             for name, column in columns.items():
-                is_sum = name in _SUMS and (columns is not self.run or name == "merged")
-                columns[name] = _paired(column, odd, is_sum=is_sum, name=name)
+                columns[name] = _paired(column, odd, joined[name])
         self.first, self.clock = first, self.clock + 1
         self.changed = [self.clock] * len(self.run["t"])
 
 
 def _columns(names: tuple[str, ...], length: int) -> Columns:
-    return {name: [_NONE] * length for name in names}
+    return {name: Column([_NONE] * length) for name in names}
 
 
-def _paired(column: list[float], odd: int, *, is_sum: bool, name: str) -> list[float]:
-    made = list[float]()
+def _paired(column: Column, odd: int, join: Reduce) -> Column:
     padded = [*([_NONE] * odd), *column]
-    for at in range(0, len(padded), 2):
-        known = [value for value in padded[at : at + 2] if not math.isnan(value)]
-        if not known:
-            made.append(_NONE)
-        elif is_sum:
-            made.append(sum(known))
-        elif name in _LAST or name == "tokens":
-            made.append(known[-1])
-        else:
-            made.append(sum(known) / len(known))
-    return made
+    pairs = (padded[at : at + 2] for at in range(0, len(padded), 2))
+    known = ([value for value in pair if not math.isnan(value)] for pair in pairs)
+    return Column(join(values) if values else _NONE for values in known)
 
 
 def plain(column: list[float], begin: int = 0) -> list[float | None]:

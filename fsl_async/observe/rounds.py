@@ -321,6 +321,8 @@ class ParameterServerFigures:
         """A delta is held back. One that is kept out for good is declined and counted there."""
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
+        else:
+            self._stored.pop(str(line["key"]), None)
 
     def on_release(self, run: Run, line: Line) -> None:
         """A delta is held back no longer."""

@@ -15,10 +15,13 @@ moment, and a crash in between leaves two names of one file (`tidy`).
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import os
 import re
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -42,7 +45,37 @@ FileId = tuple[int, int]
 _ACKNOWLEDGED = ".acknowledged"
 _MOST_OF_A_KEY = 1 << 16
 _T = TypeVar("_T")
+_MOST_OF_A_COLUMN = 1 << 16
+"""Bytes: what a note says may be anyone's text."""
+
+
+class Column(list[float]):
+    """Numbers over time. A note has them as doubles, compressed, in base64: there are many."""
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(text), _MOST_OF_A_COLUMN)
+    except zlib.error as error:
+        raise ValueError(f"not a column: {error}") from None
+
+
+def _column(text: str, _: Any) -> Column:
+    data = _unpacked(text)
+    return Column(struct.unpack(f"<{len(data) // 8}d", data[: len(data) // 8 * 8]))
+
+
 _converter = make_converter(detailed_validation=False)  # errors are the plain ones
+_converter.register_unstructure_hook(
+    Column, lambda column: _packed(struct.pack(f"<{len(column)}d", *column))
+)
+_converter.register_structure_hook(Column, _column)
+_converter.register_unstructure_hook(bytearray, _packed)
+_converter.register_structure_hook(bytearray, lambda text, _: bytearray(_unpacked(text)))
 _converter.register_unstructure_hook(
     float, lambda value: value if math.isfinite(value) else str(value)
 )

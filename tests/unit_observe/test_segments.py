@@ -92,6 +92,17 @@ def test_a_segment_begins_with_the_complete_state(simulated):
         assert news == whole_news[len(whole_news) - len(news) :]
 
 
+@pytest.mark.parametrize("text", ["", "x", "AAAA", 3, None])
+def test_a_column_that_is_none_is_an_error_that_a_state_takes(text):
+    """Anyone may write a journal: what a note has is a history, or the reader begins with none."""
+    fields = fields_of(Course())
+    fields["history"]["bytes"]["columns"]["t"] = text
+    course, _ = added(Course(), [{"t": 1.0, "type": segments.SO_FAR, **fields}])
+    assert len(course.history.bytes) == 0
+    bomb = segments._packed(bytes(1 << 24))
+    assert len(segments.restored(segments.Column, bomb)) <= segments._MOST_OF_A_COLUMN // 8
+
+
 def test_what_a_client_has_spent_is_that_of_its_newest_delta():
     """Of a private run, also over segments; what is no number changes nothing."""
     course = Course()
@@ -263,7 +274,7 @@ def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
         writer.note("Lost", 0.0)
         writer.note("Lost", 0.0)
         writer.flush()
-    writer._turn(segments.Total(Course()))
+        writer._turn(segments.Total(Course()))
     writer.note("Late", 0.0)
     writer.close()
     lines = list(JournalReader(path).read_all())

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.history import History, Timeline
+from fsl_async.observe.history import STATES, History, Timeline
 from fsl_async.observe.round_series import as_dict, of_client
 
 CLIENTS_A_PART = 8
@@ -83,6 +83,6 @@ class Cursor:
         return {
             "begin": begin,
             "t": [round(t, 2) for t in line.begins[begin:]],
-            "states": line.states[begin:],
+            "states": [STATES[state] for state in line.states[begin:]],
             "marks": [[round(t, 2), what] for t, what in line.marks],
         }

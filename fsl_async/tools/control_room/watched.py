@@ -17,10 +17,10 @@ from fsl_async.errors import RunDirError
 from fsl_async.observe.evaluations import Evaluation, kept
 from fsl_async.observe.history import Course, History
 from fsl_async.observe.journal import JOURNAL, JournalReader
-from fsl_async.observe.ledger_audit import LEDGER, audit_run
+from fsl_async.observe.ledger_audit import LEDGER, Audit, audit_run
 from fsl_async.observe.node_folders import find_nodes
 from fsl_async.observe.run_state import CLIENT, PS, SPLIT_SERVER, RunState
-from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.observe.split_audit import SplitAudit, audit_split_dir
 
 AUDIT_EVERY_S = 10.0
 AUDIT_MOST_BYTES = 100_000_000
@@ -95,9 +95,11 @@ class WatchedNode:
             return {"skipped": size}, kept(self.folder)
         try:
             found = audit(self.folder)
+            complaints = found.complaints()
         except (OSError, KeyError, TypeError, ValueError) as error:
             return {"problems": [f"the ledger cannot be read: {error}"]}, kept(self.folder)
-        return found, kept(self.folder)
+        words = {"complaints": complaints, "clean": not complaints}
+        return asdict(found) | words, kept(self.folder)
 
 
 def _size(path: Path) -> int:
@@ -107,19 +109,9 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _audit_ps(folder: Path) -> dict[str, Any]:
-    found = audit_run(folder)
-    return asdict(found) | {"complaints": found.complaints(), "clean": found.is_clean}
-
-
-def _audit_split(folder: Path) -> dict[str, Any]:
-    found = asdict(audit_split_dir(folder))
-    return found | {"complaints": list(found["problems"]), "clean": not found["problems"]}
-
-
-_AUDITS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    PS: _audit_ps,
-    SPLIT_SERVER: _audit_split,
+_AUDITS: dict[str, Callable[[Path], Audit | SplitAudit]] = {
+    PS: audit_run,
+    SPLIT_SERVER: audit_split_dir,
 }
 
 
