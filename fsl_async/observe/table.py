@@ -258,19 +258,29 @@ def news_line(state: RunState, news: News) -> str:
 # --- views ---
 
 
-class Lines:
-    """Each piece of news by one call, for people or for programs that watch."""
+class Records:
+    """One JSON object for each piece of news, for programs that watch."""
 
-    def __init__(self, tell: Callable[[RunState, News], None]) -> None:
+    def __init__(self, tell: Any) -> None:
         self._tell = tell
 
     def update(self, state: RunState, news: Sequence[News], now: float) -> None:
         """Print the news."""
         for one in news:
-            self._tell(state, one)
+            self._print(state, one)
+
+    def _print(self, state: RunState, one: News) -> None:
+        self._tell(one.kind, **news_fields(state, one))
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+class PlainLines(Records):
+    """One line for each piece of news, with the seconds since the run began."""
+
+    def _print(self, state: RunState, one: News) -> None:
+        self._tell(news_line(state, one))
 
 
 _STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
@@ -326,17 +336,17 @@ class LiveTable:
         self._live.stop()
 
 
-View = Lines | LiveTable
-"""Shows a run while it goes on, until it is closed."""
-
-
 def open_view(output: Any, *, ends_at: float | None = None) -> View:
     """Objects with --json; the table on a terminal where rich is installed; else lines."""
     if output.as_json:
-        return Lines(lambda state, one: output.record(one.kind, **news_fields(state, one)))
+        return Records(output.record)
     if sys.stdout.isatty():
         try:
             return LiveTable(ends_at)
         except ImportError:
             output.say(f"(to see this as a table: {to_install('live')})")
-    return Lines(lambda state, one: output.say(news_line(state, one)))
+    return PlainLines(output.say)
+
+
+View = Records | LiveTable
+"""Shows a run while it goes on, until it is closed."""
