@@ -36,9 +36,12 @@ OF_RUN = ("t", "tokens", "loss", "cosine", "merged")
 cosine between them, number of merged deltas."""
 _COUNT = "losses"
 """Also of a client: the number of losses in the mean."""
-_MEAN = {"loss": fmean, "cosine": fmean}
-_JOINED_OF_CLIENT: dict[str, Reduce] = dict.fromkeys((*OF_CLIENT, _COUNT), sum) | _MEAN
-_JOINED_OF_RUN: dict[str, Reduce] = dict.fromkeys(OF_RUN, _last) | {"merged": sum} | _MEAN
+_JOINED_OF_CLIENT: dict[str, Reduce] = {
+    "loss": fmean, "tokens": sum, "raw": sum, "coded": sum, _COUNT: sum,
+}  # fmt: skip
+_JOINED_OF_RUN: dict[str, Reduce] = {
+    "t": _last, "tokens": _last, "loss": fmean, "cosine": fmean, "merged": sum,
+}  # fmt: skip
 """How the known values of two buckets become one."""
 _NONE = float("nan")
 
