@@ -10,7 +10,8 @@ prints one JSON object a line:
     start     seconds from the command to the printed address; resident MB of the server then
     paint     seconds from the request to the first contentful paint, to the state of all sites, and
               to all of the newest segment
-    history   seconds until the course of all older segments is drawn; points of a site; peak MB
+    history   seconds from the command until the course of all segments is drawn; points of a site;
+              peak MB
     updates   versions a second that are added; seconds from a version's line to its number on the
               page (median, worst, last): the last one tells whether the page falls behind
 
@@ -179,10 +180,9 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
         count = file.write(text)
         written, here = written + count, here + count
         number += 1
+        for line in text.splitlines():
+            course.apply(json.loads(line))
         if here >= segments.SEGMENT_BYTES and written < size:
-            for line in text.splitlines():  # the sum: of the last round, and what only grows
-                course.apply(json.loads(line))
-            course.state.ps.tokens = 65536 * len(rounds.names) * number
             segment += 1
             file.close()
             path.rename(folder / f"journal.{segment}.jsonl")
@@ -310,7 +310,7 @@ def measure(folder: Path, rounds: Rounds, number: int, args: argparse.Namespace)
                     "() => { const node = [...room.nodes.values()][0];"
                     " return node.chart && node.chart.data[0][0] === 0"
                     f" && node.state.version >= {number}"
-                    " && node.state.loading === null && room.idle(); }",
+                    " && !node.state.loading && room.idle(); }",
                     timeout=1_800_000,
                 )
                 points = "[...room.nodes.values()][0].chart.data[0].length"

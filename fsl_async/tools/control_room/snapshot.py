@@ -21,6 +21,7 @@ from fsl_async.observe.run_state import PS, SPLIT_SERVER
 from fsl_async.observe.table import header
 from fsl_async.roles.phrasing import megabytes
 from fsl_async.tools.control_room.watched import WatchedNode
+from fsl_async.tools.trackers.catalog import OF_SITES
 
 MAX_SITES = 400
 """Rows of the table: names come from the network."""
@@ -44,32 +45,16 @@ def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
     return {
         "name": client.name,
         "state": state_of(timeline, client),
-        "here": client.connected,
         "catching_up": client.returning and client.doing in {"joining", "fetching"},
         "why": client.gone_why if client.doing == "gone" else "",
         "gone_at": client.gone_at if client.doing == "gone" else None,
         "trouble": _text(client.trouble),
-        "version": client.version,
-        "step": client.step,
         "loss": number(client.loss),
-        "tokens": client.tokens,
-        "tokens_per_s": number(client.tokens_per_s),
-        "merged": client.deltas_merged,
-        "refused": client.deltas_refused,
-        "held": client.deltas_quarantined,
-        "clipped": client.deltas_clipped,
-        "uploads": client.uploads,
-        "left_out": client.left_out,
-        "raw": client.up.raw,
-        "coded": client.up.sent,
-        "relaunches": client.relaunches,
         "launch": [launch[1], launch[0], _text(timeline.launch)] if launch and timeline else None,
-        "rank": number(client.facts.get("rank")),
         "order": number(client.facts.get("order")),
-        "norm": number(client.product_norm),
-        "epsilon": number(client.epsilon),
         "labels": {_text(key): number(one) for key, one in client.label_shares.items()},
         "lag_ms": number(client.lag_p99_ms),
+        **{name: number(get(client)) for name, get in OF_SITES.items()},
     }
 
 
@@ -172,7 +157,9 @@ def held_out_rows(watched: WatchedNode) -> list[dict[str, Any]]:
 
 
 def number(value: float | None) -> float | None:
-    """A number that JSON has, with 6 digits."""
+    """A number that JSON has; one with a fraction with 6 digits."""
+    if isinstance(value, int):
+        return value
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")

@@ -48,7 +48,9 @@ class Reading:
 
 
 Sample = tuple[tuple[str, ...], float]
-Read = Callable[[Reading], "Values"]
+Values = Iterable[tuple[tuple[str, ...], Any]]
+Read = Callable[[Reading], Values]
+Get = Callable[[Any], Any]
 
 _ROLES = {
     "ps": (PS,),
@@ -62,7 +64,7 @@ _ROLES = {
 @frozen
 class Figure:
     """One figure. name: Prometheus's, `_total` included. series: the trackers', with labels in
-    braces; empty: not for them.
+    braces; page: the control room's, of a site; empty: not for them. get: the value of a site.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Figure:
     labels: tuple[str, ...]
     series: str
     roles: tuple[str, ...]
+    page: str
+    get: Get | None
 
     @property
     def kind(self) -> str:
@@ -95,10 +99,7 @@ def clients_of(state: RunState) -> list[ClientState]:
     return known[:MAX_CLIENTS]
 
 
-# --- how figures are read: a path below one of these, or a function's name with brackets ---
-
-Values = Iterable[tuple[tuple[str, ...], Any]]
-Get = Callable[[Any], Any]
+# --- how figures are read: by a path, or a function's name with brackets, below one of these ---
 
 
 def _of_run(reading: Reading, get: Get) -> Values:
@@ -169,9 +170,9 @@ def _sockets(reading: Reading) -> Values:
     return [((direction,), found.get(direction, 0)) for direction in ("up", "down")]
 
 
-def _speed(reading: Reading) -> Values:
-    speeds = [one.tokens_per_s for one in reading.state.clients.values() if one.connected]
-    return [((), math.fsum(speeds) if speeds else None)]
+def _speed(state: RunState) -> float | None:
+    speeds = [one.tokens_per_s for one in state.clients.values() if one.connected]
+    return math.fsum(speeds) if speeds else None
 
 
 def _cosine(state: RunState) -> float | None:
@@ -187,7 +188,17 @@ def _lag_s(client: ClientState) -> float | None:
     return None if client.lag_p99_ms is None else client.lag_p99_ms / 1000
 
 
-_FUNCTIONS: dict[str, Read] = {
+_GETTERS: dict[str, Get] = {
+    "speed()": _speed,
+    "cosine()": _cosine,
+    "held()": lambda state: len(state.ps.held),
+    "unlisted()": lambda state: max(0, len(state.clients) - MAX_CLIENTS),
+    "troubled()": lambda client: bool(client.trouble),
+    "loss()": _loss,
+    "lag_s()": _lag_s,
+    "rank()": lambda client: client.facts.get("rank"),
+}
+_READERS: dict[str, Read] = {
     "info()": _info,
     "up()": lambda reading: [((), reading.up)],
     "phase()": _phase,
@@ -195,23 +206,11 @@ _FUNCTIONS: dict[str, Read] = {
     "payload()": _by_category("payload"),
     "coded()": _by_category("coded"),
     "sockets()": _sockets,
-    "speed()": _speed,
-    "held()": lambda reading: [((), len(reading.state.ps.held))],
-    "cosine()": lambda reading: _of_run(reading, _cosine),
-    "unlisted()": lambda reading: [((), max(0, len(reading.state.clients) - MAX_CLIENTS))],
-    "troubled()": lambda reading: _of_those_here(reading, lambda one: bool(one.trouble)),
-    "loss()": lambda reading: _of_those_here(reading, _loss),
-    "lag()": lambda reading: _of_those_here(reading, _lag_s),
-    "rank()": lambda reading: _of_clients(reading, lambda one: one.facts.get("rank")),
 }
 
 
-def _reader(value: str, unknown: str) -> Read:
+def _reader(samples: Callable[[Reading, Get], Values], get: Get, unknown: str) -> Read:
     """How a value is read. unknown: the number that stands for one that is not known."""
-    if value in _FUNCTIONS:
-        return _FUNCTIONS[value]
-    kind, _, path = value.partition(".")
-    samples, get = _PATHS[kind], attrgetter(path)
     if not unknown:
         return lambda reading: samples(reading, get)
     none = float(unknown)
@@ -224,12 +223,21 @@ def _catalog() -> Iterator[Figure]:
     """The rows of `figures.txt`, a figure each."""
     _, *rows = (Path(__file__).parent / "figures.txt").read_text().splitlines()
     for row in rows:
-        name, labels, series, roles, unknown, value, help_ = map(str.strip, row.split("|"))
-        read = _reader(value, unknown)
-        yield Figure(name, help_, read, tuple(labels.split()), series, _ROLES[roles])
+        name, labels, series, page, roles, unknown, value, help_ = map(str.strip, row.split("|"))
+        kind, _, path = value.partition(".")
+        if path:
+            get = _GETTERS.get(path) or attrgetter(path)
+            read = _reader(_PATHS[kind], get, unknown)
+        else:
+            get, read = None, _READERS[value]
+        yield Figure(name, help_, read, tuple(labels.split()), series, _ROLES[roles], page, get)
 
 
 CATALOG = tuple(_catalog())
+
+
+OF_SITES = {one.page: one.get for one in CATALOG if one.page and one.get}
+"""The control room's figures of a site: how each is read."""
 
 
 def prefix_of(role: str) -> str:

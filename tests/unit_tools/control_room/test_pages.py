@@ -80,6 +80,7 @@ def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
     assert rows["a"]["merged"] == 2
     assert rows["a"]["coded"] == 2 * 1234
     assert rows["a"]["raw"] == 2 * 4000
+    assert (rows["a"]["here"], rows["c"]["here"], rows["b"]["version"]) == (True, False, 1)
     assert found["window"]["waited_for"] == ["a"]
     assert found["window"]["late"] == ["b"]
     assert found["held"] == [["b/1/2/3", "too far"]]
