@@ -115,7 +115,7 @@ class JournalWriter:
         self,
         path: Path,
         clock: Callable[[], float] = time.time,
-        sum_up: Callable[[], segments.Sum] | None = Course,
+        sum_up: Callable[[], Course] | None = Course,
     ) -> None:
         self.path = path
         self._sum_up = sum_up

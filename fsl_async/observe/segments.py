@@ -24,7 +24,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from attrs import define, field
 from cattrs.preconf.json import make_converter
@@ -81,19 +81,12 @@ _converter.register_unstructure_hook(
 )
 
 
-class Sum(Protocol):
-    """Adds the lines of a journal up: an attrs object, whose fields the note so_far has."""
-
-    def apply(self, line: Mapping[str, Any], /) -> object:
-        """Take one line; a note so_far replaces all before it."""
-        ...
-
-
 @define
 class Total:
     """What the next segment keeps of those before it."""
 
-    sum: Sum
+    sum: Any
+    """An attrs object that `apply` adds lines to; its fields are those of the note."""
     acknowledged: dict[str, None] = field(factory=dict)
     """Keys of deltas, of the lines that were added."""
 
