@@ -39,6 +39,8 @@ class OpenRound:
     """The called clients of the newest round, and the incarnation that was called."""
     empty: set[str] = field(factory=set)
     """Of these, the ones that answered, but with nothing that can be merged."""
+    calls_again: bool = False
+    """The next call is the first one of a process that goes on with the round."""
     closes_at: float | None = None
     """When the grace window closes, seconds since 1970; None: not begun."""
     late: set[str] = field(factory=set)
@@ -54,7 +56,9 @@ class OpenRound:
         """Count a call; the first one opens the round."""
         if not self.is_open or self.number != number:
             self.number, self.is_open, self.closes_at = number, True, None
-            self._round = Round(number, now, cap_s, {})
+            self._round, self.calls_again = Round(number, now, cap_s, {}), True
+        if self.calls_again:
+            self.calls_again = False
             self.asked.clear()
             self.empty.clear()
         self.asked[name] = self._round.expected[name] = incarnation

@@ -214,6 +214,7 @@ class ParameterServerFigures:
         self.digest = str(line.get("digest", ""))
         self.tokens = int(line.get("tokens_total", 0))
         run.node.phase = "ready" if self.version >= 0 else "waiting"
+        self._window.calls_again = True
         # An Accumulate follows for each that is pending.
         self._stored |= self._pending
         self._pending.clear()

@@ -193,6 +193,18 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
 
 
+def test_a_round_that_is_called_again_after_a_restart_counts_each_client_once(journal):
+    journal.call(10.0, 0, "a", "b", "c")
+    journal.delta(11.0, "a", 0, 5.0)
+    journal.add(12.0, "recovered", version=0, digest="d0", pending=[])
+    assert journal.run.ps.window.as_dict()["called"] == 3
+    journal.call(13.0, 0, "a", "b")
+    journal.delta(14.0, "b", 0, 5.0)
+    assert journal.run.ps.window.as_dict()["called"] == 2
+    journal.commit(15.0, 1)
+    assert "1 of 2 called clients merged" in journal.run.news[-1].text
+
+
 def test_bytes_over_time_are_those_of_the_status(journal):
     journal.delta(10.0, "a", 0, 5.0)
     journal.add(11.0, "version_sent", peer="a", version=1, bytes_coded=30)
