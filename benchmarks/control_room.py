@@ -10,7 +10,8 @@ prints one JSON object a line:
     start     seconds from the command to the printed address; resident MB of the server then
     paint     seconds from the request to the first contentful paint, to the state of all sites, and
               to all of the newest segment
-    history   seconds until the course of all older segments is drawn; points of a site; peak MB
+    history   seconds from the command until the course of all segments is drawn; points of a site;
+              peak MB
     updates   versions a second that are added; seconds from a version's line to its number on the
               page (median, worst, last): the last one tells whether the page falls behind
 
@@ -36,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from fsl_async.observe import segments
-from fsl_async.observe.run_state import RunState
+from fsl_async.observe.history import Course
 
 BEGIN = 1_790_000_000.0
 ROUND_S = 60.0
@@ -167,10 +168,10 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
     """Write a journal of `size` bytes; returns the number of rounds."""
     folder.mkdir(parents=True)
     path = folder / "journal.jsonl"
-    state = RunState()
+    course = Course()
     text = beginning(rounds)
     for line in text.splitlines():
-        state.apply(json.loads(line))
+        course.apply(json.loads(line))
     file = path.open("w")
     written = here = file.write(text)
     number = segment = 0
@@ -179,15 +180,14 @@ def generate(folder: Path, size: int, rounds: Rounds) -> int:
         count = file.write(text)
         written, here = written + count, here + count
         number += 1
+        for line in text.splitlines():
+            course.apply(json.loads(line))
         if here >= segments.SEGMENT_BYTES and written < size:
-            for line in text.splitlines():  # the sum: of the last round, and what only grows
-                state.apply(json.loads(line))
-            state.ps.tokens = 65536 * len(rounds.names) * number
             segment += 1
             file.close()
             path.rename(folder / f"journal.{segment}.jsonl")
             file = path.open("w")
-            sum_of = segments.Total(state).as_fields()
+            sum_of = segments.Total(course).as_fields()
             head = {"n": rounds.n, "t": BEGIN + ROUND_S * number, "now": 0.0, "kind": "note"}
             here = file.write(
                 json.dumps({**head, "type": "so_far", "cause": None, **sum_of}) + "\n"
@@ -310,7 +310,7 @@ def measure(folder: Path, rounds: Rounds, number: int, args: argparse.Namespace)
                     "() => { const node = [...room.nodes.values()][0];"
                     " return node.chart && node.chart.data[0][0] === 0"
                     f" && node.state.version >= {number}"
-                    " && node.state.loading === null && room.idle(); }",
+                    " && !node.state.loading && room.idle(); }",
                     timeout=1_800_000,
                 )
                 points = "[...room.nodes.values()][0].chart.data[0].length"

@@ -38,8 +38,8 @@ def command(
     is usual. While rates fall already, an option sets another end. Works on the parameter server's
     machine; if the parameter server is not running, the decay begins when it is started again.
     """
-    from fsl_async.commands.status import with_ledger
     from fsl_async.nodes.ps.decay_requests import write_request
+    from fsl_async.observe.node_folders import with_ledger
     from fsl_async.roles.sync.progress import RunLimits
 
     if sum(one is not None for one in (rounds, tokens, seconds)) > 1:

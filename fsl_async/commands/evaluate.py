@@ -84,7 +84,7 @@ def command(
     returns {"loss": nats a token}.
     """
     from fsl_async.commands.client import check_columns
-    from fsl_async.commands.status import with_ledger
+    from fsl_async.observe.node_folders import with_ledger
 
     if follow and version is not None:
         raise UsageError("give --follow or --version, not both")

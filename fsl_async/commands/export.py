@@ -47,7 +47,7 @@ def command(
     has on your batches with the version's weights. The weights of each kept version are a
     safetensors file already: RUN_DIR/checkpoints/vN/weights.safetensors.
     """
-    from fsl_async.commands.status import with_ledger
+    from fsl_async.observe.node_folders import with_ledger
     from fsl_async.tools import exports
     from fsl_async.tools.kept_run import KeptRun
 

@@ -54,7 +54,7 @@ def command(
     model (give --base) or trained the built-in GPT; or a folder that fsl-node export wrote. Where
     the tokenizer has a chat format, the prompt is a user's message.
     """
-    from fsl_async.commands.status import with_ledger
+    from fsl_async.observe.node_folders import with_ledger
 
     try:
         run_dir = with_ledger(source)

@@ -39,7 +39,7 @@ def command(
     to version N, and these deltas are kept out: those of the client that wait or were merged after
     N, and those that others computed from versions after N. Others wait to be merged again.
     """
-    from fsl_async.commands.status import with_ledger
+    from fsl_async.observe.node_folders import with_ledger
     from fsl_async.store.errors import CheckpointDamaged, StoreError
     from fsl_async.store.records import to_fact
     from fsl_async.store.store import Store

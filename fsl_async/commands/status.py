@@ -9,23 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsl_async.commands import status_trackers
 from fsl_async.commands.options import RunDir, Whole
 from fsl_async.commands.output import Output
-from fsl_async.errors import RunDirError, UsageError
+from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
-    from fsl_async.observe.run_state import RunState
 
-JOURNAL = "journal.jsonl"
-LEDGER = "ledger.jsonl"
-PS, SERVER = "ps", "server"
-"""Folders in the run directory of a process that holds both."""
 _POLL_S = 0.5
 _CLIENTS_EVERY_S = 10.0
 
@@ -50,22 +45,23 @@ def command(
     follow: bool,
     port: int | None,
     as_json: bool,
-    asked: status_trackers.Asked,
+    **trackers: Any,
 ) -> int:
     """Show a run, running or finished, from RUN_DIR/journal.jsonl and the files beside it.
 
     Reads only; works while the server runs, after it was killed, and on a copy of the directory.
     """
     from fsl_async.commands.status_report import NodeStatus, facts, lines
+    from fsl_async.observe.node_folders import run_dir_of, servers_of
 
-    output = Output(as_json=as_json)
+    output, asked = Output(as_json=as_json), status_trackers.Asked(**trackers)
     if port is not None:
         _alone(follow, asked)
-        return _web(_run_dir(run_dir), port, output)
+        return _web(run_dir_of(run_dir), port, output)
     if asked:
         status_trackers.check(asked)
         status_trackers.wait_for_journal(run_dir, output)
-    first, *others = (NodeStatus(folder) for folder in _folders(_run_dir(run_dir)))
+    first, *others = (NodeStatus(folder) for folder in servers_of(run_dir_of(run_dir)))
     with status_trackers.watching([first, *others], asked, output) as poll:
         if follow:
             _follow(first, output, poll)
@@ -97,71 +93,15 @@ def _alone(follow: bool, asked: status_trackers.Asked) -> None:
 
 def _web(run_dir: Path, port: int, output: Output) -> int:
     """Serve the page until Ctrl-C."""
-    from fsl_async.commands.status_report import alive_words
     from fsl_async.tools.control_room import server
-
-    def alive(state: RunState, now: float) -> str:
-        version = state.ps.version
-        return alive_words(
-            state.node, now, f"version {version}" if version >= 0 else "the beginning"
-        )
 
     def announce(url: str) -> None:
         if output.as_json:
             output.record("web", url=url)
         output.say(f"open {url} in a browser on this machine (Ctrl-C ends the page, not the run)")
 
-    server.run(run_dir, port, alive, announce)
+    server.run(run_dir, port, announce)
     return 0
-
-
-def _run_dir(path: Path) -> Path:
-    """The run directory that `path` is, or the one whose journal it is."""
-    if path.is_file():
-        if path.name == JOURNAL:
-            return path.parent
-        raise RunDirError(
-            f"{path} is a file: give the run directory that the server named, or the {JOURNAL}"
-            " in it"
-        )
-    if not path.exists():
-        raise RunDirError(
-            f"{path}: no such directory; give the run directory that the server named"
-        )
-    return path
-
-
-def with_ledger(run_dir: Path) -> Path:
-    """The parameter server's directory: `run_dir`, or its folder in it. Raises RunDirError."""
-    for folder in (run_dir, run_dir / PS):
-        if (folder / LEDGER).is_file():
-            return folder
-    raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
-
-
-def _folders(run_dir: Path) -> list[Path]:
-    """Where the journals are: the parameter server's first, where there are two."""
-    split = run_dir / SERVER
-    has_split = (split / JOURNAL).is_file()
-    ps = run_dir / PS if has_split and (run_dir / PS).is_dir() else run_dir
-    if has_split:
-        return [ps, split] if (ps / JOURNAL).is_file() else [split]
-    if (run_dir / JOURNAL).is_file():
-        return [run_dir]
-    inside = sorted(one.name for one in run_dir.iterdir() if _is_run_dir(one))
-    if inside:
-        raise RunDirError(
-            f"{run_dir} has no {JOURNAL}, but run directories in it: give one of"
-            f" {', '.join(inside[:8])}"
-        )
-    raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")
-
-
-def _is_run_dir(path: Path) -> bool:
-    """Whether it is that of a server, or of one of each."""
-    if (path / SERVER / JOURNAL).is_file() or (path / PS / JOURNAL).is_file():
-        return True
-    return (path / JOURNAL).is_file() and (path / LEDGER).is_file()
 
 
 def _follow(status: NodeStatus, output: Output, poll: Callable[[], None]) -> None:

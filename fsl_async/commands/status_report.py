@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,20 +13,18 @@ from attrs import asdict
 
 from fsl_async.accounting.accounts import account_lines
 from fsl_async.errors import RunDirError
-from fsl_async.observe.clients import News, client_dict
+from fsl_async.observe.clients import News, client_dict, lost_words
 from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
-from fsl_async.observe.idle_clients import idle_lines
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.liveness import alive_words
+from fsl_async.observe.odd_clients import idle_lines, site_lines
 from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.observe.table import client_lines, header, legend, news_line
-from fsl_async.observe.training_lost import lost_words
-from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.phrasing import counted, megabytes
 
-SILENT_S = 60.0
 _NEWS = 8
 _NAMED = 8
 
@@ -90,42 +85,6 @@ def table(state: RunState, now: float) -> list[str]:
             f"steps left out, as no answer came or their one sample cannot be trained on: {named}"
         )
     return made
-
-
-def alive_words(node: NodeState, now: float, goes_on_from: str) -> str:
-    """Whether the process is alive, as far as can be known from here."""
-    age = max(0.0, now - node.last_t)
-    if node.ended_at is not None:
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.ended_at))
-        return f"ended at {ended}: {node.ending}"
-    here = node.host == socket.gethostname() and node.pid > 0
-    if here and not _exists(node.pid):
-        return (
-            f"gone without a last word (process {node.pid} was killed?); start it again, it goes"
-            f" on from {goes_on_from}"
-        )
-    which = f"process {node.pid} on {'this machine' if here else node.host}" if node.pid else "it"
-    if here or age < SILENT_S:
-        return f"running, {which}, last line of the journal {age:.0f} s ago"
-    return f"silent for {age:.0f} s ({which}): look there whether it still runs"
-
-
-def is_gone(node: NodeState, now: float) -> bool:
-    """Whether the process has ended, or was killed here and not started again for SILENT_S."""
-    if node.ended_at is not None:
-        return True
-    here = node.host == socket.gethostname() and node.pid > 0
-    return here and now - node.last_t > SILENT_S and not _exists(node.pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _encrypted(of: str, node: NodeState) -> list[str]:

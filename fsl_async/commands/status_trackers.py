@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
     from fsl_async.tools.trackers.feed import Feed
     from fsl_async.tools.trackers.outbox import Outbox, Tracker
-    from fsl_async.tools.trackers.prometheus import Figures
+    from fsl_async.tools.trackers.prometheus import Page
 
 JOURNAL = "journal.jsonl"
 POLL_S = 0.5
@@ -35,12 +35,13 @@ PROJECT = "fsl-async"
 _FOLDERS = ("", "ps", "server")
 """Where journals are in a run directory."""
 _MOST_TEXT = 500
-_PACKAGES = {
-    "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow",
-    "metrics": "prometheus_client",
-}  # fmt: skip
-_EXTRAS = {"metrics": "prometheus"}
-_F = TypeVar("_F", bound=Callable[..., Any])
+_NEEDS = {
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+    "metrics": ("prometheus_client", "prometheus"),
+}
+"""Option -> package, and the extra that has it."""
 
 
 @frozen
@@ -56,43 +57,44 @@ class Asked:
         return self != Asked()
 
 
-def options(command: _F) -> _F:
-    """Add the options; the command gets them as `asked`."""
-
-    @click.option(
+OPTIONS = (
+    click.option(
         "--tensorboard",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
         help="Write a point for each version to DIR, for TensorBoard.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--wandb",
         is_flag=False,
         flag_value=PROJECT,
         metavar="[PROJECT]",
         help="Send them to Weights & Biases; WANDB_MODE=offline keeps them in ./wandb.",
-    )
-    @click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database.")
-    @click.option(
-        "--metrics", type=Whole(0, 65535), is_flag=False, flag_value=PORT,
+    ),
+    click.option("--mlflow", metavar="URI", help="Send them to an MLflow server or database."),
+    click.option(
+        "--metrics",
+        type=Whole(0, 65535),
+        is_flag=False,
+        flag_value=PORT,
         metavar="[PORT]",
         help=f"Serve figures for Prometheus on 127.0.0.1 ({PORT}) until the run ends.",
-    )  # fmt: skip
-    @functools.wraps(command)
-    def with_trackers(
-        *, tensorboard: Path | None, wandb: str | None, mlflow: str | None,
-        metrics: int | None, **others: Any,
-    ) -> Any:  # fmt: skip
-        return command(asked=Asked(tensorboard, wandb, mlflow, metrics), **others)
+    ),
+)
+"""Each has the name of a field of `Asked`."""
 
-    return with_trackers  # type: ignore[return-value]
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which makes them an `Asked`."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 def check(asked: Asked) -> None:
     """Raise UsageError for what cannot work, before anything is waited for."""
-    for option, package in _PACKAGES.items():
+    for option, (package, extra) in _NEEDS.items():
         if getattr(asked, option) is not None and importlib.util.find_spec(package) is None:
-            extra = _EXTRAS.get(option, option)
             raise UsageError(
                 f"--{option} needs {package}, which is not installed: {to_install(extra)}"
             )
@@ -122,7 +124,7 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
 
 def wait_until_gone(status: NodeStatus, poll: Callable[[], None]) -> None:
     """Poll until the node is gone for good, or Ctrl-C."""
-    from fsl_async.commands.status_report import is_gone
+    from fsl_async.observe.liveness import is_gone
 
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -147,48 +149,34 @@ class Watching:
     def __init__(self, nodes: Sequence[NodeStatus], asked: Asked, output: Output) -> None:
         from fsl_async.tools.trackers.feed import Feed, run_name
         from fsl_async.tools.trackers.outbox import Outbox
-        from fsl_async.tools.trackers.prometheus import Figures
 
         name = run_name(nodes[0].state.node, nodes[0].folder)
         self._output = output
         self._uri = asked.mlflow or ""
         self._boxes: list[Outbox] = []
-        self._figures: Figures | None = None
-        self._page: Any = None
+        self._page: Page | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             for tracker in _trackers(asked, name):
                 self._boxes.append(Outbox(tracker))
                 output.say(f"{tracker.name}: {tracker.where}")
             if asked.metrics is not None:
-                self._open_page(Figures(), asked.metrics)
+                self._page = _opened_page(asked.metrics)
+                output.say(f"metrics: {self._page.url}")
+                output.record("metrics", url=self._page.url)
             self._feeds: list[Feed] = [Feed(one.folder, self._boxes, self._send) for one in nodes]
             self.poll()
             undo.pop_all()
 
-    def _open_page(self, figures: Figures, port: int) -> None:
-        from fsl_async.tools.trackers.prometheus import Page
-
-        try:
-            self._page = Page(figures, port)
-        except OSError as error:
-            raise UsageError(
-                f"--metrics {port}: {error.strerror or error}; give another port, or 0 for any"
-            ) from None
-        self._figures = figures
-        self._output.say(f"metrics: {self._page.url}")
-        self._output.record("metrics", url=self._page.url)
-
     def poll(self) -> None:
         """Read what is new, and hand it over."""
+        from fsl_async.observe.liveness import is_gone
+
         for feed in self._feeds:
             feed.poll()
-        if self._figures is not None:
-            from fsl_async.commands.status_report import is_gone
-
-            self._figures.show(
-                [feed.reading(up=not is_gone(feed.node, time.time())) for feed in self._feeds]
-            )
+        if self._page is not None:
+            now = time.time()
+            self._page.show([one.reading(up=not is_gone(one.node, now)) for one in self._feeds])
 
     def _send(self) -> None:
         for box in self._boxes:
@@ -206,24 +194,34 @@ class Watching:
             self._output.warn(one_line(without_password(problem, self._uri)))
 
 
+def _opened_page(port: int) -> Page:
+    from fsl_async.tools.trackers.prometheus import Page
+
+    try:
+        return Page(port)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics {port}: {error.strerror or error}; give another port, or 0 for any"
+        ) from None
+
+
 def _trackers(asked: Asked, run: str) -> Iterator[Tracker]:
     """Open the trackers that are asked for. Raises UsageError."""
     if asked.tensorboard is not None:
         from fsl_async.tools.trackers.tensorboard import TensorBoard
 
-        folder = asked.tensorboard / run
-        yield _opened(f"--tensorboard {asked.tensorboard}", lambda: TensorBoard(folder))
+        where = f"--tensorboard {asked.tensorboard}"
+        yield _opened(where, partial(TensorBoard, asked.tensorboard / run))
     if asked.wandb is not None:
         from fsl_async.tools.trackers.weights_and_biases import WeightsAndBiases, folder_of
 
-        project = asked.wandb
-        where = f"--wandb {project}"
-        yield _opened(where, lambda: WeightsAndBiases(project, run, folder_of()))
+        where = f"--wandb {asked.wandb}"
+        yield _opened(where, partial(WeightsAndBiases, asked.wandb, run, folder_of()))
     if asked.mlflow is not None:
         from fsl_async.tools.trackers.mlflow import MLflow
 
-        uri = asked.mlflow
-        yield _opened(f"--mlflow {uri}", lambda: MLflow(uri, run), uri)
+        where = f"--mlflow {asked.mlflow}"
+        yield _opened(where, partial(MLflow, asked.mlflow, run), asked.mlflow)
 
 
 def _opened(option: str, make: Callable[[], Tracker], uri: str = "") -> Tracker:

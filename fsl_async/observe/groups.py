@@ -11,6 +11,8 @@ from fsl_async.roles.phrasing import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fsl_async.observe.run import Run
+
     Line = Mapping[str, Any]
 
 
@@ -30,32 +32,32 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def recovered(self, line: Line) -> None:
+    def on_ring_recovered(self, run: Run, line: Line) -> None:
         """The process began."""
         self.is_on, self.here = True, []
-        self.held(line)
+        self.on_adopted(run, line)
 
-    def held(self, line: Line) -> None:
+    def on_adopted(self, run: Run, line: Line) -> None:
         """Global weights are adopted."""
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def came(self, line: Line) -> None:
+    def on_ring_peer_here(self, run: Run, line: Line) -> None:
         """A session with another server is open."""
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def left(self, line: Line) -> None:
+    def on_ring_peer_gone(self, run: Run, line: Line) -> None:
         """A session with another server ended."""
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def lost(self, _: Line) -> None:
+    def on_ring_failed(self, run: Run, line: Line) -> None:
         """An attempt failed."""
         self.failed += 1
 
-    def chose(self, line: Line) -> None:
+    def on_keep_decision(self, run: Run, line: Line) -> None:
         """A decision is being written."""
         self.members = sorted(map(str, line["contributors"]))
 
-    def decide(self, _: Line) -> None:
+    def on_decision_kept(self, run: Run, line: Line) -> None:
         """A decision is in the ledger."""
         self.decided += 1
 
@@ -77,15 +79,3 @@ class GroupFigures:
         named = [name or "the coordinator" for name in self.here]
         parts.append(f"connected: {', '.join(named) or 'none'}")
         return ["; ".join(parts)]
-
-
-LINES = {
-    "ring_recovered": GroupFigures.recovered,
-    "adopted": GroupFigures.held,
-    "ring_peer_here": GroupFigures.came,
-    "ring_peer_gone": GroupFigures.left,
-    "ring_failed": GroupFigures.lost,
-    "keep_decision": GroupFigures.chose,
-    "decision_kept": GroupFigures.decide,
-}
-"""Journal line -> what it changes."""

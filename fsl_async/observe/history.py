@@ -1,9 +1,8 @@
-"""What a journal shows over time: rounds, timelines of clients, bytes, held-out losses. Pure.
+"""What a journal shows over time: rounds, timelines of clients, bytes. Pure.
 
-`History.apply(line, run)` takes each line after `RunState.apply` has taken it, with that state.
-What is kept is bounded: `RoundSeries` by its buckets, a timeline by `MAX_SEGMENTS` for each client,
-samples of bytes by `MAX_SAMPLES`. A fresh `RunState` that begins with a note so_far has the sums of
-older segments, but their course only `JournalReader.read_all` gives.
+`Course` is a node's state with its history. What is kept is bounded: `RoundSeries` by its buckets,
+a timeline by `MAX_SEGMENTS` for each client, samples of bytes by `MAX_SAMPLES`. So each segment
+of a journal begins with all of it, and nobody reads older ones for it.
 
 A client's timeline is a row of segments. Each begins at a time and lasts until the next:
 
@@ -22,24 +21,21 @@ server ("waiting", "launched", "left alone", "failed", "gave up"), and "held", "
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import field, mutable
+from attrs import field, fields, mutable
 
-from fsl_async.observe.clients import ClientState, Line
-from fsl_async.observe.evaluations import Evaluation
+from fsl_async.observe import segments
+from fsl_async.observe.clients import ClientState, Line, News
 from fsl_async.observe.round_series import MAX_CLIENTS, RoundSeries
-from fsl_async.observe.round_window import RoundWindow
 from fsl_async.observe.run_state import PS, RunState
-from fsl_async.observe.segments import SO_FAR
+from fsl_async.observe.segments import Column
 
 MAX_SEGMENTS = 512
 MAX_MARKS = 128
 MAX_SAMPLES = 1024
-MAX_EVALUATIONS = 1024
 
 STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
@@ -57,26 +53,18 @@ _STATE_OF = {
 _MARKS = {"joined", "relaunched", "reconnected"}
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
-LINES = (
-    *("client_hello", "admit_split", "client_left", "fetch_asked", "stream_lost", "model_attached"),
-    *("delta_offered", "delta_stored", "version_held", "version_sent", "accumulate", "average"),
-    *("version_committed", "commit_global", "recovered", "version_found", "round_skipped"),
-    *("call/1", "turn/1", "publish/1", "declined/1", "quarantine", "release", "relaunch"),
-    *("reject/1", '"refuse"'),
-    *("node_started", "node_ended", "finish", "traffic", "upload_trained", "round_done_received"),
-    *("ring_peer_here", "ring_peer_gone", "adopted", "connection_accepted", "connection_ended"),
-    *(SO_FAR, "hung_s", "closes without a new version"),
-)
-"""A line that changes a history has one of these in it; most heartbeats have none."""
+
+def _newest_marks(marks: Iterable[tuple[float, str]]) -> deque[tuple[float, str]]:
+    return deque(marks, MAX_MARKS)
 
 
 @mutable
 class Timeline:
     """A client's segments: when each begins (seconds since 1970), and its state."""
 
-    begins: array[float] = field(factory=lambda: array("d"))
+    begins: Column = field(factory=Column)
     states: bytearray = field(factory=bytearray)
-    marks: deque[tuple[float, str]] = field(factory=lambda: deque(maxlen=MAX_MARKS))
+    marks: deque[tuple[float, str]] = field(factory=deque, converter=_newest_marks)
     launch: str = ""
     """What the server said of its last launch: Slurm's job and its state, among others."""
     clock: int = 0
@@ -112,14 +100,14 @@ class Timeline:
         """Join the older half in pairs, under the state of the longer one of each."""
         self.generation += 1
         half = len(self.begins) // 4 * 2
-        begins, states = array("d"), bytearray()
+        begins, states = Column(), bytearray()
         for at in range(0, half, 2):
             middle, end = self.begins[at + 1], self.begins[at + 2]
             longer = at if middle - self.begins[at] >= end - middle else at + 1
             if not states or states[-1] != self.states[longer]:
                 begins.append(self.begins[at])
                 states.append(self.states[longer])
-        self.begins = begins + self.begins[half:]
+        self.begins = Column([*begins, *self.begins[half:]])
         self.states = states + self.states[half:]
 
 
@@ -127,9 +115,7 @@ class Timeline:
 class Samples:
     """Bytes over time, from the notes "traffic". At `MAX_SAMPLES` every second one is left out."""
 
-    columns: dict[str, array[float]] = field(
-        factory=lambda: {name: array("d") for name in ("t", *SAMPLED)}
-    )
+    columns: dict[str, Column] = field(factory=lambda: {name: Column() for name in ("t", *SAMPLED)})
     clock: int = 0
     _every: int = 1
     _seen: int = 0
@@ -149,7 +135,7 @@ class Samples:
         self.clock += 1
         if len(self) > MAX_SAMPLES:
             self._every *= 2
-            self.columns = {name: column[::2] for name, column in self.columns.items()}
+            self.columns = {name: Column(column[::2]) for name, column in self.columns.items()}
             self._seen = 0
 
 
@@ -160,8 +146,6 @@ class History:
     rounds: RoundSeries = field(factory=RoundSeries)
     timelines: dict[str, Timeline] = field(factory=dict)
     bytes: Samples = field(factory=Samples)
-    held_out: dict[tuple[int, str, str], Evaluation] = field(factory=dict)
-    window: RoundWindow = field(factory=RoundWindow)
     relays: dict[str, list[int]] = field(factory=dict)
     """Of a relay, by server: connections open, accepted, bytes up and down of ended ones."""
     job: str = ""
@@ -170,8 +154,6 @@ class History:
     begins_at: float | None = None
     """Time of the first line."""
     lines: int = 0
-    _evaluated: Evaluation | None = None
-    _round_losses: list[float] = field(factory=list)
     _connections: dict[int, str] = field(factory=dict)
     _samples: dict[str, int] = field(factory=dict)
     _version: int = -1
@@ -183,39 +165,33 @@ class History:
         if self.begins_at is None and run.node.last_t:
             self.begins_at = run.node.last_t
         kind = line.get("type")
+        handler = getattr(self, f"_on_{kind}", None)
         try:
-            self.window.apply(line, run)
-            handler = _HANDLERS.get(str(kind))
             if handler is not None:
-                handler(self, line, run)
+                handler(run, line)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return
         finally:
             self._version = run.ps.version
         peer = line.get("peer")
-        if kind in {"node_started", "node_ended", SO_FAR}:
-            self._follow(run.clients.values(), run.node.last_t)
+        if kind in {"node_started", "node_ended", segments.SO_FAR}:
+            self._follow(run.clients.values(), run)
         elif isinstance(peer, str) and (client := run.clients.get(peer)) is not None:
-            self._follow((client,), run.node.last_t)
+            self._follow((client,), run)
         elif isinstance(peer, str):  # it was refused: its place is for others
             self.timelines.pop(peer, None)
 
-    def add_evaluation(self, one: Evaluation) -> None:
-        """Keep a held-out loss; of one version on the same data the last counts."""
-        self.held_out[one.version, one.data, one.of] = one
-        while len(self.held_out) > MAX_EVALUATIONS:
-            del self.held_out[next(iter(self.held_out))]
-
-    def _follow(self, clients: Iterable[ClientState], t: float) -> None:
+    def _follow(self, clients: Iterable[ClientState], run: RunState) -> None:
+        late = run.ps.window.late
         for client in clients:
             line = self.timeline(client.name)
             if line is not None:
                 state = _STATE_OF.get(client.doing, "fetching")
-                if state == "training" and client.name in self.window.late:
+                if state == "training" and client.name in late:
                     state = "late"
                 elif state in {"training", "sending"} and client.hangs:
                     state = "hangs"
-                line.enter(t, state)
+                line.enter(run.node.last_t, state)
 
     def timeline(self, name: str) -> Timeline | None:
         """The client's; None for those beyond `MAX_CLIENTS`."""
@@ -230,15 +206,24 @@ class History:
             line.marks.append((t, what))
             line.clock += 1
 
-    # --- the lines ---
+    # --- the lines, by their types ---
 
-    def _arrived(self, line: Line, run: RunState) -> None:
+    def _on_so_far(self, run: RunState, line: Line) -> None:
+        if self.lines > 1:  # the lines before it were read, too
+            return
+        found = segments.restored(History, line["history"])
+        for each in fields(History):
+            setattr(self, each.name, getattr(found, each.name))
+
+    def _on_client_hello(self, run: RunState, line: Line) -> None:
         # `RunState` has just told what this hello was.
         name, news = str(line["peer"]), run.news[-1] if run.news else None
         if news is not None and news.client == name and news.kind in _MARKS:
             self._mark(name, run.node.last_t, news.kind)
 
-    def _relaunch(self, line: Line, run: RunState) -> None:
+    _on_admit_split = _on_client_hello
+
+    def _on_relaunch(self, run: RunState, line: Line) -> None:
         what = str(line["what"])
         name = str(line["client"])
         timeline = self.timeline(name) if what in _LAUNCHES and name else None
@@ -247,22 +232,13 @@ class History:
             text = str(line.get("text", ""))
             timeline.launch = text.removeprefix(name).lstrip(": ")
 
-    def _offered(self, line: Line, run: RunState) -> None:
-        newest = run.ps.evaluations[-1] if run.ps.evaluations else None
-        if newest is not None and newest is not self._evaluated:
-            self._evaluated = newest
-            self.add_evaluation(newest)
-
-    def _stored(self, line: Line, run: RunState) -> None:
+    def _on_delta_stored(self, run: RunState, line: Line) -> None:
         stored = line["stored"]
         delta = stored["delta"]
         key, number = str(delta["key"]), int(delta.get("round", -1))
         base = int(key.split("/")[2])
         number = min(number if number >= 0 else base, max(run.ps.version, 0))
         loss = _finite((delta.get("metrics") or {}).get("loss"))
-        if loss is not None:
-            self._round_losses.append(loss)
-            del self._round_losses[:-MAX_CLIENTS]
         self.rounds.add(
             str(line["peer"]),
             number,
@@ -272,40 +248,37 @@ class History:
             coded=int(stored["bytes"]),
         )
 
-    def _declined(self, line: Line, run: RunState) -> None:
+    def _on_send(self, run: RunState, line: Line) -> None:
         message = line["message"]
         if message.get("type") == "declined/1" and message.get("code") not in {"later", None}:
             what = "held" if message["code"] == "quarantined" else "refused"
             self._mark(str(line["peer"]), run.node.last_t, what)
 
-    def _held(self, line: Line, run: RunState) -> None:
+    def _on_quarantine(self, run: RunState, line: Line) -> None:
         if line.get("held"):
             self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
 
-    def _committed(self, line: Line, run: RunState) -> None:
+    def _on_version_committed(self, run: RunState, line: Line) -> None:
         version, ps = int(line["version"]), run.ps
-        losses, self._round_losses = self._round_losses, []
         cosine = line.get("cosine")
         self.rounds.close(
             max(version - 1, 0),
             t=run.node.last_t,
             tokens=ps.tokens,
-            loss=sum(losses) / len(losses) if losses else None,
+            loss=ps.window.loss,
             cosine=float(cosine) if isinstance(cosine, int | float) else None,
-            merged=self.window.merged,
+            merged=ps.window.merged,
         )
-        self._follow(
-            (run.clients[name] for name in self.window.late if name in run.clients),
-            run.node.last_t,
-        )
+        late = (run.clients[name] for name in ps.window.late if name in run.clients)
+        self._follow(late, run)
 
-    def _recovered(self, line: Line, run: RunState) -> None:
+    def _on_recovered(self, run: RunState, line: Line) -> None:
         # A restart goes on with the open round: its deltas are pending, and are not stored again.
         version = int(line["version"])
         if version < self._version:
             self.rounds.truncate(max(0, version))
 
-    def _traffic(self, line: Line, run: RunState) -> None:
+    def _on_traffic(self, run: RunState, line: Line) -> None:
         found = run.account.as_dict()
         sums = dict.fromkeys(SAMPLED, 0.0)
         for kind, column in (("payload", "raw"), ("coded", "coded"), ("sockets", "sockets")):
@@ -319,23 +292,23 @@ class History:
                 sums[f"coded {direction}"] = float(moved.sent)
         self.bytes.add(run.node.last_t, sums)
 
-    def _upload(self, line: Line, run: RunState) -> None:
+    def _on_upload_trained(self, run: RunState, line: Line) -> None:
         if line.get("problem") is not None:
             return
         name, _, number, _ = str(line["key"]).split("/")
         newest = max(run.split_server.round, 0)
         self.rounds.add(name, min(int(number), newest), loss=_finite(line["loss"]))
         if name in run.clients:
-            self._follow((run.clients[name],), run.node.last_t)
+            self._follow((run.clients[name],), run)
 
-    def _round_done(self, line: Line, run: RunState) -> None:
+    def _on_round_done_received(self, run: RunState, line: Line) -> None:
         number = min(int(line["round"]), max(run.split_server.round, 0))
         samples = int(line["samples"])
         self.rounds.add(str(line["peer"]), number, loss=None, tokens=samples)
         self._samples["all"] = self._samples.get("all", 0) + samples
         self.rounds.close(number, t=run.node.last_t, tokens=self._samples["all"])
 
-    def _connected(self, line: Line, run: RunState) -> None:
+    def _on_connection_accepted(self, run: RunState, line: Line) -> None:
         server = str(line["server"])
         if server in self.relays or len(self.relays) < MAX_CLIENTS:
             figures = self.relays.setdefault(server, [0, 0, 0, 0])
@@ -343,13 +316,13 @@ class History:
             figures[1] += 1
             self._connections[int(line["connection"])] = server
 
-    def _disconnected(self, line: Line, run: RunState) -> None:
+    def _on_connection_ended(self, run: RunState, line: Line) -> None:
         figures = self.relays[self._connections.pop(int(line["connection"]))]
         figures[0] -= 1
         figures[2] += int(line["up"])
         figures[3] += int(line["down"])
 
-    def _started(self, line: Line, run: RunState) -> None:
+    def _on_node_started(self, run: RunState, line: Line) -> None:
         self.job, self.requeues = str(line.get("slurm_job") or ""), int(line.get("requeues") or 0)
         self._connections.clear()
         for figures in self.relays.values():
@@ -362,21 +335,15 @@ def _finite(value: Any) -> float | None:
     return float(value) if is_one else None
 
 
-_HANDLERS: dict[str, Any] = {
-    "node_started": History._started,  # noqa: SLF001
-    "client_hello": History._arrived,  # noqa: SLF001
-    "admit_split": History._arrived,  # noqa: SLF001
-    "relaunch": History._relaunch,  # noqa: SLF001
-    "delta_offered": History._offered,  # noqa: SLF001
-    "delta_stored": History._stored,  # noqa: SLF001
-    "send": History._declined,  # noqa: SLF001
-    "quarantine": History._held,  # noqa: SLF001
-    "version_committed": History._committed,  # noqa: SLF001
-    "recovered": History._recovered,  # noqa: SLF001
-    "traffic": History._traffic,  # noqa: SLF001
-    "upload_trained": History._upload,  # noqa: SLF001
-    "round_done_received": History._round_done,  # noqa: SLF001
-    "connection_accepted": History._connected,  # noqa: SLF001
-    "connection_ended": History._disconnected,  # noqa: SLF001
-}
-"""Journal line -> what it changes."""
+@mutable
+class Course:
+    """A node's state and its history: what a note so_far has of the lines before it."""
+
+    state: RunState = field(factory=RunState)
+    history: History = field(factory=History)
+
+    def apply(self, line: Line) -> list[News]:
+        """Take one line; returns its news."""
+        news = self.state.apply(line)
+        self.history.apply(line, self.state)
+        return news

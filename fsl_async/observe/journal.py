@@ -23,10 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from attrs import define
+
 from fsl_async.files.private_files import FILE_MODE, make_folder
 from fsl_async.observe import segments
+from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import body_of, encode, line_of, note_body, read_line
-from fsl_async.observe.run_state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +88,18 @@ class TraceHash:
         """Nothing to do."""
 
 
+@define
+class _Waiting:
+    """A line that is not written yet, or the place of `lost` ones, of which a line will tell.
+
+    n: the number of the line, or of the first that is lost.
+    """
+
+    n: int
+    text: str = ""
+    lost: int = 0
+
+
 class JournalWriter:
     """Appends to a journal file. For any thread; waits for the disk in `flush` and `close` only.
 
@@ -101,7 +115,7 @@ class JournalWriter:
         self,
         path: Path,
         clock: Callable[[], float] = time.time,
-        sum_up: Callable[[], segments.Sum] | None = RunState,
+        sum_up: Callable[[], Course] | None = Course,
     ) -> None:
         self.path = path
         self._sum_up = sum_up
@@ -113,12 +127,8 @@ class JournalWriter:
             segments.tidy(path)
         self._file = os.open(path, segments.OPENED, FILE_MODE)
         self.count, self._torn = _resume(self._file)
-        self._lines: list[str] = []
+        self._lines: list[_Waiting] = []
         self._bytes = 0
-        # Lines that no note tells of yet, and the number of the first of them. That note will have
-        # it, so numbers rise.
-        self._unreported, self._unreported_from = 0, 0  # not written
-        self._turned_away, self._turned_away_from = 0, 0  # too many were waiting
         self._now = 0.0
         self._lock = threading.Lock()  # the lines and the numbers; held for moments
         self._writing = threading.Lock()  # the file
@@ -173,69 +183,55 @@ class JournalWriter:
             head = f'"n":{n},"t":{self._clock():.6f},"now":{now!r}'
             line = line_of(head, kind, name, cause, body)
             if self._bytes + len(line) > MAX_WAITING_BYTES:
-                if not self._turned_away:
-                    self._turned_away_from = n
-                self._turned_away += 1
                 self.lines_lost += 1
+                if not (self._lines and self._lines[-1].lost):
+                    self._lines.append(_Waiting(n))
+                self._lines[-1].lost += 1
                 return n
-            if not self._lines:
+            if not self._wake.is_set():
                 self._wake.set()
-            if self._turned_away:
-                self._lines.append(self._gap(self._turned_away_from, self._turned_away))
-                self._turned_away = 0
-            self._lines.append(line)
+            self._lines.append(_Waiting(n, line))
             self._bytes += len(line)
             if self._bytes >= _BUFFER_BYTES:
                 self._soon.set()
             return n
 
-    def _gap(self, first: int, lost: int) -> str:
-        """The line with the count of missing ones, and the number of the first. With the lock."""
-        head = f'"n":{first},"t":{self._clock():.6f},"now":{self._now!r}'
-        return line_of(head, "note", "journal_gap", None, note_body({"lines": lost}))
-
     def _flush(self) -> None:
         with self._writing:
             with self._lock:
-                lines, gap = self._taken()
-            if lines and self._file >= 0:
-                self._write(lines, gap)
+                waiting = self._taken()
+            if waiting and self._file >= 0:
+                self._write(waiting)
 
-    def _taken(self) -> tuple[list[str], int]:
-        """What waits, and how many lines in front of it tell of lost ones. With both locks."""
-        lines, self._lines, self._bytes = self._lines, [], 0
+    def _taken(self) -> list[_Waiting]:
+        """What waits, with the text of the lines that tell of lost ones. With both locks."""
+        taken, self._lines, self._bytes = self._lines, [], 0
         self._soon.clear()
-        if self._turned_away:
-            lines.append(self._gap(self._turned_away_from, self._turned_away))
-            self._turned_away = 0
-        gap = 1 if lines and self._unreported else 0
-        if gap:
-            lines.insert(0, self._gap(self._unreported_from, self._unreported))
-        return lines, gap
+        for one in taken:
+            if one.lost:
+                head = f'"n":{one.n},"t":{self._clock():.6f},"now":{self._now!r}'
+                body = note_body({"lines": one.lost})
+                one.text = line_of(head, "note", "journal_gap", None, body)
+        return taken
 
-    def _write(self, lines: list[str], gap: int) -> None:
-        """Write lines, the first `gap` of which tell of lost ones."""
+    def _write(self, waiting: list[_Waiting]) -> None:
+        """Write lines; of those that the disk did not take, a later line tells."""
         start = b"\n" if self._torn else b""
-        data = start + "".join(lines).encode(errors="replace")
+        data = start + "".join(one.text for one in waiting).encode(errors="replace")
         done = 0
         try:
             while done < len(data):
                 done += self._put(data[done:])
         except OSError:
-            whole = max(0, data[:done].count(b"\n") - len(start))
             if done:
                 self._torn = data[done - 1] != ord("\n")
-            if whole >= gap:
-                self._unreported = 0
-            lost = len(lines) - max(whole, gap)
-            if lost and not self._unreported:
-                self._unreported_from = _number_of(lines[-lost])
-            self._unreported += lost
+            left = waiting[max(0, data[:done].count(b"\n") - len(start)) :]
             with self._lock:
-                self.lines_lost += lost
+                self.lines_lost += sum(not one.lost for one in left)
+                lost = sum(one.lost or 1 for one in left)
+                self._lines.insert(0, _Waiting(left[0].n, lost=lost))
             return
         self._torn = False
-        self._unreported = 0
 
     def _put(self, data: bytes) -> int:
         """The only call that adds to the file: how many bytes it took. Raises OSError."""
@@ -263,19 +259,21 @@ class JournalWriter:
             return
         with self._writing:
             with self._lock:
-                lines, gap = self._taken()
+                waiting = self._taken()
                 n, self.count = self.count, self.count + 2
                 head = f'"n":{n},"t":{self._clock():.6f},"now":{self._now!r}'
-            if lines:  # with lower numbers than the new segment's first line
-                self._write(lines, gap)
+            if waiting:  # with lower numbers than the new segment's first line
+                self._write(waiting)
             total.add(reader.read())  # what came meanwhile
             body = "," + encode(total.as_fields())[1:-1]
             first = line_of(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
             file = segments.turn(self.path, first, total.acknowledged)
             os.close(self._file)
             self._file, self._torn = file, False
-            # Of lines that the old segment did not take, and of which the new one tells.
-            self._unreported_from = n + 1
+            with self._lock:
+                if self._lines and self._lines[0].lost and self._lines[0].n < n:
+                    # Of lines that the old segment did not take, and of which the new one tells.
+                    self._lines[0].n = n + 1
             self._turns_at = len(first) + segments.SEGMENT_BYTES
 
 
@@ -292,11 +290,6 @@ def _resume(file: int) -> tuple[int, bool]:
         if length >= min(size, segments.SEGMENT_BYTES):
             return 0, bool(tail) and not tail.endswith(b"\n")
         length *= 8  # the first line of a segment may be long
-
-
-def _number_of(line: str) -> int:
-    """Of a line that was made here."""
-    return int(line[len('{"n":') : line.index(",")])
 
 
 class JournalReader:
@@ -352,15 +345,3 @@ class JournalReader:
                 yield found
             elif line.strip():
                 self.damaged += 1
-
-    def follow(
-        self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep
-    ) -> Iterator[dict[str, Any]]:
-        """Yield lines as they are written until `stopped()`, then the rest of those written."""
-        while True:
-            last = stopped()
-            if self.path.exists():
-                yield from self.read()
-            if last:
-                return
-            wait(0.2)

@@ -9,26 +9,43 @@ whatever the length of the run.
 from __future__ import annotations
 
 import math
-from array import array
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from attrs import field, mutable
+
+from fsl_async.observe.segments import Column
 
 MAX_BUCKETS = 1024
 """Points on the axis at most."""
 MAX_CLIENTS = 256
 """Clients with columns: names come from the network. Later ones have their present state only."""
 
+Reduce: TypeAlias = Callable[[Sequence[float]], float]
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
 OF_CLIENT = ("loss", "tokens", "raw", "coded")
 """Columns of a client: mean loss; tokens; bytes in fp32 and as sent; the last three are sums."""
 OF_RUN = ("t", "tokens", "loss", "cosine", "merged")
 """Columns of a node: when the round ended, tokens merged until then, mean loss of its deltas, mean
 cosine between them, number of merged deltas."""
-_SUMS = frozenset({"raw", "coded", "tokens", "merged"})
-_LAST = frozenset({"t"})
+_COUNT = "losses"
+"""Also of a client: the number of losses in the mean."""
+_JOINED_OF_CLIENT: dict[str, Reduce] = {
+    "loss": fmean, "tokens": sum, "raw": sum, "coded": sum, _COUNT: sum,
+}  # fmt: skip
+_JOINED_OF_RUN: dict[str, Reduce] = {
+    "t": _last, "tokens": _last, "loss": fmean, "cosine": fmean, "merged": sum,
+}  # fmt: skip
+"""How the known values of two buckets become one."""
 _NONE = float("nan")
 
-Columns: TypeAlias = "dict[str, array[float]]"
+Columns: TypeAlias = dict[str, Column]
 
 
 @mutable
@@ -38,11 +55,9 @@ class RoundSeries:
     first: int = 0
     every: int = 1
     clock: int = 0
-    changed: array[int] = field(factory=lambda: array("q"))
+    changed: list[int] = field(factory=list)
     run: Columns = field(factory=lambda: _columns(OF_RUN, 0))
     clients: dict[str, Columns] = field(factory=dict)
-    _means: dict[tuple[str, int], tuple[float, int]] = field(factory=dict)
-    """Sum and number of the losses in the newest buckets, by client and bucket."""
 
     def __len__(self) -> int:
         return len(self.changed)
@@ -54,12 +69,10 @@ class RoundSeries:
         if at is None or columns is None:
             return
         if loss is not None and math.isfinite(loss):
-            key = (client, self.first + at)
-            total, count = self._means.get(key, (0.0, 0))
-            self._means[key] = total + loss, count + 1
-            columns["loss"][at] = (total + loss) / (count + 1)
-            while len(self._means) > 4 * MAX_CLIENTS:
-                del self._means[next(iter(self._means))]
+            count = 0.0 if math.isnan(columns[_COUNT][at]) else columns[_COUNT][at]
+            before = columns["loss"][at] if count else 0.0
+            columns["loss"][at] = before + (loss - before) / (count + 1)
+            columns[_COUNT][at] = count + 1
         for name, value in sums.items():
             before = columns[name][at]
             columns[name][at] = value if math.isnan(before) else before + value
@@ -87,7 +100,6 @@ class RoundSeries:
             for column in columns.values():
                 del column[at:]
         del self.changed[at:]
-        self._means.clear()
         self.clock += 1
         if self.changed:
             self.changed[-1] = self.clock
@@ -124,42 +136,32 @@ class RoundSeries:
     def _of(self, client: str) -> Columns | None:
         found = self.clients.get(client)
         if found is None and len(self.clients) < MAX_CLIENTS:
-            found = self.clients[client] = _columns(OF_CLIENT, len(self))
+            found = self.clients[client] = _columns((*OF_CLIENT, _COUNT), len(self))
         return found
 
     def _halve(self) -> None:
         self.every *= 2
         odd, first = self.first % 2, self.first // 2
         for columns in (self.run, *self.clients.values()):
+            joined = _JOINED_OF_RUN if columns is self.run else _JOINED_OF_CLIENT
             for name, column in columns.items():
-                is_sum = name in _SUMS and (columns is not self.run or name == "merged")
-                columns[name] = _paired(column, odd, is_sum=is_sum, name=name)
+                columns[name] = _paired(column, odd, joined[name])
         self.first, self.clock = first, self.clock + 1
-        self.changed = array("q", [self.clock]) * len(self.run["t"])
-        self._means.clear()
+        self.changed = [self.clock] * len(self.run["t"])
 
 
 def _columns(names: tuple[str, ...], length: int) -> Columns:
-    return {name: array("d", [_NONE]) * length for name in names}
+    return {name: Column([_NONE] * length) for name in names}
 
 
-def _paired(column: array[float], odd: int, *, is_sum: bool, name: str) -> array[float]:
-    made = array("d")
+def _paired(column: Column, odd: int, join: Reduce) -> Column:
     padded = [*([_NONE] * odd), *column]
-    for at in range(0, len(padded), 2):
-        known = [value for value in padded[at : at + 2] if not math.isnan(value)]
-        if not known:
-            made.append(_NONE)
-        elif is_sum:
-            made.append(sum(known))
-        elif name in _LAST or name == "tokens":
-            made.append(known[-1])
-        else:
-            made.append(sum(known) / len(known))
-    return made
+    pairs = (padded[at : at + 2] for at in range(0, len(padded), 2))
+    known = ([value for value in pair if not math.isnan(value)] for pair in pairs)
+    return Column(join(values) if values else _NONE for values in known)
 
 
-def plain(column: array[float], begin: int = 0) -> list[float | None]:
+def plain(column: list[float], begin: int = 0) -> list[float | None]:
     """Values for JSON from bucket `begin` on, with 6 digits; None is a gap."""
     return [None if math.isnan(value) else float(f"{value:.6g}") for value in column[begin:]]
 
@@ -183,4 +185,4 @@ def as_dict(series: RoundSeries, since: int = 0) -> dict[str, Any]:
 
 def of_client(series: RoundSeries, name: str, begin: int) -> dict[str, list[float | None]]:
     """A client's columns from bucket `begin` on, for JSON."""
-    return {key: plain(column, begin) for key, column in series.clients[name].items()}
+    return {key: plain(series.clients[name][key], begin) for key in OF_CLIENT}

@@ -1,15 +1,7 @@
-"""Rounds, deltas and versions as the parameter server's journal shows them. Pure.
-
-called   clients that were called in a round
-needed   as many of the called that are here must send a delta before it may merge (sync.quorum)
-merged   called clients whose delta of this round is in the new version
-late     called, still connected, and no delta when the round merged: it comes into a later version
-left     called, and gone since
-"""
+"""Deltas and versions as the parameter server's journal shows them. Pure."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -17,12 +9,11 @@ from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.client_lines import look_for_trouble
-from fsl_async.observe.clients import ClientState, Line, Volume, mean
+from fsl_async.observe.clients import Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
-from fsl_async.observe.idle_clients import saw_alike, saw_norm
+from fsl_async.observe.odd_clients import FAR, far_movers, norms_of, saw_alike, saw_delta, saw_norm
+from fsl_async.observe.open_round import OpenRound, base_of, client_of
 from fsl_async.observe.run import Run
-from fsl_async.observe.tuning import FAR, far_movers, norms_of, saw_delta
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 
@@ -36,71 +27,28 @@ ADVICE_ROUNDS = 10
 MAX_LOSS = 1e6
 """Reported evaluations above it are left out."""
 
-MAX_OFFERED = 4096
-"""Deltas whose loss is kept until they are merged: a peer's offers must not grow the state."""
-
-NAMED = 5
-"""More names than these are a number."""
-
 
 @mutable
-class OpenRound:
-    """The clients of the open round. number: the version that it starts from."""
+class StoredDelta:
+    """A delta that is durable, until a version has it."""
 
-    number: int = -1
-    asked: dict[str, int] = field(factory=dict)  # client -> incarnation
-    empty: set[str] = field(factory=set)  # answered, but with nothing that can be merged
+    tokens: int = 0
+    round: int = -1
+    loss: float | None = None
+    uncounted: int = 0
+    """Its bytes, if the journal of the process that stored it lacks it."""
+    is_again: bool = False
+    """The last start found it pending."""
 
-    def open(self, number: int) -> None:
-        """A round begins: no client is called yet."""
-        self.number = number
-        self.asked.clear()
-        self.empty.clear()
 
-    def alive(self, clients: Mapping[str, ClientState]) -> list[str]:
-        """The called that are here, as the same process."""
-        return [
-            name
-            for name, incarnation in self.asked.items()
-            if (client := clients.get(name)) is not None
-            and client.connected
-            and client.incarnation == incarnation
-        ]
+def _stored_of(delta: Mapping[str, Any], **others: Any) -> StoredDelta:
+    loss = (delta.get("metrics") or {}).get("loss")
+    loss = float(loss) if isinstance(loss, int | float) else None
+    return StoredDelta(int(delta["tokens"]), int(delta.get("round", -1)), loss, **others)
 
-    def words(
-        self, rounds: Mapping[str, int], clients: Mapping[str, ClientState], quorum: float
-    ) -> str:
-        """Which clients are in the version that was just made of it, and which are not.
 
-        rounds: delta key -> the round that it answered, of all deltas that were merged. quorum: of
-        the run; 0 = not known.
-        """
-        if rounds and not self.asked:  # clients sent by themselves
-            names_of = _some({_client(key): None for key in rounds})
-            return f"{counted(len(rounds), 'delta')} merged, from {names_of}"
-        merged = {_client(key) for key, number in rounds.items() if number == self.number}
-        merged &= set(self.asked)
-        others = [key for key in rounds if _client(key) not in merged]
-        others += [key for key, n in rounds.items() if n != self.number and _client(key) in merged]
-        alive = self.alive(clients)
-        expected = {*alive, *merged}  # a client that has answered may leave
-        needed = max(1, math.ceil(quorum * len(expected))) if quorum else 0
-        parts = [f"{len(merged)} of {counted(len(self.asked), 'called client')} merged"]
-        if needed:
-            parts[0] += f" ({needed} needed)"
-        missing = [name for name in self.asked if name not in merged]
-        here = [name for name in missing if name in alive]
-        for word, names in (
-            ("late", [name for name in here if name not in self.empty]),
-            ("nothing to merge from", [name for name in here if name in self.empty]),
-            ("left", [name for name in missing if name not in alive]),
-        ):
-            if names:
-                parts.append(f"{word}: {_some(names)}")
-        if others:
-            names_of = _some({_client(key): None for key in others})
-            parts.append(f"and {counted(len(others), 'delta')} of earlier rounds, from {names_of}")
-        return ", ".join(parts)
+def _newest(values: Iterable[Any]) -> deque[Any]:
+    return deque(values, SHOWN)
 
 
 @mutable
@@ -130,9 +78,9 @@ class ParameterServerFigures:
     down: Volume = field(factory=Volume)
     held: dict[str, str] = field(factory=dict)
     """Deltas that are kept out for now, and why."""
-    evaluations: deque[Evaluation] = field(factory=lambda: deque(maxlen=SHOWN))
+    evaluations: deque[Evaluation] = field(factory=deque, converter=_newest)
     """Of versions, as a client reported them."""
-    cosines: deque[float] = field(factory=lambda: deque(maxlen=SHOWN))
+    cosines: deque[float] = field(factory=deque, converter=_newest)
     """Mean cosine between clients' deltas in the newest rounds."""
     alike: dict[str, int] = field(factory=dict)
     """Pairs of clients whose deltas are almost the same, and for how many rounds."""
@@ -147,24 +95,25 @@ class ParameterServerFigures:
     """Versions that clients held and a restored run directory lacks, by their reports."""
     alarm: str = ""
     """The newest of them, or its cause as the parameter server found it."""
-    _pending: dict[str, int] = field(factory=dict)  # key -> tokens
-    _merging: dict[str, int] = field(factory=dict)
+    _stored: dict[str, StoredDelta] = field(factory=dict)
+    """By key, deltas that are not pending yet; below, those that are."""
+    _pending: dict[str, StoredDelta] = field(factory=dict)
+    _merging: list[str] = field(factory=list)
     _adopting: list[int] = field(factory=list)
     """A version of global weights that is being made, and their number; else empty."""
-    _tokens_of: dict[str, int] = field(factory=dict)
-    _round_of: dict[str, int] = field(factory=dict)
-    # key -> bytes, of deltas that an earlier process stored
-    _uncounted: dict[str, int] = field(factory=dict)
     _far: set[str] = field(factory=set)  # clients that moved weights far in the newest version
     _norms: dict[str, float] = field(factory=dict)  # by client, of the version being made
     _clipped: dict[str, int] = field(factory=dict)  # by client, deltas of that version
     _opposite: list[str] = field(factory=list)
     """For each of the newest versions, the client opposite to the rest, or empty."""
-    _again: set[str] = field(factory=set)  # keys that the last start found pending
-    _loss_of: dict[str, float] = field(factory=dict)
     _advised: bool = False
-    _open: OpenRound = field(factory=OpenRound)
+    _window: OpenRound = field(factory=OpenRound)
     _bytes_told: tuple[int, int] = (0, 0)  # raw, sent
+
+    @property
+    def window(self) -> OpenRound:
+        """The open round; not a figure of its own."""
+        return self._window
 
     @property
     def rounds(self) -> int:
@@ -211,11 +160,11 @@ class ParameterServerFigures:
         self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.next_sync_at = None
-        self._open.open(-1)
+        self._window.restart()
 
-    # --- the journal's lines; `run` has the clients ---
+    # --- the journal's lines, by their types; `run` has the clients ---
 
-    def offered(self, run: Run, line: Line) -> None:
+    def on_delta_offered(self, run: Run, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
@@ -231,16 +180,13 @@ class ParameterServerFigures:
         epsilon = _small((delta.get("facts") or {}).get(EPSILON))
         client.epsilon = client.epsilon if epsilon is None else epsilon
         metrics = delta.get("metrics") or {}
-        look_for_trouble(run, client, metrics, may_end="loss" in metrics)
+        run.look_for_trouble(client, metrics, may_end="loss" in metrics)
         self._evaluated(metrics)
         warning = saw_delta(client, delta)
         if warning:
             run.tell("labels", warning, client.name, "warning")
-        loss = metrics.get("loss")
-        if isinstance(loss, int | float):
-            self._keep_loss(key, float(loss))
         if not client.tells_loss:  # its heartbeats carry running means; this is a round's mean
-            client.saw_loss(loss)
+            client.saw_loss(metrics.get("loss"))
 
     def _evaluated(self, metrics: Mapping[str, Any]) -> None:
         # A client may report any number: what is no loss of a version of this run is left out.
@@ -252,13 +198,7 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def _keep_loss(self, key: str, loss: float) -> None:
-        """Keep the loss of an offered delta until it is merged; those of declined ones fall out."""
-        self._loss_of[key] = loss
-        while len(self._loss_of) > MAX_OFFERED:
-            del self._loss_of[next(iter(self._loss_of))]
-
-    def held_by(self, run: Run, line: Line) -> None:
+    def on_version_held(self, run: Run, line: Line) -> None:
         """A client holds a version, and trains from it."""
         client = run.client_of(line)
         client.version = int(line["version"])
@@ -268,80 +208,76 @@ class ParameterServerFigures:
             text = f"{client.name} has caught up: it holds version {client.version}"
             run.tell("caught up", text, client.name)
 
-    def recovered(self, run: Run, line: Line) -> None:
+    def on_recovered(self, run: Run, line: Line) -> None:
         """Version, tokens and pending deltas, as they are on disk."""
         self.version = int(line["version"])
         self.digest = str(line.get("digest", ""))
         self.tokens = int(line.get("tokens_total", 0))
         run.node.phase = "ready" if self.version >= 0 else "waiting"
-        self._pending.clear()  # an Accumulate follows for each that is pending
+        self._window.calls_again = True
+        # An Accumulate follows for each that is pending.
+        self._stored |= self._pending
+        self._pending.clear()
         self._merging.clear()
-        pending = line.get("pending", [])
-        held = line.get("held", [])
+        held, pending = line.get("held"), line.get("pending")
         keys = set(self.held)
         if isinstance(held, list):
             keys = {str(entry["delta"]["key"]) for entry in held}
         self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
-        self._again.clear()
-        self._uncounted.clear()
+        for one in self._stored.values():
+            one.is_again = False
         for entry in pending if isinstance(pending, list) else []:
-            delta = entry["delta"]
-            key = str(delta["key"])
-            if key not in self._round_of:
-                self._uncounted[key] = int(entry.get("bytes", 0))
-            self._tokens_of[key] = int(delta["tokens"])
-            self._round_of[key] = int(delta["round"])
-            self._again.add(key)
+            delta, key = entry["delta"], str(entry["delta"]["key"])
+            uncounted = 0 if key in self._stored else int(entry.get("bytes", 0))
+            self._stored[key] = _stored_of(delta, uncounted=uncounted, is_again=True)
         waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
         self._plan_sync(run.node.last_t - waited_s)
 
-    def found(self, run: Run, line: Line) -> None:
+    def on_version_found(self, run: Run, line: Line) -> None:
         """A version of a process that was killed after making it and before writing so."""
         version = int(line["version"])
         if not 0 <= self.version < version:
             return
         keys = [str(key) for key in line["merged"]]
-        self._count_merged(run, dict.fromkeys(keys, 0))
+        self._take_merged(run, keys)
         words = counted(len(keys), "delta")
         run.tell("version", f"version {version} was made before the restart, of {words}")
 
-    def _count_merged(self, run: Run, merged: Mapping[str, int]) -> None:
-        for key, tokens in merged.items():
-            self._pending.pop(key, None)
-            self.tokens += tokens
+    def _take_merged(self, run: Run, keys: Iterable[str]) -> dict[str, StoredDelta]:
+        """Count deltas that a version has, which are pending no more."""
+        merged = {}
+        for key in keys:
+            one = merged[key] = self._pending.pop(key, StoredDelta())
+            self.tokens += one.tokens
             self.deltas_merged += 1
-            sent = self._uncounted.pop(key, 0)
-            client = run.clients.get(_client(key))
+            client = run.clients.get(client_of(key))
             if client is not None:
                 client.deltas_merged += 1
-            if sent:
-                self.up.add(self.values, sent)
+            if one.uncounted:
+                self.up.add(self.values, one.uncounted)
                 if client is not None:
-                    client.up.add(self.values, sent)
+                    client.up.add(self.values, one.uncounted)
+        return merged
 
     def _plan_sync(self, begun_at: float) -> None:
         self.next_sync_at = begun_at + self.every_s if self.every_s else None
 
-    def attached(self, run: Run, line: Line) -> None:
+    def on_model_attached(self, run: Run, line: Line) -> None:
         """The size of the model; the client fetches."""
         client = run.client_of(line)
         if line.get("difference") is None:
             self.values = int(line["values"])
             client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def sent(self, run: Run, line: Line) -> None:
+    def on_send(self, run: Run, line: Line) -> None:
         """A message to a client: a call, the order to publish, a refused delta."""
         message = line["message"]
         kind = message.get("type")
         peer = str(line["peer"])
         client = run.clients.get(peer)
         if kind in {"call/1", "turn/1"}:
-            if run.node.phase != "collecting" or self.round != int(message["round"]):
-                self._open.open(int(message["round"]))
-                self.round_called_at = run.node.last_t
-            run.node.phase, self.round = "collecting", int(message["round"])
-            self.next_sync_at = None
-            self._open.asked[peer] = client.incarnation if client is not None else -1
+            incarnation = client.incarnation if client is not None else -1
+            self._called(run, peer, incarnation, int(message["round"]))
         elif kind == "reject/1":  # its model is another one
             run.refused(peer)
         elif kind == "publish/1" and client is not None:
@@ -350,18 +286,46 @@ class ParameterServerFigures:
             client.training.settle(str(message["key"]))
         elif kind == "declined/1" and client is not None and message.get("code") != "later":
             client.training.settle(str(message.get("key", "")))
-            self._open.empty.add(peer)
+            self._answered(run, peer, self._window.number, contributed=False)
             if message.get("code") == "quarantined":
                 client.deltas_quarantined += 1
             else:
                 client.deltas_refused += 1
 
-    def quarantined(self, run: Run, line: Line) -> None:
+    def _called(self, run: Run, peer: str, incarnation: int, number: int) -> None:
+        if not self._window.is_open or self.round != number:
+            self.round_called_at = run.node.last_t
+        run.node.phase, self.round = "collecting", number
+        self.next_sync_at = None
+        self._window.call(peer, incarnation, number, run.node.last_t, self.every_s)
+        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
+
+    def _answered(self, run: Run, peer: str, number: int, *, contributed: bool) -> None:
+        now = run.node.last_t
+        self._window.answer(peer, now, number=number, contributed=contributed)
+        self._window.evaluate(self.quorum, self.grace, now)
+
+    def on_client_hello(self, run: Run, line: Line) -> None:
+        """A session begins: its client is expected again, if it was called as this process."""
+        self._window.arrived(str(line["peer"]), int(line["incarnation"]))
+        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
+
+    def on_client_left(self, run: Run, line: Line) -> None:
+        """A session ended: its client is expected no more."""
+        name = str(line["peer"])
+        client = run.clients.get(name)
+        is_gone = client is None or not client.connected
+        self._window.left(name, int(line["incarnation"]), is_gone=is_gone)
+        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
+
+    def on_quarantine(self, run: Run, line: Line) -> None:
         """A delta is held back. One that is kept out for good is declined and counted there."""
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
+        else:
+            self._stored.pop(str(line["key"]), None)
 
-    def released(self, run: Run, line: Line) -> None:
+    def on_release(self, run: Run, line: Line) -> None:
         """A delta is held back no longer."""
         self.held.pop(str(line["key"]), None)
 
@@ -371,10 +335,11 @@ class ParameterServerFigures:
         if "called" in facts:
             self.called += int(facts["called"])
             self.answered += int(facts["answered"])
-            self.called_alive += len(self._open.alive(run.clients))
+            self.called_alive += len(self._window.alive(run.clients))
             return True
         if " closes without a new version" in text:
             run.node.phase = "ready"
+            self._window.close()
             self._plan_sync(self.round_called_at)
         if "alarm" in facts:
             self.alarms += facts["alarm"] != "verdict"
@@ -385,11 +350,12 @@ class ParameterServerFigures:
             return True
         return False
 
-    def skipped(self, run: Run, line: Line) -> None:
+    def on_round_skipped(self, run: Run, line: Line) -> None:
         """A called client has nothing to send."""
-        self._open.empty.add(run.client_of(line).name)
+        name = run.client_of(line).name
+        self._answered(run, name, self._window.number, contributed=False)
 
-    def stored(self, run: Run, line: Line) -> None:
+    def on_delta_stored(self, run: Run, line: Line) -> None:
         """A delta is durable."""
         client = run.client_of(line)
         client.doing = "training"
@@ -400,40 +366,43 @@ class ParameterServerFigures:
         client.training.settle(str(delta["key"]))
         if line.get("problem") is None:
             saw_norm(run, client, stored)
-        self._tokens_of[str(delta["key"])] = int(delta["tokens"])
-        self._round_of[str(delta["key"])] = int(delta.get("round", -1))
+            self._stored[str(delta["key"])] = _stored_of(delta)
+        number, is_good = int(delta.get("round", -1)), line.get("problem") is None
+        self._answered(run, client.name, number, contributed=is_good)
 
-    def served(self, run: Run, line: Line) -> None:
+    def on_version_sent(self, run: Run, line: Line) -> None:
         """A version was sent."""
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def accumulated(self, run: Run, line: Line) -> None:
+    def on_accumulate(self, run: Run, line: Line) -> None:
         """A delta is pending."""
         key = str(line["key"])
-        self._pending[key] = self._tokens_of.pop(key, 0)
+        self._pending[key] = self._stored.pop(key, StoredDelta())
 
-    def merging(self, run: Run, line: Line) -> None:
+    def on_average(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
-        self._merging = dict(self._pending)
-        merged = line.get("merged") or []
+        self._merging = list(self._pending)
+        merged = line.get("merged")
+        merged = merged if isinstance(merged, list) else []  # a large one is a count
         self._norms = norms_of(merged)
-        clipped = (_client(one["delta"]["key"]) for one in merged if one.get("clip", 1.0) < 1.0)
+        clipped = (client_of(one["delta"]["key"]) for one in merged if one.get("clip", 1.0) < 1.0)
         self._clipped = dict(Counter(clipped))
 
-    def commit_failed(self, run: Run, line: Line) -> None:
+    def on_commit_failed(self, run: Run, line: Line) -> None:
         """It could not be written."""
         self._merging.clear()
 
-    def adopting(self, run: Run, line: Line) -> None:
+    def on_commit_global(self, run: Run, line: Line) -> None:
         """A version of global weights is being made."""
         self._adopting = [int(line["version"]), int(line["round"])]
 
-    def committed(self, run: Run, line: Line) -> None:
+    def on_version_committed(self, run: Run, line: Line) -> None:
         """A version is durable."""
         self.version, self.digest = int(line["version"]), str(line["digest"])
         run.node.phase = "ready"
         if self._adopting[:1] == [self.version]:
+            self._window.commit(0)
             run.tell("version", f"version {self.version}: global weights {self._adopting[1]}")
             if self.every_s and self.version:
                 self.next_sync_at = run.node.last_t + self.every_s
@@ -446,9 +415,10 @@ class ParameterServerFigures:
                 text += f"; the first sync comes after {self.every_s:g} s"
             run.tell("version", text)
             return
-        merged, self._merging = self._merging, {}
-        self._count_merged(run, merged)
-        stale = [max(0, self.version - 1 - _base(key)) for key in merged]
+        merged = self._take_merged(run, self._merging)
+        self._merging = []
+        self._window.commit(len(merged), mean(one.loss for one in merged.values()))
+        stale = [max(0, self.version - 1 - base_of(key)) for key in merged]
         self.staleness_mean = statistics.fmean(stale) if stale else None
         self.staleness_max = max(stale, default=None)
         # The machine's own rule: by the clock, but never at once after a round that took too long.
@@ -463,7 +433,7 @@ class ParameterServerFigures:
         for name, count in self._clipped.items():
             if (client := run.clients.get(name)) is not None:
                 client.deltas_clipped += count
-        saw_alike(run, self.alike, map(_client, merged), line.get("alike") or {})
+        saw_alike(run, self.alike, map(client_of, merged), line.get("alike") or {})
         opposite = str(line.get("opposite") or "")
         self._opposite = [*self._opposite, opposite][-ADVICE_ROUNDS:]
         advice = self._advice()
@@ -497,18 +467,17 @@ class ParameterServerFigures:
             " rates, and look whether the sites' data have anything in common"
         )
 
-    def _merge_words(self, run: Run, merged: Mapping[str, int]) -> str:
+    def _merge_words(self, run: Run, merged: Mapping[str, StoredDelta]) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
-        rounds = {key: self._round_of.pop(key, -1) for key in merged}
-        parts = [self._open.words(rounds, run.clients, self.quorum)]
-        again = len(self._again & set(merged))
+        rounds = {key: one.round for key, one in merged.items()}
+        parts = [self._window.words(rounds, run.clients, self.quorum)]
+        again = sum(one.is_again for one in merged.values())
         if again:
             total = counted(len(merged), "delta")
             parts.append(f"{total} in all, {again:,} of them stored before the restart")
-            self._again -= set(merged)
-        loss, what = mean(self._loss_of.pop(key, None) for key in merged), "mean over the round"
+        loss, what = self._window.loss, "mean over the round"
         if loss is None:  # its deltas carried none
-            names = {_client(key) for key in merged}
+            names = set(map(client_of, merged))
             known = [one for name, one in run.clients.items() if name in names]
             loss = mean(one.loss for one in known if one.tells_loss and not one.trouble)
             what = "running mean"
@@ -520,7 +489,8 @@ class ParameterServerFigures:
         if self.evaluations and self.evaluations[-1].version >= self.version - 2:
             last = self.evaluations[-1]
             parts.append(f"held-out loss {figure(last.loss)} at version {last.version}")
-        parts.append(f"{self.tokens:,} {self.counts} (+{sum(merged.values()):,})")
+        gained = sum(one.tokens for one in merged.values())
+        parts.append(f"{self.tokens:,} {self.counts} (+{gained:,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent
         if sent:
@@ -532,38 +502,3 @@ def _small(value: Any, most: float = MAX_LOSS) -> float | None:
     """The number if it is one from 0 to `most`."""
     is_one = isinstance(value, int | float) and 0 <= value <= most
     return float(value) if is_one else None
-
-
-def _client(key: str) -> str:
-    return key.partition("/")[0]
-
-
-def _base(key: str) -> int:
-    return int(key.rpartition("/")[0].rpartition("/")[2])
-
-
-def _some(names: Iterable[str]) -> str:
-    found = sorted(names)
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + more
-
-
-LINES = {
-    "recovered": "recovered",
-    "version_found": "found",
-    "model_attached": "attached",
-    "send": "sent",
-    "quarantine": "quarantined",
-    "release": "released",
-    "round_skipped": "skipped",
-    "delta_offered": "offered",
-    "delta_stored": "stored",
-    "version_sent": "served",
-    "version_held": "held_by",
-    "accumulate": "accumulated",
-    "average": "merging",
-    "commit_failed": "commit_failed",
-    "commit_global": "adopting",
-    "version_committed": "committed",
-}
-"""Type of a line -> the method of ParameterServerFigures that takes it."""

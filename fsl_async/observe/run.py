@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.clients import ClientState, Line, News, mean
+from fsl_async.observe.clients import REASONS, ClientState, Line, News, mean
+from fsl_async.roles.phrasing import counted
+from fsl_async.roles.sync.training_trouble import trouble_in
 
 MAX_NEWS = 100
 
@@ -114,6 +117,106 @@ class Run:
         taken, self._fresh = self._fresh, []
         self.news.extend(taken)
         return taken
+
+    # --- the journal's lines about clients and their sessions ---
+
+    def _connected_words(self) -> str:
+        """How many clients have a session now, for lines about those that come and go."""
+        self.repeats_may_be_news()
+        here = sum(client.connected for client in self.clients.values())
+        return f"{counted(here, 'client')} connected"
+
+    def on_client_hello(self, line: Line) -> None:
+        """A client joins, comes back as a new process, or is connected again."""
+        client = self.client_of(line)
+        how = client.arrive(int(line["incarnation"]), in_run=bool(line.get("run")))
+        words = {
+            "joined": "joins",
+            "relaunched": f"is back as a new process (relaunch {client.relaunches})",
+            "reconnected": "is connected again",
+        }
+        if how:
+            self.tell(how, f"{client.name} {words[how]}, {self._connected_words()}", client.name)
+
+    def on_admit_split(self, line: Line) -> None:
+        """At a split server: there is nothing that it would have to fetch first."""
+        self.on_client_hello(line)
+        client = self.client_of(line)
+        client.returning, client.doing = False, "training"
+
+    def on_client_left(self, line: Line) -> None:
+        """A session ended."""
+        if str(line["peer"]) not in self.clients:
+            return  # it was refused
+        client = self.client_of(line)
+        if int(line["incarnation"]) != client.incarnation or not client.connected:
+            return
+        reason = str(line.get("reason", ""))
+        if self.node.phase == "ended":
+            client.connected, client.doing = False, "done"
+            return
+        client.lose(self.node.last_t, REASONS.get(reason, reason))
+        if reason == "bye":
+            client.training.end(str(line.get("why") or client.gone_why))
+        level = "info" if reason == "bye" else "warning"
+        text = f"{client.name} left: {client.gone_why}, {self._connected_words()}"
+        self.tell("gone", text, client.name, level)
+
+    def on_refuse(self, line: Line) -> None:
+        """A client is refused."""
+        text = f"refused {line['peer']}: {line.get('text', '')}"
+        self.tell("refused", text, str(line["peer"]), "warning")
+        self.refused(str(line["peer"]))
+
+    def on_fetch_asked(self, line: Line) -> None:
+        """A client fetches a version."""
+        self.client_of(line).doing = "fetching"
+
+    def on_stream_lost(self, line: Line) -> None:
+        """What a client sent broke off."""
+        client = self.client_of(line)
+        if client.doing in {"sending", "publishing"}:
+            client.doing = "training" if client.version >= 0 else "joining"
+
+    def on_heartbeat_received(self, line: Line) -> None:
+        """What a client trains, and how."""
+        client = self.client_of(line)
+        payload = line["payload"]
+        client.step = int(payload.get("step", client.step))
+        client.tokens = client.tokens_before + int(payload.get("tokens", 0))
+        if self.node.keeps_deltas:
+            client.training.has_trained(client.tokens - client.tokens_before)
+        client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
+        client.left_out = client.left_out_before + int(payload.get("left_out", 0))
+        lag = payload.get("lag_p99_ms")
+        client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
+        client.tells_loss = client.tells_loss or payload.get("loss") is not None
+        client.saw_loss(payload.get("loss"))
+        # Without a loss (its site keeps that) the heartbeat alone can tell that it is over.
+        self.look_for_trouble(client, payload, may_end="loss" not in payload)
+        hung_s = payload.get("hung_s")
+        hangs = isinstance(hung_s, int | float) and not isinstance(hung_s, bool)
+        if hangs and not client.hangs:
+            text = f"{client.name} hangs: its training has made no step for {hung_s:.0f} s"
+            self.tell("hangs", text, client.name, "warning")
+        elif client.hangs and not hangs:
+            self.tell("hangs no more", f"{client.name} makes steps again", client.name)
+        client.hangs = hangs
+
+    def look_for_trouble(
+        self, client: ClientState, metrics: Mapping[str, Any], *, may_end: bool
+    ) -> None:
+        """Tell when training begins to go wrong, and when that is over: a whole round went well."""
+        trouble = trouble_in(metrics)
+        if trouble and not client.trouble:
+            text = f"{client.name} trains badly: {trouble}"
+            self.tell("trains badly", text, client.name, "warning")
+        elif client.trouble and may_end and not trouble:
+            self.tell("trains well", f"{client.name} trains well again", client.name)
+        if trouble or may_end:
+            client.trouble = trouble
+
+    # --- what follows from them ---
 
     @property
     def relaunches(self) -> int:

@@ -3,7 +3,8 @@
 `fsl-node status`, the live table, the lines of a server and `demo` show it. `RunState.apply(line)`
 takes one line as `JournalReader` yields it, in order, and returns what is worth telling a person.
 It never fails on a line: one of a newer release, or with fields of another type, changes nothing.
-Time comes from the lines (`t`, seconds since 1970) or as the argument `now`.
+Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. The method
+`on_<type>` of a state or of a part of it takes the lines of that type.
 
     line                                     what changes
     note   so_far                            everything: a segment of the journal begins
@@ -11,7 +12,7 @@ Time comes from the lines (`t`, seconds since 1970) or as the argument `now`.
     effect finish, note                      the end, and lines for people
     note   unreadable_messages               bytes from the network that were no message of ours
     note   traffic                           bytes by category, see `accounts`
-  what clients do (`client_lines`)
+  what clients do (`run`)
     event  client_hello, effect admit_split  a client joins, or comes back as a new process
     event  client_left                       it is gone
     event  fetch_asked, stream_lost, heartbeat_received
@@ -35,16 +36,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from attrs import asdict, field, fields, mutable
 
 from fsl_async.accounting.accounts import Account
-from fsl_async.observe import client_lines, groups, segments
+from fsl_async.observe import segments
 from fsl_async.observe.clients import Line, News, client_dict
 from fsl_async.observe.groups import GroupFigures
-from fsl_async.observe.rounds import LINES, ParameterServerFigures
+from fsl_async.observe.rounds import ParameterServerFigures
 from fsl_async.observe.run import NodeState, Run
 
 PS, SPLIT_SERVER, CLIENT = "ps", "server", "client"
@@ -91,16 +91,111 @@ class RunState(Run):
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns its news, which `news` keeps too."""
         self.account.apply(line)
-        handler = _HANDLERS.get(str(line.get("type")))
-        stamp = line.get("t")
+        kind, stamp = line.get("type"), line.get("t")
         if isinstance(stamp, int | float):
             self.node.last_t = float(stamp)
-        if handler is not None:
-            try:
-                handler(self, line)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                self.lines_odd += 1  # of another release, or not ours
+        try:
+            if (own := getattr(self, f"on_{kind}", None)) is not None:
+                own(line)
+            for part in (self.ps, self.groups):
+                if (handler := getattr(part, f"on_{kind}", None)) is not None:
+                    handler(self, line)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.lines_odd += 1  # of another release, or not ours
         return self.take_news()
+
+    # --- the journal's lines ---
+
+    def on_node_started(self, line: Line) -> None:
+        """A process begins."""
+        node = self.node
+        node.start(line)
+        self.ps.start(line)
+        self.split_server.method = str(line.get("method", ""))
+        names = {PS: "the parameter server", SPLIT_SERVER: "the split server"}
+        self.repeats_may_be_news()
+        for client in self.clients.values():
+            if client.doing != "gone":
+                client.lose(node.last_t, f"{names.get(node.role, 'the server')} was restarted")
+        what = "listens" if node.starts == 1 else f"is back (start {node.starts}), listens"
+        if node.role in names:
+            of_run = f", run {node.run}" if node.run else ""
+            self.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")
+
+    def on_finish(self, line: Line) -> None:
+        """The run ends."""
+        node = self.node
+        node.phase = "ended"
+        node.ending = str(line.get("reason", ""))
+        node.exit_code = int(line.get("exit_code", 0))
+        self.ps.next_sync_at = None
+        level = "warning" if node.exit_code else "info"
+        self.tell("end", f"the run ends: {node.ending}", level=level)
+
+    def on_node_ended(self, line: Line) -> None:
+        """The process has ended."""
+        node = self.node
+        node.phase = "ended"
+        node.ending = node.ending or "stopped at once"
+        node.ended_at = node.last_t
+        node.count_garbage(line)
+        self.ps.next_sync_at = None
+        self.ps.window.restart()
+        for client in self.clients.values():
+            if client.connected:
+                client.connected, client.doing = False, "done"
+
+    def on_so_far(self, line: Line) -> None:
+        """A segment begins with the sum of those before it."""
+        found = segments.restored(RunState, line["state"])
+        for each in fields(RunState):
+            if each.init:
+                setattr(self, each.name, getattr(found, each.name))
+        self.node.last_t = float(line["t"])
+
+    def on_note(self, line: Line) -> None:
+        """A sentence of the machine or the shell."""
+        text = str(line.get("text", ""))
+        if not (self.ps.noted(self, line) or _IN_OTHER_WORDS.search(text)):
+            self.tell_once(text, str(line.get("level", "info")))
+
+    def on_upload_trained(self, line: Line) -> None:
+        """A split server trained an upload."""
+        if line.get("problem") is not None:
+            return
+        name, _, number, _ = str(line["key"]).split("/")
+        split, loss = self.split_server, float(line["loss"])
+        split.loss, split.round = loss, max(split.round, int(number))
+        if name in self.clients:
+            self.clients[name].uploads += 1
+            self.clients[name].saw_loss(loss)
+
+    def on_round_done_received(self, line: Line) -> None:
+        """A client of split learning tells its coding errors."""
+        told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
+        self.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
+
+    def on_split_client_hello(self, line: Line) -> None:
+        """The first client names the run."""
+        self.node.run = self.node.run or str(line.get("run", ""))
+
+    def on_split_recovered(self, _: Line) -> None:
+        """The split server serves."""
+        self.node.phase = "serving"
+
+    def on_leaving(self, line: Line) -> None:
+        """Which data leaves a client."""
+        self.node.run = str(line["run"])
+        self.site.leaving = tuple(map(str, line["kinds"]))
+        self.site.leaving_to = str(line["to"])
+
+    def on_rebased(self, line: Line) -> None:
+        """A client trains from another version."""
+        self.site.version = int(line["version"])
+
+    def on_unreadable_messages(self, line: Line) -> None:
+        """More messages were not of this program."""
+        self.node.count_garbage(line)
 
     # --- what follows from the figures ---
 
@@ -142,124 +237,14 @@ def _plain(figures: NodeState | ParameterServerFigures) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
+_TYPES = frozenset(
+    name.removeprefix("on_")
+    for part in (RunState, ParameterServerFigures, GroupFigures)
+    for name in dir(part)
+    if name.startswith("on_")
+)
+
+
 def tells_something(kind: str) -> bool:
     """Whether lines of this type change a state: most of a journal does not."""
-    return kind in _HANDLERS
-
-
-# --- what the journal's lines change ---
-
-Handler = Callable[[RunState, Line], None]
-
-
-def _started(run: RunState, line: Line) -> None:
-    node = run.node
-    node.start(line)
-    run.ps.start(line)
-    run.split_server.method = str(line.get("method", ""))
-    names = {PS: "the parameter server", SPLIT_SERVER: "the split server"}
-    run.repeats_may_be_news()
-    for client in run.clients.values():
-        if client.doing != "gone":
-            client.lose(node.last_t, f"{names.get(node.role, 'the server')} was restarted")
-    what = "listens" if node.starts == 1 else f"is back (start {node.starts}), listens"
-    if node.role in names:
-        of_run = f", run {node.run}" if node.run else ""
-        run.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")
-
-
-def _finish(run: RunState, line: Line) -> None:
-    node = run.node
-    node.phase = "ended"
-    node.ending = str(line.get("reason", ""))
-    node.exit_code = int(line.get("exit_code", 0))
-    run.ps.next_sync_at = None
-    level = "warning" if node.exit_code else "info"
-    run.tell("end", f"the run ends: {node.ending}", level=level)
-
-
-def _ended(run: RunState, line: Line) -> None:
-    node = run.node
-    node.phase = "ended"
-    node.ending = node.ending or "stopped at once"
-    node.ended_at = node.last_t
-    node.count_garbage(line)
-    run.ps.next_sync_at = None
-    for client in run.clients.values():
-        if client.connected:
-            client.connected, client.doing = False, "done"
-
-
-def _so_far(run: RunState, line: Line) -> None:
-    found = segments.restored(RunState, line["state"])
-    for each in fields(RunState):
-        if each.init:
-            setattr(run, each.name, getattr(found, each.name))
-    run.node.last_t = float(line["t"])
-
-
-def _note(run: RunState, line: Line) -> None:
-    text = str(line.get("text", ""))
-    if not (run.ps.noted(run, line) or _IN_OTHER_WORDS.search(text)):
-        run.tell_once(text, str(line.get("level", "info")))
-
-
-def _upload_trained(run: RunState, line: Line) -> None:
-    if line.get("problem") is not None:
-        return
-    name, _, number, _ = str(line["key"]).split("/")
-    split, loss = run.split_server, float(line["loss"])
-    split.loss, split.round = loss, max(split.round, int(number))
-    if name in run.clients:
-        run.clients[name].uploads += 1
-        run.clients[name].saw_loss(loss)
-
-
-def _round_done(run: RunState, line: Line) -> None:
-    told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
-    run.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
-
-
-def _split_hello(run: RunState, line: Line) -> None:
-    run.node.run = run.node.run or str(line.get("run", ""))
-
-
-def _serving(run: RunState, _: Line) -> None:
-    run.node.phase = "serving"
-
-
-def _leaving(run: RunState, line: Line) -> None:
-    run.node.run = str(line["run"])
-    run.site.leaving = tuple(map(str, line["kinds"]))
-    run.site.leaving_to = str(line["to"])
-
-
-def _rebased(run: RunState, line: Line) -> None:
-    run.site.version = int(line["version"])
-
-
-def _of_ps(name: str) -> Handler:
-    return lambda run, line: getattr(run.ps, name)(run, line)
-
-
-def _of_groups(change: Callable[[GroupFigures, Line], None]) -> Handler:
-    return lambda run, line: change(run.groups, line)
-
-
-_HANDLERS: dict[str, Handler] = {
-    **client_lines.HANDLERS,
-    **{kind: _of_ps(name) for kind, name in LINES.items()},
-    **{kind: _of_groups(change) for kind, change in groups.LINES.items()},
-    segments.SO_FAR: _so_far,
-    "node_started": _started,
-    "node_ended": _ended,
-    "unreadable_messages": lambda run, line: run.node.count_garbage(line),
-    "finish": _finish,
-    "note": _note,
-    "split_client_hello": _split_hello,
-    "split_recovered": _serving,
-    "upload_trained": _upload_trained,
-    "round_done_received": _round_done,
-    "leaving": _leaving,
-    "rebased": _rebased,
-}
+    return kind in _TYPES

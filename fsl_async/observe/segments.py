@@ -3,7 +3,7 @@
 `journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N
 counting from 1; its successor's first line is a note
 
-    so_far    state: the sum of all lines before it, as a `RunState` has it
+    so_far    state, history: the sum of all lines before it, as a `Course` has it
 
 So `fsl-node status` reads the newest segment only. KEPT older ones stay, for people and for the
 report of a storm; those before them are deleted. The audit needs of them the keys of acknowledged
@@ -15,13 +15,16 @@ moment, and a crash in between leaves two names of one file (`tidy`).
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import os
 import re
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from attrs import define, field
 from cattrs.preconf.json import make_converter
@@ -42,43 +45,66 @@ FileId = tuple[int, int]
 _ACKNOWLEDGED = ".acknowledged"
 _MOST_OF_A_KEY = 1 << 16
 _T = TypeVar("_T")
+_MOST_OF_A_COLUMN = 1 << 16
+"""Bytes: what a note says may be anyone's text."""
+
+
+class Column(list[float]):
+    """Numbers over time. A note has them as doubles, compressed, in base64: there are many."""
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(text), _MOST_OF_A_COLUMN)
+    except zlib.error as error:
+        raise ValueError(f"not a column: {error}") from None
+
+
+def _column(text: str, _: Any) -> Column:
+    data = _unpacked(text)
+    return Column(struct.unpack(f"<{len(data) // 8}d", data[: len(data) // 8 * 8]))
+
+
 _converter = make_converter(detailed_validation=False)  # errors are the plain ones
+_converter.register_unstructure_hook(
+    Column, lambda column: _packed(struct.pack(f"<{len(column)}d", *column))
+)
+_converter.register_structure_hook(Column, _column)
+_converter.register_unstructure_hook(bytearray, _packed)
+_converter.register_structure_hook(bytearray, lambda text, _: bytearray(_unpacked(text)))
 _converter.register_unstructure_hook(
     float, lambda value: value if math.isfinite(value) else str(value)
 )
-
-
-class Sum(Protocol):
-    """Adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
-
-    def apply(self, line: Mapping[str, Any], /) -> object:
-        """Take one line; a note so_far replaces all before it."""
-        ...
 
 
 @define
 class Total:
     """What the next segment keeps of those before it."""
 
-    state: Sum
+    sum: Any
+    """An attrs object that `apply` adds lines to; its fields are those of the note."""
     acknowledged: dict[str, None] = field(factory=dict)
     """Keys of deltas, of the lines that were added."""
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take lines, in order."""
         for line in lines:
-            self.state.apply(line)
+            self.sum.apply(line)
             key = acknowledged_key(line)
             if key is not None:
                 self.acknowledged[key] = None
 
     def as_fields(self) -> dict[str, Any]:
         """Of the note so_far."""
-        return {"state": _converter.unstructure(self.state)}
+        return dict(_converter.unstructure(self.sum))
 
 
 def restored(kind: type[_T], found: Any) -> _T:
-    """The state in a note so_far. Raises KeyError, TypeError, ValueError or AttributeError."""
+    """A part of a note so_far. Raises KeyError, TypeError, ValueError or AttributeError."""
     return _converter.structure(found, kind)
 
 

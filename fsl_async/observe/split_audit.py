@@ -43,6 +43,10 @@ class SplitAudit:
     auxiliary: Mapping[str, int]
     problems: tuple[str, ...]
 
+    def complaints(self) -> list[str]:
+        """One line for each fault."""
+        return list(self.problems)
+
 
 def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
     """Go through the ledger's lines."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -141,36 +141,16 @@ def _short_state(client: ClientState, now: float) -> str:
     return f"gone {gone_s / 60:.0f} min" if gone_s < 36_000 else f"gone {gone_s / 3600:.0f} h"
 
 
-def _version(client: ClientState, _: float) -> str:
-    return str(client.version) if client.version >= 0 else "-"
-
-
-def _step(client: ClientState, _: float) -> str:
-    return f"{client.step:,}"
-
-
 def _loss(client: ClientState, _: float) -> str:
     if client.trouble.startswith(LOSS_IS):
         return client.trouble.removeprefix(LOSS_IS).partition(",")[0]
     return figure(client.loss) if client.loss is not None else "-"
 
 
-def _spark(client: ClientState, _: float) -> str:
-    return sparkline(list(client.losses), _SPARK_WIDTH)
-
-
-def _speed(client: ClientState, _: float) -> str:
+def _speed(client: ClientState) -> str:
     if client.tokens_per_s >= 1e6:
         return f"{client.tokens_per_s / 1e6:,.1f} M"
     return f"{client.tokens_per_s:,.0f}" if client.tokens_per_s else "-"
-
-
-def _deltas(client: ClientState, _: float) -> str:
-    return str(client.deltas_merged)
-
-
-def _uploads(client: ClientState, _: float) -> str:
-    return f"{client.uploads:,}"
 
 
 def _sent(client: ClientState, _: float) -> str:
@@ -183,15 +163,20 @@ def _short_sent(client: ClientState, _: float) -> str:
     return megabytes(client.up.sent) if client.up.sent else "-"
 
 
-def _epsilon(client: ClientState, _: float) -> str:
-    return "-" if client.epsilon is None else f"{client.epsilon:.2f}"
+def _number(title: str, cell: Callable[[ClientState], str], *, is_short: bool = True) -> Column:
+    """A column of numbers, the same where there is little room, or left out there."""
+
+    def full(client: ClientState, _: float) -> str:
+        return cell(client)
+
+    return Column(title, full, full if is_short else None, is_number=True)
 
 
-_EPSILON = Column("epsilon", _epsilon, _epsilon, is_number=True)
+_EPSILON = _number("epsilon", lambda one: "-" if one.epsilon is None else f"{one.epsilon:.2f}")
 _CLIENT = Column("client", lambda client, _: client.name, _name)
 _DOING = Column("state", _state, _short_state)
 _LOSS = Column("loss", _loss, _loss)
-_LOSSES = Column("losses", _spark, None)
+_LOSSES = Column("losses", lambda one, _: sparkline(list(one.losses), _SPARK_WIDTH), None)
 
 _Layout = tuple[tuple[Column, ...], tuple[int, ...]]
 """Columns, and which of them get their full form where there is room, in this order."""
@@ -200,18 +185,18 @@ _AT_PARAMETER_SERVER: _Layout = (
     (
         _CLIENT,
         _DOING,
-        Column("version", _version, _version, is_number=True),
+        _number("version", lambda one: str(one.version) if one.version >= 0 else "-"),
         _LOSS,
-        Column("tokens/s", _speed, _speed, is_number=True),
-        Column("deltas", _deltas, _deltas, is_number=True),
+        _number("tokens/s", _speed),
+        _number("deltas", lambda one: str(one.deltas_merged)),
         Column("sent up", _sent, _short_sent),
-        Column("step", _step, None, is_number=True),
+        _number("step", lambda one: f"{one.step:,}", is_short=False),
         _LOSSES,
     ),
     (0, 7, 8, 1, 6),
 )
 _AT_SPLIT_SERVER: _Layout = (
-    (_CLIENT, _DOING, _LOSS, Column("uploads", _uploads, _uploads, is_number=True), _LOSSES),
+    (_CLIENT, _DOING, _LOSS, _number("uploads", lambda one: f"{one.uploads:,}"), _LOSSES),
     (0, 4, 1),
 )
 _LAYOUTS = {SPLIT_SERVER: _AT_SPLIT_SERVER}
@@ -273,46 +258,29 @@ def news_line(state: RunState, news: News) -> str:
 # --- views ---
 
 
-class View(Protocol):
-    """Shows a run while it goes on."""
-
-    def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Show the state at `now` (seconds since 1970) and what is new since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as a person expects it."""
-        ...
-
-
 class Records:
     """One JSON object for each piece of news, for programs that watch."""
 
-    def __init__(self, record: Any) -> None:
-        self._record = record
+    def __init__(self, tell: Any) -> None:
+        self._tell = tell
 
     def update(self, state: RunState, news: Sequence[News], now: float) -> None:
         """Print the news."""
         for one in news:
-            self._record(one.kind, **news_fields(state, one))
+            self._print(state, one)
+
+    def _print(self, state: RunState, one: News) -> None:
+        self._tell(one.kind, **news_fields(state, one))
 
     def close(self) -> None:
         """Nothing to do."""
 
 
-class PlainLines:
+class PlainLines(Records):
     """One line for each piece of news, with the seconds since the run began."""
 
-    def __init__(self, say: Any) -> None:
-        self._say = say
-
-    def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Print the news."""
-        for one in news:
-            self._say(news_line(state, one))
-
-    def close(self) -> None:
-        """Nothing to do."""
+    def _print(self, state: RunState, one: News) -> None:
+        self._tell(news_line(state, one))
 
 
 _STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
@@ -381,3 +349,7 @@ def open_view(output: Any, *, ends_at: float | None = None, has_table: bool = Tr
         except ImportError:
             output.say(f"(to see this as a table: {to_install('live')})")
     return PlainLines(output.say)
+
+
+View = Records | LiveTable
+"""Shows a run while it goes on, until it is closed."""

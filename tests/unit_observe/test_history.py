@@ -1,11 +1,12 @@
 """What a journal shows over time: rounds with gaps, timelines, the open round, bounds."""
 
+import json
 import math
 
 import pytest
 
 from fsl_async.observe import history as room
-from fsl_async.observe.history import History, Samples, Timeline
+from fsl_async.observe.history import Course, History, Samples, Timeline
 from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, of_client, plain
 from fsl_async.observe.run_state import RunState
 
@@ -16,14 +17,13 @@ class Journal:
     """A run and its history, fed with lines."""
 
     def __init__(self):
-        self.run, self.history = RunState(), History()
+        self.course = Course()
+        self.run, self.history = self.course.state, self.course.history
         self.add(0.0, "node_started", **STARTED)
 
     def add(self, t, kind, **fields):
         """Feed a line."""
-        line = {"t": t, "type": kind, **fields}
-        self.run.apply(line)
-        self.history.apply(line, self.run)
+        self.course.apply({"t": t, "type": kind, **fields})
 
     def join(self, t, *names):
         """Clients join."""
@@ -90,10 +90,10 @@ def test_a_loss_that_is_no_number_is_a_gap(journal):
 def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    assert journal.history.window.waited_for() == ["b", "c"]
+    assert journal.run.ps.window.waited_for() == ["b", "c"]
     journal.delta(12.0, "b", 0, 5.0)
     journal.commit(13.0, 1)
-    assert journal.history.window.late == {"c"}
+    assert journal.run.ps.window.late == {"c"}
     journal.delta(20.0, "c", 0, 5.0)
     journal.add(25.0, "client_left", peer="c", incarnation=1, reason="expired")
     journal.add(30.0, "relaunch", what="launched", client="c")
@@ -110,11 +110,11 @@ def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     assert marks == [(2.0, "joined"), (30.0, "launched"), (31.0, "relaunched")]
     journal.add(40.0, "node_ended")
     assert journal.history.timelines["a"].state == "done"
-    assert journal.history.window.late == set()
+    assert journal.run.ps.window.late == set()
 
 
 def test_the_grace_window_closes_when_the_servers_rule_says(journal):
-    window = journal.history.window
+    window = journal.run.ps.window
     for number in range(4):
         t = 100.0 * (number + 1)
         journal.call(t, number, "a", "b", "c")
@@ -131,19 +131,29 @@ def test_the_grace_window_closes_when_the_servers_rule_says(journal):
         assert window.closes_at is None
 
 
-def test_a_reader_that_begins_at_a_segment_does_not_guess_the_grace_window(journal):
+def test_a_reader_that_begins_at_a_segment_knows_all_before_it(journal):
     from fsl_async.observe.segments import Total
 
-    fields = Total(journal.run).as_fields()
-    reader = Journal.__new__(Journal)
-    reader.run, reader.history = RunState(), History()
+    for number in range(2):
+        journal.call(10.0 + 10 * number, number, "a", "b", "c")
+        journal.delta(11.0 + 10 * number, "a", number, 5.0, number + 1)
+        journal.delta(12.0 + 10 * number, "b", number, 4.0, number + 1)
+        journal.commit(13.0 + 10 * number, number + 1)
+    reader = Journal()
+    reader.course = Course()
+    fields = json.loads(json.dumps(Total(journal.course).as_fields(), allow_nan=False))
     reader.add(50.0, "so_far", **fields)
-    assert reader.run.ps.grace == (4.0, 1.0, 60.0)
-    reader.call(60.0, 0, "a", "b")
-    reader.delta(61.0, "a", 0, 5.0)
-    assert reader.history.window.as_dict()["quorum_at"] == 61.0
-    assert reader.history.window.closes_at is None
-    assert set(reader.history.timelines) == {"a", "b", "c"}
+    reader.run, reader.history = reader.course.state, reader.course.history
+    for one in (journal, reader):
+        one.call(60.0, 2, "a", "b")
+        one.delta(61.0, "a", 2, 5.0, 3)
+    assert reader.run.ps.window.closes_at == journal.run.ps.window.closes_at == 62.0
+    assert reader.run.ps.window.as_dict() == journal.run.ps.window.as_dict()
+    for name in "ab":
+        timelines = reader.history.timelines[name], journal.history.timelines[name]
+        assert timelines[0] == timelines[1]
+        series = reader.history.rounds, journal.history.rounds
+        assert of_client(series[0], name, 0) == of_client(series[1], name, 0)
 
 
 def test_a_new_segment_in_an_open_round_changes_nothing(journal):
@@ -151,12 +161,13 @@ def test_a_new_segment_in_an_open_round_changes_nothing(journal):
 
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    before = journal.history.window.as_dict()
-    journal.add(12.0, "so_far", **Total(journal.run).as_fields())
-    assert journal.history.window.as_dict() == before
+    before, line = journal.run.ps.window.as_dict(), journal.history.timelines["a"]
+    journal.add(12.0, "so_far", **Total(journal.course).as_fields())
+    assert journal.run.ps.window.as_dict() == before
+    assert journal.history.timelines["a"] is line, "a page's cursor knows it"
     journal.delta(13.0, "b", 0, 5.0)
     journal.commit(14.0, 1)
-    assert (journal.history.window.merged, journal.history.window.late) == (2, {"c"})
+    assert (journal.run.ps.window.merged, journal.run.ps.window.late) == (2, {"c"})
 
 
 def test_a_rollback_removes_the_void_rounds(journal):
@@ -180,6 +191,18 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     series = journal.history.rounds
     assert plain(series.clients["a"]["tokens"]) == [10.0, 10.0]
     assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
+
+
+def test_a_round_that_is_called_again_after_a_restart_counts_each_client_once(journal):
+    journal.call(10.0, 0, "a", "b", "c")
+    journal.delta(11.0, "a", 0, 5.0)
+    journal.add(12.0, "recovered", version=0, digest="d0", pending=[])
+    assert journal.run.ps.window.as_dict()["called"] == 3
+    journal.call(13.0, 0, "a", "b")
+    journal.delta(14.0, "b", 0, 5.0)
+    assert journal.run.ps.window.as_dict()["called"] == 2
+    journal.commit(15.0, 1)
+    assert "1 of 2 called clients merged" in journal.run.news[-1].text
 
 
 def test_bytes_over_time_are_those_of_the_status(journal):
@@ -270,11 +293,11 @@ def test_names_from_the_network_are_bounded():
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], {}, {"type": "call/1"}])
-@pytest.mark.parametrize("kind", sorted(room._HANDLERS))
+@pytest.mark.parametrize("kind", sorted(name for name in dir(History) if name.startswith("_on_")))
 def test_a_malformed_line_changes_nothing_and_is_no_error(kind, value):
     history, run = History(), RunState()
     fields = ("peer", "stored", "version", "message", "key", "held", "what", "connection", "round")
-    line = {"t": 1.0, "type": kind, **dict.fromkeys(fields, value)}
+    line = {"t": 1.0, "type": kind.removeprefix("_on_"), **dict.fromkeys(fields, value)}
     run.apply(line)
     history.apply(line, run)
     assert history.lines == 1
@@ -287,7 +310,7 @@ def test_held_out_losses_and_uploads_of_a_split_server():
     delta = {"key": "a/1/0/1", "tokens": 1, "steps": 1, "round": 0}
     delta["metrics"] = {"eval_loss": 2.5, "eval_version": 0}
     made.add(1.0, "delta_offered", peer="a", delta=delta)
-    assert [(one.version, one.loss) for one in made.history.held_out.values()] == [(0, 2.5)]
+    assert [(one.version, one.loss) for one in made.run.ps.evaluations] == [(0, 2.5)]
     for upload, loss in enumerate((2.0, 4.0)):
         made.add(2.0, "upload_trained", key=f"a/1/0/{upload}", loss=loss, problem=None)
     made.add(3.0, "round_done_received", peer="a", round=0, samples=16, errors={})

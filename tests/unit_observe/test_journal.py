@@ -392,20 +392,6 @@ def test_reading_no_file_is_an_os_error(path):
         list(JournalReader(path).read())
 
 
-def test_follow_waits_for_the_file_and_ends_when_stopped(path):
-    """`status` may start before the run, and returns the last lines when it is stopped."""
-    rounds = []
-
-    def wait(_):
-        rounds.append(None)
-        path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as file:
-            file.write(b'{"n":%d}\n' % len(rounds))
-
-    found = list(JournalReader(path).follow(lambda: len(rounds) == 3, wait))
-    assert found == [{"n": 1}, {"n": 2}, {"n": 3}]
-
-
 @pytest.fixture
 def stuck_disk(monkeypatch):
     """Make writes wait until the test releases them."""

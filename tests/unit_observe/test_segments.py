@@ -14,9 +14,10 @@ from fsl_async import cli
 from fsl_async.commands import sim as sim_command
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe import segments
+from fsl_async.observe.history import Course
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.rounds import MAX_OFFERED
+from fsl_async.observe.round_series import as_dict, of_client
 from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import RunState
 
@@ -57,46 +58,60 @@ def added(state, lines):
     return state, news
 
 
+def fields_of(course):
+    """What a note so_far has of a node."""
+    return segments.Total(course).as_fields()
+
+
+def shown(course):
+    """What a page shows of a node's history; sums of floats may differ in their last digits."""
+    history, series = course.history, course.history.rounds
+    clients = {name: of_client(series, name, 0) for name in series.clients}
+    lines = {name: (line.segments(), line.marks) for name, line in history.timelines.items()}
+    samples = {name: list(column) for name, column in history.bytes.columns.items()}
+    return {**as_dict(series), "clock": 0}, clients, lines, samples
+
+
 def test_a_segment_begins_with_the_complete_state(simulated):
     """`status` reads the newest segment only, so its first line holds every field of the state."""
-    whole, whole_news = added(RunState(), simulated)
-    assert whole.clients
-    assert whole.ps.version > 2
-    assert whole.account.as_dict()["payload"] == {"deltas up": 141}
+    whole, whole_news = added(Course(), simulated)
+    assert whole.state.clients
+    assert whole.state.ps.version > 2
+    assert whole.state.account.as_dict()["payload"] == {"deltas up": 141}
+    assert len(whole.history.rounds) > 2
     for cut in [1, *random.Random(5).sample(range(2, len(simulated)), 30)]:
-        total = segments.Total(RunState())
+        total = segments.Total(Course())
         total.add(simulated[:cut])
         first = {"t": simulated[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
-        state, _ = added(RunState(), [json.loads(json.dumps(first, allow_nan=False))])
-        assert state == total.state, cut
-        state, news = added(state, simulated[cut:])
-        assert state == whole, cut
+        course, _ = added(Course(), [json.loads(json.dumps(first, allow_nan=False))])
+        assert course.state == total.sum.state, cut
+        assert fields_of(course)["history"] == first["history"], cut
+        course, news = added(course, simulated[cut:])
+        assert course.state == whole.state, cut
+        assert shown(course) == shown(whole), cut
         assert news == whole_news[len(whole_news) - len(news) :]
 
 
-def test_what_peers_offer_does_not_make_the_first_line_long():
-    """A peer whose deltas are all declined does not lengthen each segment's first line."""
-    state = RunState()
-    for sequence in range(3 * MAX_OFFERED):
-        delta = {
-            "key": f"a/1/0/{sequence}",
-            "steps": 1,
-            "tokens": 1,
-            "metrics": {"loss": 1.5},
-        }
-        state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
-    assert len(json.dumps(segments.Total(state).as_fields())) < 40 * MAX_OFFERED
-    assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state.ps._loss_of
+@pytest.mark.parametrize("text", ["", "x", "AAAA", 3, None])
+def test_a_column_that_is_none_is_an_error_that_a_state_takes(text):
+    """Anyone may write a journal: what a note has is a history, or the reader begins with none."""
+    fields = fields_of(Course())
+    fields["history"]["bytes"]["columns"]["t"] = text
+    course, _ = added(Course(), [{"t": 1.0, "type": segments.SO_FAR, **fields}])
+    assert len(course.history.bytes) == 0
+    bomb = segments._packed(bytes(1 << 24))
+    assert len(segments.restored(segments.Column, bomb)) <= segments._MOST_OF_A_COLUMN // 8
 
 
 def test_what_a_client_has_spent_is_that_of_its_newest_delta():
     """Of a private run, also over segments; what is no number changes nothing."""
-    state = RunState()
+    course = Course()
+    state = course.state
     for sequence, facts in enumerate(({"epsilon": 1.5}, {"epsilon": 2.25}, {"epsilon": "x"}, {})):
         delta = {"key": f"a/1/0/{sequence + 1}", "steps": 1, "tokens": 1, "facts": facts}
         state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
     assert state.clients["a"].epsilon == 2.25
-    assert '"epsilon": 2.25' in json.dumps(segments.Total(state).as_fields())
+    assert '"epsilon": 2.25' in json.dumps(fields_of(course))
 
 
 def test_of_a_split_server_too():
@@ -116,7 +131,7 @@ def test_of_a_split_server_too():
     for line in lines:
         whole.apply(line)
     for cut in range(1, len(lines)):
-        total, state = segments.Total(RunState()), RunState()
+        total, state = segments.Total(Course()), RunState()
         total.add(lines[:cut])
         first = {"t": lines[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
         for line in [json.loads(json.dumps(first)), *lines[cut:]]:
@@ -259,7 +274,7 @@ def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
         writer.note("Lost", 0.0)
         writer.note("Lost", 0.0)
         writer.flush()
-    writer._turn(segments.Total(RunState()))
+        writer._turn(segments.Total(Course()))
     writer.note("Late", 0.0)
     writer.close()
     lines = list(JournalReader(path).read_all())

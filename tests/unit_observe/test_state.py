@@ -5,9 +5,9 @@ from deltas import delta_of, stored_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
+from fsl_async.observe.odd_clients import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.observe.tuning import site_lines
 from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import effects as do
@@ -77,23 +77,23 @@ def begin(run, *names):
         join(run, name, 5)
 
 
-def stored(name, base, sequence, *, tokens=100, problem=None, number=None):
+def stored(name, base, sequence, *, tokens=100, problem=None, number=None, metrics=None):
     """Write an arrived delta."""
-    key = DeltaKey(name, 5, base, sequence)
-    stored = stored_of(key, size=800, tokens=tokens, number=base if number is None else number)
+    key, number = DeltaKey(name, 5, base, sequence), base if number is None else number
+    stored = stored_of(key, size=800, tokens=tokens, number=number, metrics=metrics)
     first = ev.DeltaStored(name, stored, problem)
     if problem is not None:
         return [first, Send(name, msg.Declined(key, "quarantined", problem))]
     return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key))]
 
 
-def round_of(run, number, called, answered, gone=(), *, sequence=None):
+def round_of(run, number, called, answered, gone=(), *, sequence=None, metrics=None):
     """Write a complete round: called, answered, merged `seconds` later."""
     run.write(*(Send(name, msg.Call(number)) for name in called))
     for name in gone:
         run.write(ClientLeft(name, 5, "expired"))
     for name in answered:
-        run.write(*stored(name, number, sequence or number + 1))
+        run.write(*stored(name, number, sequence or number + 1, metrics=metrics))
     facts = {"round": number, "called": len(called), "answered": len(answered)}
     run.write(
         Note("round", facts=facts),
@@ -491,7 +491,7 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 9.0}))
     offer(run, "a", 1, loss=2.5)
-    round_of(run, 0, ["a"], ["a"])
+    round_of(run, 0, ["a"], ["a"], metrics={"loss": 2.5})
     state, _ = run.state()
     assert "loss 2.500 (mean over the round)" in news_texts(run, "version")[-1]
     assert state.clients["a"].loss == 9.0

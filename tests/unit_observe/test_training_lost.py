@@ -4,10 +4,10 @@ import pytest
 from deltas import delta_of, stored_of
 
 from fsl_async.observe import segments
-from fsl_async.observe.clients import client_dict
+from fsl_async.observe.clients import MOST_REASONS, OTHER, Ended, Training, client_dict, lost_words
+from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.training_lost import MOST_REASONS, OTHER, Ended, Training, lost_words
 from fsl_async.roles.machine import ClientLeft, Send
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -131,7 +131,7 @@ def test_the_sum_survives_a_new_segment_of_the_journal(run):
     run.beat(100)
     run.take(ClientLeft("a", 5, "expired"))
     run.hello(6)
-    fields = segments.Total(run.state).as_fields()
+    fields = segments.Total(Course(run.state)).as_fields()
     again = RunState()
     again.apply({"type": segments.SO_FAR, "t": 4.0, **fields})
     assert again.clients["a"].ends == {KILLED: Ended(1, 100)}

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from attrs import field, frozen, mutable
+from attrs import Factory, field, frozen, mutable
 
 MAX_OFFSETS = 64
 MIN_OFFSETS = 3
@@ -61,14 +61,11 @@ class Round:
     expected: dict[str, int]
     last: bool = False  # after it nothing is merged any more
     waiting: list[str] = field(factory=list)  # called later, in this order
-    called: int = 0
+    called: int = Factory(lambda self: len(self.expected) + len(self.waiting), takes_self=True)
     left: dict[str, int] = field(factory=dict)
     quorum_at: float | None = None
     # name -> True: sent a delta, False: had nothing that counts
     answered: dict[str, bool] = field(factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        self.called = len(self.expected) + len(self.waiting)
 
     def answer(self, name: str, *, contributed: bool) -> bool:
         """Record an answer; True when this client was expected and had not answered yet."""

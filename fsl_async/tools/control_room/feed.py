@@ -33,17 +33,12 @@ class Cursor:
     """What one page has of one node."""
 
     node: int
-    _epoch: int = -1
     _rounds: int = 0
     _bytes: int = -1
     _places: dict[str, _Place] = field(factory=dict)
 
-    def parts(self, history: History, epoch: int) -> Iterator[dict[str, Any]]:
-        """Messages, in order. The first may order the page to forget all that it has."""
-        if epoch != self._epoch:
-            self._epoch, self._rounds, self._bytes = epoch, 0, -1
-            self._places.clear()
-            yield {"node": self.node, "reset": True}
+    def parts(self, history: History) -> Iterator[dict[str, Any]]:
+        """Messages, in order."""
         series = history.rounds
         if series.clock != self._rounds:
             found = as_dict(series, self._rounds)

@@ -3,7 +3,7 @@
 One asyncio loop does all: it takes new lines of the journals every `_READ_EVERY_S` in small turns,
 and each stream sends what its page has not got, at most every `_SEND_EVERY_S`, when the last
 message is out. So fifty lines a second or fifty thousand cost a page the same number of messages.
-Audits and older segments are read by threads.
+Audits are made by threads.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ import importlib.util
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define
 
 from fsl_async.errors import AddressError, UsageError
-from fsl_async.observe.run_state import RunState
 from fsl_async.process.program import to_install
-from fsl_async.tools.control_room import run_map, snapshot
+from fsl_async.tools.control_room import snapshot
 from fsl_async.tools.control_room.feed import Cursor
 from fsl_async.tools.control_room.gate import HEADERS, Gate
 from fsl_async.tools.control_room.watched import AUDIT_EVERY_S, WatchedNode
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-Alive = Callable[[RunState, float], str]
-"""Whether the process that writes a journal is alive, in words."""
 
 _READ_EVERY_S = 0.1
 _SEND_EVERY_S = 0.25
@@ -44,16 +39,7 @@ _STALLED_S = 60.0
 _HEARTBEAT_STATE_S = 5.0
 """The state is sent this often without a change: it may end to be alive."""
 MAX_PAGES = 16
-_ASSETS = {
-    "room.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "uPlot.iife.min.js": "text/javascript",
-    "uPlot.min.css": "text/css",
-    "room.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    "LICENSE.uPlot": "text/plain",
-}
+_ASSETS = Path(__file__).parent / "assets"
 
 
 def check_installed() -> None:
@@ -67,11 +53,9 @@ class Room:
     """The nodes of a run and what all pages share."""
 
     nodes: list[WatchedNode]
-    alive: Alive
     gate: Gate | None = None
     pages: int = 0
     _state: tuple[tuple[int, ...], float, list[dict[str, Any]]] | None = None
-    _assets: dict[str, bytes] = field(factory=dict)
 
     def revision(self) -> tuple[int, ...]:
         """Changes with anything that is shown."""
@@ -81,28 +65,9 @@ class Room:
         """The snapshots of all nodes; made once for all pages."""
         now, revision = time.time(), self.revision()
         if self._state is None or self._state[0] != revision or now > self._state[1] + 1.0:
-            found = [
-                snapshot.node(
-                    at,
-                    node.state.node.run or node.state.node.name or node.folder.name,
-                    node.state,
-                    node.history,
-                    now=now,
-                    alive=self.alive(node.state, now),
-                    loading=node.loading,
-                    audit=node.audit,
-                    evaluations=node.evaluations,
-                )
-                for at, node in enumerate(self.nodes)
-            ]
+            found = [snapshot.node(at, node, now) for at, node in enumerate(self.nodes)]
             self._state = revision, now, found
         return self._state[2]
-
-    def asset(self, name: str) -> bytes:
-        """The bytes of a file of the package."""
-        if name not in self._assets:
-            self._assets[name] = files(__package__).joinpath("assets", name).read_bytes()
-        return self._assets[name]
 
     async def read(self) -> None:
         """Take new lines, for ever."""
@@ -126,107 +91,74 @@ class Room:
             await asyncio.sleep(max(AUDIT_EVERY_S, 9 * took) if self.pages else 0.2)
 
 
-@define
-class _Pages:
-    """Answers requests."""
+async def _guarded(room: Room, request: web.Request, handler: Any) -> web.StreamResponse:
+    """Judge a request, and give every answer its headers."""
+    from aiohttp import web
 
-    room: Room
-
-    async def guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Judge a request, and give every answer its headers."""
-        from aiohttp import web
-
-        gate = self.room.gate
-        if gate is None:
-            return web.Response(status=503)
-        verdict = gate.judge(
-            request.method,
-            request.headers.get("Host", ""),
-            request.path,
-            request.query.get("token"),
-            request.cookies.get(gate.cookie),
-        )
-        response: web.StreamResponse
-        if verdict.status == 303:
-            response = web.Response(status=303, headers={"Location": "/"})
-            response.set_cookie(gate.cookie, gate.token, httponly=True, samesite="Strict", path="/")
-        elif verdict.status != 200:
-            response = web.Response(status=verdict.status, text=verdict.text + "\n")
-        else:
-            try:
-                response = await handler(request)
-            except web.HTTPException as error:
-                response = web.Response(status=error.status, text=f"{error.reason}\n")
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
-
-    async def page(self, _: web.Request) -> web.StreamResponse:
-        """The page; all that it shows comes by `events`."""
-        from aiohttp import web
-
-        body = self.room.asset("index.html")
-        return web.Response(body=body, content_type="text/html", charset="utf-8")
-
-    async def asset(self, request: web.Request) -> web.StreamResponse:
-        """A file of the package."""
-        from aiohttp import web
-
-        name = request.match_info["name"]
-        if name not in _ASSETS:
-            raise web.HTTPNotFound
-        body = self.room.asset(name)
-        return web.Response(body=body, content_type=_ASSETS[name], charset="utf-8")
-
-    async def state(self, _: web.Request) -> web.StreamResponse:
-        """The present state as JSON, for programs."""
-        from aiohttp import web
-
-        return web.json_response({"now": time.time(), "nodes": self.room.state()})
-
-    async def events(self, request: web.Request) -> web.StreamResponse:
-        """The stream of one page, until it is closed."""
-        from aiohttp import web
-
-        if self.room.pages >= MAX_PAGES:
-            raise web.HTTPTooManyRequests
-        response = web.StreamResponse(headers=dict(HEADERS))
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        self.room.pages += 1
+    gate = room.gate
+    if gate is None:
+        return web.Response(status=503)
+    verdict = gate.judge(
+        request.method,
+        request.headers.get("Host", ""),
+        request.path,
+        request.query.get("token"),
+        request.cookies.get(gate.cookie),
+    )
+    response: web.StreamResponse
+    if verdict.status == 303:
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(gate.cookie, gate.token, httponly=True, samesite="Strict", path="/")
+    elif verdict.status != 200:
+        response = web.Response(status=verdict.status, text=verdict.text + "\n")
+    else:
         try:
-            async for message in stream(self.room, _width(request.query.get("width", ""))):
-                await asyncio.wait_for(response.write(message), _STALLED_S)
-        except (ConnectionError, TimeoutError):
-            pass
-        finally:
-            self.room.pages -= 1
-        return response
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = web.Response(status=error.status, text=f"{error.reason}\n")
+    if not response.prepared:
+        response.headers.update(HEADERS)
+    return response
 
 
 def application(room: Room) -> web.Application:
     """The web application; `room.gate` must be set before the first request."""
     from aiohttp import web
 
-    pages = _Pages(room)
-
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
-        return await pages.guard(request, handler)
+        return await _guarded(room, request, handler)
+
+    async def page(_: web.Request) -> web.StreamResponse:
+        """The page; all that it shows comes by `events`."""
+        return web.FileResponse(_ASSETS / "index.html")
+
+    async def state(_: web.Request) -> web.StreamResponse:
+        """The present state as JSON, for programs."""
+        return web.json_response({"now": time.time(), "nodes": room.state()})
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        """The stream of one page, until it is closed."""
+        if room.pages >= MAX_PAGES:
+            raise web.HTTPTooManyRequests
+        response = web.StreamResponse(headers=dict(HEADERS))
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        room.pages += 1
+        try:
+            async for message in stream(room):
+                await asyncio.wait_for(response.write(message), _STALLED_S)
+        except (ConnectionError, TimeoutError):
+            pass
+        finally:
+            room.pages -= 1
+        return response
 
     made = web.Application(middlewares=[guard])
-    for path, handler in (
-        ("/", pages.page),
-        ("/events", pages.events),
-        ("/state", pages.state),
-        ("/assets/{name}", pages.asset),
-    ):
+    for path, handler in (("/", page), ("/events", events), ("/state", state)):
         made.router.add_get(path, handler, allow_head=False)
+    made.router.add_static("/assets", _ASSETS)
     return made
-
-
-def _width(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1000
 
 
 def event(name: str, data: Any) -> bytes:
@@ -235,29 +167,23 @@ def event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {text}\n\n".encode(errors="replace")
 
 
-async def stream(room: Room, width: int) -> AsyncIterator[bytes]:
-    """The events of one page: the state, the map, then what is new of the courses over time."""
+async def stream(room: Room) -> AsyncIterator[bytes]:
+    """The events of one page: the state, then what is new of the courses over time."""
     cursors = [Cursor(at) for at in range(len(room.nodes))]
     seen: tuple[int, ...] = ()
     sent_at = quiet_at = time.monotonic()
-    drawn = ""
     held_out: list[Any] = [None] * len(room.nodes)
     while True:
         now = time.monotonic()
         is_new = room.revision() != seen
         if is_new or now > sent_at + _HEARTBEAT_STATE_S:
             seen, sent_at = room.revision(), now
-            nodes = room.state()
-            yield event("state", {"now": time.time(), "nodes": nodes})
-            picture = run_map.draw(nodes, width)
-            if picture != drawn:
-                drawn = picture
-                yield event("map", {"svg": picture})
+            yield event("state", {"now": time.time(), "nodes": room.state()})
             for at, (cursor, node) in enumerate(zip(cursors, room.nodes, strict=True)):
-                for part in cursor.parts(node.history, node.epoch):
+                for part in cursor.parts(node.history):
                     yield event("series", part)
                     await asyncio.sleep(0)
-                rows = snapshot.held_out_rows(node.history, node.evaluations)
+                rows = snapshot.held_out_rows(node)
                 if rows != held_out[at]:
                     held_out[at] = rows
                     yield event("held_out", {"node": at, "rows": rows})
@@ -269,16 +195,11 @@ async def stream(room: Room, width: int) -> AsyncIterator[bytes]:
         await asyncio.sleep(_SEND_EVERY_S)
 
 
-async def serve(
-    nodes: list[WatchedNode],
-    port: int,
-    alive: Alive,
-    announce: Callable[[str], None],
-) -> None:
+async def serve(nodes: list[WatchedNode], port: int, announce: Callable[[str], None]) -> None:
     """Serve until cancelled. port: 0 for any free one. Raises AddressError for a taken port."""
     from aiohttp import web
 
-    room = Room(nodes, alive)
+    room = Room(nodes)
     runner = web.AppRunner(application(room), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     tasks: list[asyncio.Task[None]] = []
@@ -302,15 +223,13 @@ async def serve(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await runner.cleanup()
-        for node in nodes:
-            node.close()
 
 
-def run(run_dir: Path, port: int, alive: Alive, announce: Callable[[str], None]) -> None:
+def run(run_dir: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page of `run_dir` until Ctrl-C. Raises FslError."""
     from fsl_async.tools.control_room.watched import watch
 
     check_installed()
     nodes = watch(run_dir)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(nodes, port, alive, announce))
+        asyncio.run(serve(nodes, port, announce))

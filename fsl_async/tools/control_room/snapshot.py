@@ -7,18 +7,21 @@ plain text: the page sets it as text, never as HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import asdict
 
 from fsl_async.errors import printable
 from fsl_async.observe.clients import ClientState
-from fsl_async.observe.evaluations import Evaluation, line_of, newest
-from fsl_async.observe.history import History, Timeline
-from fsl_async.observe.run_state import PS, SPLIT_SERVER, RunState
+from fsl_async.observe.evaluations import line_of, newest
+from fsl_async.observe.history import Timeline
+from fsl_async.observe.liveness import alive_words
+from fsl_async.observe.run_state import PS, SPLIT_SERVER
 from fsl_async.observe.table import header
 from fsl_async.roles.phrasing import megabytes
+from fsl_async.tools.control_room.watched import WatchedNode
+from fsl_async.tools.trackers.catalog import OF_SITES
 
 MAX_SITES = 400
 """Rows of the table: names come from the network."""
@@ -42,54 +45,30 @@ def site(client: ClientState, timeline: Timeline | None) -> dict[str, Any]:
     return {
         "name": client.name,
         "state": state_of(timeline, client),
-        "here": client.connected,
         "catching_up": client.returning and client.doing in {"joining", "fetching"},
         "why": client.gone_why if client.doing == "gone" else "",
         "gone_at": client.gone_at if client.doing == "gone" else None,
         "trouble": _text(client.trouble),
-        "version": client.version,
-        "step": client.step,
         "loss": number(client.loss),
-        "tokens": client.tokens,
-        "tokens_per_s": number(client.tokens_per_s),
-        "merged": client.deltas_merged,
-        "refused": client.deltas_refused,
-        "held": client.deltas_quarantined,
-        "clipped": client.deltas_clipped,
-        "uploads": client.uploads,
-        "left_out": client.left_out,
-        "raw": client.up.raw,
-        "coded": client.up.sent,
-        "relaunches": client.relaunches,
         "launch": [launch[1], launch[0], _text(timeline.launch)] if launch and timeline else None,
-        "rank": number(client.facts.get("rank")),
         "order": number(client.facts.get("order")),
-        "norm": number(client.product_norm),
-        "epsilon": number(client.epsilon),
         "labels": {_text(key): number(one) for key, one in client.label_shares.items()},
         "lag_ms": number(client.lag_p99_ms),
+        **{name: number(get(client)) for name, get in OF_SITES.items()},
     }
 
 
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
 
-def node(
-    number_of: int,
-    title: str,
-    state: RunState,
-    history: History,
-    *,
-    now: float,
-    alive: str,
-    loading: float | None,
-    audit: Mapping[str, Any],
-    evaluations: Iterable[Evaluation],
-) -> dict[str, Any]:
+def node(number_of: int, watched: WatchedNode, now: float) -> dict[str, Any]:
     """All that is not a course over time."""
+    state, history = watched.state, watched.history
+    title = state.node.run or state.node.name or watched.folder.name
+    goes_on_from = f"version {state.ps.version}" if state.ps.version >= 0 else "the beginning"
     role = state.node.role
     found = history.bytes.columns
-    held_out = newest(state.ps.version, history.held_out.values(), evaluations)
+    held_out = newest(state.ps.version, state.ps.evaluations, watched.evaluations)
     names = sorted(state.clients, key=lambda name: (not state.clients[name].connected, name))
     shown = sorted(names[:MAX_SITES])
     return {
@@ -99,7 +78,7 @@ def node(
         "role_words": ROLES.get(role, role or "starting"),
         "run": state.node.run,
         "header": _text(header(state, now)) if role in {PS, SPLIT_SERVER, "client"} else "",
-        "alive": _text(alive),
+        "alive": _text(alive_words(state.node, now, goes_on_from)),
         "ended": state.node.ended_at is not None,
         "phase": state.node.phase,
         "version": state.ps.version if role == PS else state.split_server.round,
@@ -112,7 +91,7 @@ def node(
         "begins_at": state.node.started_at or history.begins_at or state.node.last_t,
         "last_t": state.node.last_t,
         "next_sync_at": state.ps.next_sync_at if state.node.ended_at is None else None,
-        "window": history.window.as_dict() if role == PS else None,
+        "window": state.ps.window.as_dict() if role == PS else None,
         "sites": [site(state.clients[name], history.timelines.get(name)) for name in shown],
         "hidden": len(names) - len(shown),
         "groups": state.groups.words(),
@@ -136,8 +115,8 @@ def node(
             {"t": one.t, "text": _text(one.text), "level": one.level}
             for one in list(state.news)[-_NEWS:]
         ],
-        "loading": loading,
-        "audit": audit_words(audit),
+        "loading": watched.is_loading,
+        "audit": audit_words(watched.audit),
     }
 
 
@@ -166,9 +145,9 @@ def audit_words(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[dict[str, Any]]:
+def held_out_rows(watched: WatchedNode) -> list[dict[str, Any]]:
     """Held-out losses by version, for the chart."""
-    found = newest(1 << 62, history.held_out.values(), evaluations)
+    found = newest(1 << 62, watched.state.ps.evaluations, watched.evaluations)
     return [
         asdict(one)
         | {"data": _text(one.data), "loss": number(one.loss)}
@@ -178,7 +157,9 @@ def held_out_rows(history: History, evaluations: Iterable[Evaluation]) -> list[d
 
 
 def number(value: float | None) -> float | None:
-    """A number that JSON has, with 6 digits."""
+    """A number that JSON has; one with a fraction with 6 digits."""
+    if isinstance(value, int):
+        return value
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")

@@ -3,6 +3,8 @@
 Names and units are Prometheus's conventions: base units (bytes, seconds), `_total` for what only
 grows while the server goes on from its journal. A figure that is not known has no sample. Clients
 that are gone keep their counters and lose the figures of the moment: a loss, a speed.
+`figures.txt` has a row for each figure, with the roles of the nodes that have it, and where in a
+run's state it is.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.evaluations import Evaluation
@@ -43,24 +48,33 @@ class Reading:
 
 
 Sample = tuple[tuple[str, ...], float]
-Read = Callable[[Reading], Iterable[tuple[tuple[str, ...], float | None]]]
+Values = Iterable[tuple[tuple[str, ...], Any]]
+Read = Callable[[Reading], Values]
+Get = Callable[[Any], Any]
 
-_SERVERS = (PS, SPLIT_SERVER)
-_ALL = (*_SERVERS, CLIENT)
+_ROLES = {
+    "ps": (PS,),
+    "server": (SPLIT_SERVER,),
+    "servers": (PS, SPLIT_SERVER),
+    "client": (CLIENT,),
+    "all": (PS, SPLIT_SERVER, CLIENT),
+}
 
 
 @frozen
 class Figure:
     """One figure. name: Prometheus's, `_total` included. series: the trackers', with labels in
-    braces; empty: not for them.
+    braces; page: the control room's, of a site; empty: not for them. get: the value of a site.
     """
 
     name: str
     help: str
     read: Read
-    labels: tuple[str, ...] = ()
-    series: str = ""
-    roles: tuple[str, ...] = field(default=(PS,))
+    labels: tuple[str, ...]
+    series: str
+    roles: tuple[str, ...]
+    page: str
+    get: Get | None
 
     @property
     def kind(self) -> str:
@@ -85,58 +99,75 @@ def clients_of(state: RunState) -> list[ClientState]:
     return known[:MAX_CLIENTS]
 
 
-# --- how figures are read ---
+# --- how figures are read: by a path, or a function's name with brackets, below one of these ---
 
 
-def _one(read: Callable[[RunState], float | None]) -> Read:
-    return lambda reading: [((), read(reading.state))]
+def _of_run(reading: Reading, get: Get) -> Values:
+    return [((), get(reading.state))]
 
 
-def _each(read: Callable[[ClientState], float | None], *, here: bool = False) -> Read:
-    """Of each client; here: only of those that are connected."""
-    return lambda reading: [
-        ((client.name,), read(client))
-        for client in clients_of(reading.state)
-        if client.connected or not here
-    ]
+def _of_groups(reading: Reading, get: Get) -> Values:
+    groups = reading.state.groups
+    return [((), get(groups))] if groups.is_on else []
 
 
-def _both_ways(up: Callable[[RunState], float], down: Callable[[RunState], float]) -> Read:
-    return lambda reading: [(("up",), up(reading.state)), (("down",), down(reading.state))]
+def _of_clients(reading: Reading, get: Get) -> Values:
+    return [((one.name,), get(one)) for one in clients_of(reading.state)]
 
 
-def _info(reading: Reading) -> Iterator[Sample]:
+def _of_those_here(reading: Reading, get: Get) -> Values:
+    return [((one.name,), get(one)) for one in clients_of(reading.state) if one.connected]
+
+
+def _sum(reading: Reading, get: Get) -> Values:
+    return [((), sum(map(get, reading.state.clients.values())))]
+
+
+def _both_ways(reading: Reading, get: Get) -> Values:
+    return [(("up",), get(reading.state.ps.up)), (("down",), get(reading.state.ps.down))]
+
+
+def _held_out(reading: Reading, get: Get) -> Values:
+    return [((one.data, one.of), get(one)) for one in reading.evaluations[:MAX_DATA]]
+
+
+_PATHS: dict[str, Callable[[Reading, Get], Values]] = {
+    "run": _of_run,
+    "groups": _of_groups,
+    "client": _of_clients,
+    "here": _of_those_here,
+    "sum": _sum,
+    "ways": _both_ways,
+    "held_out": _held_out,
+}
+
+
+def _info(reading: Reading) -> Values:
     node = reading.state.node
-    yield (node.run, node.host, node.address), 1.0
+    return [((node.run, node.host, node.address), 1)]
 
 
-def _phase(reading: Reading) -> Iterator[Sample]:
-    yield from (((name,), float(reading.state.node.phase == name)) for name in PHASES)
+def _phase(reading: Reading) -> Values:
+    return [((name,), reading.state.node.phase == name) for name in PHASES]
 
 
-def _doing(reading: Reading) -> Iterator[Sample]:
+def _doing(reading: Reading) -> Values:
     found = Counter(client.doing for client in reading.state.clients.values())
-    yield from (((name,), float(found[name])) for name in DOING)
+    return [((name,), found[name]) for name in DOING]
 
 
 def _by_category(kind: str) -> Read:
-    def read(reading: Reading) -> Iterator[Sample]:
+    def read(reading: Reading) -> Values:
         for name, count in reading.state.account.as_dict()[kind].items():
             category, _, direction = name.rpartition(" ")
-            yield (category, direction), float(count)
+            yield (category, direction), count
 
     return read
 
 
-def _sockets(reading: Reading) -> Iterator[Sample]:
+def _sockets(reading: Reading) -> Values:
     found = reading.state.account.as_dict()["sockets"]
-    yield from (((direction,), float(found.get(direction, 0))) for direction in ("up", "down"))
-
-
-def _held_out(read: Callable[[Evaluation], float | None]) -> Read:
-    return lambda reading: [
-        ((one.data, one.of), read(one)) for one in reading.evaluations[:MAX_DATA]
-    ]
+    return [((direction,), found.get(direction, 0)) for direction in ("up", "down")]
 
 
 def _speed(state: RunState) -> float | None:
@@ -144,8 +175,8 @@ def _speed(state: RunState) -> float | None:
     return math.fsum(speeds) if speeds else None
 
 
-def _sum(read: Callable[[ClientState], float]) -> Callable[[RunState], float]:
-    return lambda state: sum(map(read, state.clients.values()))
+def _cosine(state: RunState) -> float | None:
+    return state.ps.cosines[-1] if state.ps.cosines else None
 
 
 def _loss(client: ClientState) -> float | None:
@@ -153,270 +184,60 @@ def _loss(client: ClientState) -> float | None:
     return None if client.returning else client.loss
 
 
-def _ms(value: float | None) -> float | None:
-    return None if value is None else value / 1000
+def _lag_s(client: ClientState) -> float | None:
+    return None if client.lag_p99_ms is None else client.lag_p99_ms / 1000
 
 
-def _is_known(version: int) -> float | None:
-    return version if version >= 0 else None
+_GETTERS: dict[str, Get] = {
+    "speed()": _speed,
+    "cosine()": _cosine,
+    "held()": lambda state: len(state.ps.held),
+    "unlisted()": lambda state: max(0, len(state.clients) - MAX_CLIENTS),
+    "troubled()": lambda client: bool(client.trouble),
+    "loss()": _loss,
+    "lag_s()": _lag_s,
+    "rank()": lambda client: client.facts.get("rank"),
+}
+_READERS: dict[str, Read] = {
+    "info()": _info,
+    "up()": lambda reading: [((), reading.up)],
+    "phase()": _phase,
+    "doing()": _doing,
+    "payload()": _by_category("payload"),
+    "coded()": _by_category("coded"),
+    "sockets()": _sockets,
+}
 
 
-def _in_groups(read: Callable[[RunState], float | None]) -> Read:
-    return _one(lambda state: read(state) if state.groups.is_on else None)
+def _reader(samples: Callable[[Reading, Get], Values], get: Get, unknown: str) -> Read:
+    """How a value is read. unknown: the number that stands for one that is not known."""
+    if not unknown:
+        return lambda reading: samples(reading, get)
+    none = float(unknown)
+    return lambda reading: [
+        (labels, None if found == none else found) for labels, found in samples(reading, get)
+    ]
 
 
-CATALOG: tuple[Figure, ...] = (
-    # --- the node ---
-    Figure(
-        "fsl_node_info", "1; the run, and where its node is.", _info,
-        ("run", "host", "address"), roles=_ALL,
-    ),
-    Figure(
-        "fsl_node_up", "1 while the process is there, 0 once it has ended or was killed.",
-        lambda reading: [((), float(reading.up))], roles=_ALL,
-    ),
-    Figure("fsl_node_phase", "1 for what it does now.", _phase, ("phase",), roles=_SERVERS),
-    Figure(
-        "fsl_node_starts_total", "Processes that wrote this journal.",
-        _one(lambda s: s.node.starts), roles=_ALL,
-    ),
-    Figure(
-        "fsl_node_last_line_timestamp_seconds", "Time of the journal's newest line.",
-        _one(lambda s: s.node.last_t or None), roles=_ALL,
-    ),
-    Figure(
-        "fsl_node_unreadable_messages_total",
-        "Connections and messages refused by their key, or not of this program.",
-        _one(lambda s: s.node.garbage), series="node/unreadable_messages", roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_alarms_total",
-        "Damage, deltas that are lost or diverged, versions that are gone, digests that differ.",
-        _one(lambda s: s.ps.alarms), series="alarms",
-    ),
-    # --- rounds and versions ---
-    Figure("fsl_version", "The newest version.", _one(lambda s: _is_known(s.ps.version))),
-    Figure(
-        "fsl_loss", "Mean loss of the clients in the newest version, where sites report it.",
-        _one(lambda s: s.ps.loss), series="loss/mean",
-    ),
-    Figure(
-        "fsl_held_out_loss", "Held-out loss; data is empty where a client evaluated its own.",
-        _held_out(lambda one: one.loss), ("data", "of"),
-    ),
-    Figure(
-        "fsl_held_out_version", "The version that the held-out loss is of.",
-        _held_out(lambda one: one.version), ("data", "of"),
-    ),
-    Figure(
-        "fsl_merged_tokens_total", "Tokens in the newest version.",
-        _one(lambda s: s.ps.tokens), series="tokens/merged",
-    ),
-    Figure(
-        "fsl_tokens_per_second", "Tokens trained, all connected clients.",
-        _one(_speed), series="tokens/per_second",
-    ),
-    Figure(
-        "fsl_merged_deltas_total", "Deltas in the newest version and those before.",
-        _one(lambda s: s.ps.deltas_merged), series="deltas/merged",
-    ),
-    Figure(
-        "fsl_pending_deltas", "Acknowledged and not merged yet.", _one(lambda s: s.ps.pending),
-    ),
-    Figure(
-        "fsl_held_deltas", "Held back until an operator decides.",
-        _one(lambda s: len(s.ps.held)), series="deltas/held",
-    ),
-    Figure(
-        "fsl_called_clients_total", "Clients called, summed over merged rounds.",
-        _one(lambda s: s.ps.called),
-    ),
-    Figure(
-        "fsl_answered_clients_total", "Of these, those whose delta came in time.",
-        _one(lambda s: s.ps.answered),
-    ),
-    Figure(
-        "fsl_participation_ratio", "Answered over called, 0 to 1, whole run.",
-        _one(lambda s: s.ps.participation), series="participation/called",
-    ),
-    Figure(
-        "fsl_participation_alive_ratio", "Answered over those still here at the merge.",
-        _one(lambda s: s.ps.participation_alive), series="participation/alive",
-    ),
-    Figure(
-        "fsl_delta_cosine", "Mean cosine between the deltas of the newest round that has one.",
-        _one(lambda s: s.ps.cosines[-1] if s.ps.cosines else None), series="cosine",
-    ),
-    Figure(
-        "fsl_delta_staleness_versions", "Mean staleness of the deltas in the newest version.",
-        _one(lambda s: s.ps.staleness_mean), series="staleness/mean",
-    ),
-    Figure(
-        "fsl_delta_staleness_max_versions", "The largest staleness of these.",
-        _one(lambda s: s.ps.staleness_max), series="staleness/max",
-    ),
-    Figure(
-        "fsl_sync_interval_seconds", "Planned time between syncs.",
-        _one(lambda s: s.ps.every_s or None),
-    ),
-    Figure(
-        "fsl_next_sync_timestamp_seconds", "When clients are called next, seconds since 1970.",
-        _one(lambda s: s.ps.next_sync_at),
-    ),
-    Figure("fsl_model_values", "Values that are exchanged.", _one(lambda s: s.ps.values or None)),
-    Figure(
-        "fsl_global_round", "Of the global weights held, in a run of groups.",
-        _in_groups(lambda s: _is_known(s.groups.round)), series="groups/global_round",
-    ),
-    Figure(
-        "fsl_global_attempts_failed_total", "Attempts at a global round that failed here.",
-        _in_groups(lambda s: s.groups.failed), series="groups/attempts_failed",
-    ),
-    Figure(
-        "fsl_split_round", "The newest round of split learning.",
-        _one(lambda s: _is_known(s.split_server.round)), roles=(SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_split_loss", "Loss of the newest upload.",
-        _one(lambda s: s.split_server.loss), series="loss/newest", roles=(SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_site_version", "The version that this client trains from.",
-        _one(lambda s: _is_known(s.site.version)), roles=(CLIENT,),
-    ),
-    # --- bytes; directions are seen from the clients ---
-    Figure(
-        "fsl_transfer_raw_bytes_total", "Deltas up and versions down, as they are in fp32.",
-        _both_ways(lambda s: s.ps.up.raw, lambda s: s.ps.down.raw), ("direction",),
-        "bytes/{direction}_raw",
-    ),
-    Figure(
-        "fsl_transfer_sent_bytes_total", "The same as they were sent.",
-        _both_ways(lambda s: s.ps.up.sent, lambda s: s.ps.down.sent), ("direction",),
-        "bytes/{direction}_sent",
-    ),
-    Figure(
-        "fsl_payload_bytes_total", "Values in their number format, by what they are.",
-        _by_category("payload"), ("category", "direction"), roles=_ALL,
-    ),
-    Figure(
-        "fsl_coded_bytes_total", "The same after coding.",
-        _by_category("coded"), ("category", "direction"), roles=_ALL,
-    ),
-    Figure(
-        "fsl_socket_bytes_total", "All bytes at the node's sockets.",
-        _sockets, ("direction",), "bytes/{direction}_sockets", _ALL,
-    ),
-    # --- clients ---
-    Figure("fsl_clients", "Clients by what they do.", _doing, ("state",), "clients/{state}",
-           _SERVERS),
-    Figure(
-        "fsl_clients_unlisted", f"Clients beyond {MAX_CLIENTS}, which have no labels.",
-        _one(lambda s: max(0, len(s.clients) - MAX_CLIENTS)), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_relaunches_total", "Clients that came back as a new process.",
-        _one(lambda s: s.relaunches), series="clients/relaunches", roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_quarantined_deltas_total", "Deltas kept out for good, all clients.",
-        _one(_sum(lambda c: c.deltas_quarantined)), series="deltas/quarantined",
-    ),
-    Figure(
-        "fsl_clipped_deltas_total", "Deltas merged as if they were shorter, all clients.",
-        _one(_sum(lambda c: c.deltas_clipped)), series="deltas/clipped",
-    ),
-    Figure(
-        "fsl_client_connected", "1 while it has a session.",
-        _each(lambda c: c.connected), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_hung", "1 while its training makes no step.",
-        _each(lambda c: c.hangs, here=True), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_trouble", "1 while it reports that training goes wrong.",
-        _each(lambda c: bool(c.trouble), here=True), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_last_seen_timestamp_seconds", "Its newest message, seconds since 1970.",
-        _each(lambda c: c.last_seen or None), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_loss", "Its newest loss, where its site reports it.",
-        _each(_loss, here=True), ("client",), "client_loss/{client}", _SERVERS,
-    ),
-    Figure(
-        "fsl_client_version", "The version that it trains from.",
-        _each(lambda c: _is_known(c.version), here=True), ("client",),
-    ),
-    Figure(
-        "fsl_client_steps", "Steps of its present process.",
-        _each(lambda c: c.step, here=True), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_tokens_total", "Tokens that it trained, all its processes.",
-        _each(lambda c: c.tokens), ("client",), "client_tokens/{client}",
-    ),
-    Figure(
-        "fsl_client_tokens_per_second", "Its speed, by its newest heartbeat.",
-        _each(lambda c: c.tokens_per_s, here=True), ("client",),
-        "client_tokens_per_second/{client}",
-    ),
-    Figure(
-        "fsl_client_merged_deltas_total", "Its deltas in versions.",
-        _each(lambda c: c.deltas_merged), ("client",),
-    ),
-    Figure(
-        "fsl_client_refused_deltas_total", "Its deltas that were declined.",
-        _each(lambda c: c.deltas_refused), ("client",),
-    ),
-    Figure(
-        "fsl_client_quarantined_deltas_total", "Its deltas kept out for good.",
-        _each(lambda c: c.deltas_quarantined), ("client",),
-    ),
-    Figure(
-        "fsl_client_clipped_deltas_total", "Its deltas merged as if they were shorter.",
-        _each(lambda c: c.deltas_clipped), ("client",),
-    ),
-    Figure(
-        "fsl_client_uploads_total", "Its uploads that the split server trained.",
-        _each(lambda c: c.uploads), ("client",), "client_uploads/{client}", (SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_client_left_out_steps_total", "Steps of split learning that came to nothing.",
-        _each(lambda c: c.left_out), ("client",), roles=(SPLIT_SERVER,),
-    ),
-    Figure(
-        "fsl_client_relaunches_total", "Times it came back as a new process.",
-        _each(lambda c: c.relaunches), ("client",), roles=_SERVERS,
-    ),
-    Figure(
-        "fsl_client_raw_bytes_total", "Its deltas, as they are in fp32.",
-        _each(lambda c: c.up.raw), ("client",),
-    ),
-    Figure(
-        "fsl_client_sent_bytes_total", "The same as they were sent.",
-        _each(lambda c: c.up.sent), ("client",), "client_bytes_sent/{client}",
-    ),
-    Figure(
-        "fsl_client_loop_lag_seconds", "99th percentile of its event loop's lateness.",
-        _each(lambda c: _ms(c.lag_p99_ms), here=True), ("client",), roles=_SERVERS,
-    ),
-    # --- tuning ---
-    Figure(
-        "fsl_client_adapter_rank", "Rank of its adapters.",
-        _each(lambda c: c.facts.get("rank")), ("client",), "client_rank/{client}",
-    ),
-    Figure(
-        "fsl_client_product_norm", "How far it moved products of adapters in the newest version.",
-        _each(lambda c: c.product_norm, here=True), ("client",), "client_product_norm/{client}",
-    ),
-    Figure(
-        "fsl_client_privacy_epsilon", "Privacy budget that it has spent.",
-        _each(lambda c: c.epsilon), ("client",), "client_epsilon/{client}",
-    ),
-)  # fmt: skip
+def _catalog() -> Iterator[Figure]:
+    """The rows of `figures.txt`, a figure each."""
+    _, *rows = (Path(__file__).parent / "figures.txt").read_text().splitlines()
+    for row in rows:
+        name, labels, series, page, roles, unknown, value, help_ = map(str.strip, row.split("|"))
+        kind, _, path = value.partition(".")
+        if path:
+            get = _GETTERS.get(path) or attrgetter(path)
+            read = _reader(_PATHS[kind], get, unknown)
+        else:
+            get, read = None, _READERS[value]
+        yield Figure(name, help_, read, tuple(labels.split()), series, _ROLES[roles], page, get)
+
+
+CATALOG = tuple(_catalog())
+
+
+OF_SITES = {one.page: one.get for one in CATALOG if one.page and one.get}
+"""The control room's figures of a site: how each is read."""
 
 
 def prefix_of(role: str) -> str:

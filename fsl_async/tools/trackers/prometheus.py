@@ -24,25 +24,6 @@ _HOSTS = frozenset({HOST, "localhost", "[::1]"})
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
-class Figures:
-    """A collector of prometheus_client over the newest readings: one a journal."""
-
-    def __init__(self) -> None:
-        self._families: list[Any] = []
-
-    def show(self, readings: Sequence[Reading]) -> None:
-        """Take a snapshot, from the thread that changes the runs' states."""
-        self._families = families(readings)
-
-    def collect(self) -> list[Any]:
-        """The snapshot, for prometheus_client."""
-        return self._families
-
-    def describe(self) -> list[Any]:
-        """Nothing is registered in advance."""
-        return []
-
-
 def families(readings: Sequence[Reading]) -> list[Any]:
     """Metric families; each sample has the label role, because a process may hold two servers."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -66,14 +47,18 @@ def is_for_us(path: str, host: str) -> bool:
 
 
 class Page:
-    """Serves `figures` at `url` until `close`. port: 0 for any. Raises ImportError or OSError."""
+    """Serves the newest readings at `url` until `close`: a collector of prometheus_client.
 
-    def __init__(self, figures: Figures, port: int = PORT) -> None:
+    port: 0 for any. Raises ImportError or OSError.
+    """
+
+    def __init__(self, port: int = PORT) -> None:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
+        self._families: list[Any] = []
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(figures)
+        registry.register(self)
         answer: App = make_wsgi_app(registry)
 
         def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -86,6 +71,18 @@ class Page:
         self.url = f"http://{HOST}:{self._server.server_port}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
+
+    def show(self, readings: Sequence[Reading]) -> None:
+        """Take a snapshot, one reading a journal, from the thread that changes the runs' states."""
+        self._families = families(readings)
+
+    def collect(self) -> list[Any]:
+        """The snapshot, for prometheus_client."""
+        return self._families
+
+    def describe(self) -> list[Any]:
+        """Nothing is registered in advance."""
+        return []
 
     def close(self) -> None:
         """Answer no more."""

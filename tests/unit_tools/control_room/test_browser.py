@@ -62,7 +62,7 @@ def served(folder):
 
     def run():
         nodes = watch(folder)
-        task = loop.create_task(serve(nodes, 0, lambda _state, _now: "running", found.put))
+        task = loop.create_task(serve(nodes, 0, found.put))
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(task)
         loop.close()
@@ -283,3 +283,49 @@ def test_a_hundred_sites(browser, tmp_path):
         data = page.evaluate(CHARTS)[0]["data"]
         assert len(data) == 102
         assert data[100] == [3, 2, 1]
+
+
+MAP = """() => ({
+  width: document.querySelector("#map svg").getBoundingClientRect().width,
+  sites: [...document.querySelectorAll("#map .site text")].map((one) => {
+    const box = one.getBBox();
+    return [box.x, box.x + box.width, box.y, box.y + box.height];
+  }),
+})"""
+
+
+@pytest.mark.parametrize("width", [380, 1200])
+@pytest.mark.parametrize("count", [1, 30, 100])
+def test_no_two_sites_of_the_map_overlap(browser, tmp_path, count, width):
+    journal = JournalFile(tmp_path / "run")
+    journal.join(1.0, *(f"site-{at:03}-of-the-university" for at in range(count)))
+    viewport = {"width": width, "height": 900}
+    with opened(browser, journal.path.parent, viewport=viewport) as page:
+        found = page.evaluate(MAP)
+    assert len(found["sites"]) == count
+    for at, (left, right, top, bottom) in enumerate(found["sites"]):
+        assert left >= 0
+        assert right <= found["width"]
+        for other in found["sites"][:at]:
+            is_beside = right <= other[0] or other[1] <= left
+            assert is_beside or bottom <= other[2] + 3 or other[3] <= top + 3
+
+
+def test_the_map_has_groups_relays_and_wider_links_where_more_bytes_went(browser, tmp_path):
+    for name, size in (("north", 10_000_000), ("south", 1)):
+        journal = JournalFile(tmp_path / name, run=name)
+        journal.join(1.0, f"{name}-1")
+        delta = {"key": f"{name}-1/1/0/1", "tokens": 1, "round": 0}
+        stored = {"delta": delta, "bytes": size}
+        journal.add(2.0, "delta_stored", peer=f"{name}-1", stored=stored)
+    relay = JournalFile(tmp_path / "relay", role="relay", routes=["r -> s"])
+    for number in (1, 2):
+        relay.add(2.0, "connection_accepted", connection=number, server="s", address="x")
+    relay.add(3.0, "connection_ended", connection=1, drop="", reason="", up=10, down=2_000_000)
+    with opened(browser, tmp_path) as page:
+        links = page.locator("#map .link").all()
+        assert [one.get_attribute("stroke-width") for one in links] == ["3.0", "1.0"]
+        assert page.locator("#map .ring").count() == 2
+        assert page.locator("#map .ring title").all_text_contents() == ["groups of one run"]
+        assert page.locator("#map .hub.alive").count() == 3
+        assert "1 connections, 2.0 MB" in page.locator("#map .hub").all_text_contents()[1]

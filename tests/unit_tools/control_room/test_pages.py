@@ -1,38 +1,24 @@
-"""What the control room decides: requests, the map, snapshots, what a page still lacks."""
+"""What the control room decides: requests, snapshots, what a page still lacks."""
 
 import json
-from xml.etree import ElementTree as ET
 
 import pytest
 from run_journals import JournalFile
 
 from fsl_async.errors import RunDirError
 from fsl_async.observe import segments
+from fsl_async.observe.history import Course
 from fsl_async.observe.journal import JournalReader
-from fsl_async.observe.run_state import RunState
-from fsl_async.tools.control_room import run_map, snapshot
+from fsl_async.observe.node_folders import find_nodes
+from fsl_async.observe.round_series import plain
+from fsl_async.tools.control_room import snapshot
 from fsl_async.tools.control_room.feed import Cursor
 from fsl_async.tools.control_room.gate import HEADERS, Gate
-from fsl_async.tools.control_room.watched import find_nodes, watch
-
-EVIL = "\"><script>alert(1)</script>&'"
+from fsl_async.tools.control_room.watched import watch
 
 
 def snapshots(nodes, now=1_790_000_100.0):
-    return [
-        snapshot.node(
-            at,
-            node.state.node.run,
-            node.state,
-            node.history,
-            now=now,
-            alive="running",
-            loading=node.loading,
-            audit=node.audit,
-            evaluations=node.evaluations,
-        )
-        for at, node in enumerate(nodes)
-    ]
+    return [snapshot.node(at, node, now) for at, node in enumerate(nodes)]
 
 
 @pytest.fixture
@@ -77,66 +63,6 @@ def test_tokens_are_random_and_not_shown():
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 
-# --- the map ---
-
-
-@pytest.mark.parametrize("width", [380, 900])
-def test_the_map_escapes_what_comes_from_the_network(tmp_path, width):
-    journal = JournalFile(tmp_path / "run", run=EVIL)
-    journal.join(1.0, EVIL, "b")
-    found = snapshots(watch(tmp_path / "run"))
-    found[0]["alive"] = EVIL
-    found[0]["sites"][0]["state"] = EVIL
-    text = run_map.draw(found, width)
-    assert "<script" not in text
-    tree = ET.fromstring(text)
-    sites = [one for one in tree.iter() if one.get("data-site")]
-    assert [one.get("data-site") for one in sites] == [EVIL, "b"]
-
-
-@pytest.mark.parametrize("count", [1, 30, 100])
-@pytest.mark.parametrize("width", [380, 1200])
-def test_no_two_sites_of_the_map_overlap(tmp_path, count, width):
-    journal = JournalFile(tmp_path / "run")
-    journal.join(1.0, *(f"site-{at:03}-of-the-university" for at in range(count)))
-    tree = ET.fromstring(run_map.draw(snapshots(watch(tmp_path / "run")), width))
-    places = []
-    for one in tree.iter("{http://www.w3.org/2000/svg}g"):
-        if one.get("data-site"):
-            text = one.find("{http://www.w3.org/2000/svg}text")
-            shown = "".join(text.itertext())
-            begin, end = float(text.get("x")), float(text.get("x"))
-            size = 6.5 * len(shown)
-            begin, end = (
-                (begin, end + size)
-                if text.get("text-anchor") == "start"
-                else (
-                    begin - size,
-                    end,
-                )
-            )
-            assert begin >= 0
-            assert end <= width
-            places.append((begin, end, float(text.get("y"))))
-    assert len(places) == count
-    for at, (begin, end, y) in enumerate(places):
-        for other_begin, other_end, other_y in places[:at]:
-            assert abs(y - other_y) >= 14 or end < other_begin or other_end < begin
-
-
-def test_a_link_is_wider_when_more_bytes_went_over_it():
-    assert run_map.stroke(0) == run_map.stroke(99_000) == 1.0
-    assert run_map.stroke(10_000_000) == pytest.approx(3.0)
-
-
-def test_groups_of_one_run_are_linked(tmp_path):
-    for name in ("north", "south"):
-        JournalFile(tmp_path / name, run=name).join(1.0, f"{name}-1")
-    text = run_map.draw(snapshots(watch(tmp_path)), 900)
-    assert text.count('class="ring"') == 1
-    assert text.count('class="hub alive"') == 2
-
-
 # --- snapshots ---
 
 
@@ -154,6 +80,7 @@ def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
     assert rows["a"]["merged"] == 2
     assert rows["a"]["coded"] == 2 * 1234
     assert rows["a"]["raw"] == 2 * 4000
+    assert (rows["a"]["here"], rows["c"]["here"], rows["b"]["version"]) == (True, False, 1)
     assert found["window"]["waited_for"] == ["a"]
     assert found["window"]["late"] == ["b"]
     assert found["held"] == [["b/1/2/3", "too far"]]
@@ -198,9 +125,9 @@ def test_a_long_segment_is_read_in_turns(tmp_path):
         journal.round(3.0 * number, number, {"a": 1.0})
     (node,) = watch(tmp_path / "run")
     assert 0 < node.state.ps.version < 600
-    assert node.loading == 0.0
+    assert node.is_loading
     node.read_all()
-    assert (node.state.ps.version, node.loading) == (600, None)
+    assert (node.state.ps.version, node.is_loading) == (600, False)
 
 
 def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):
@@ -218,7 +145,6 @@ def test_a_relay_has_its_connections_and_bytes(tmp_path):
     relay.add(3.0, "connection_ended", connection=1, drop="", reason="", up=10, down=2_000_000)
     found = snapshots(watch(tmp_path))
     assert found[1]["relays"] == [{"server": "s", "open": 1, "accepted": 2, "up": 10, "down": 2e6}]
-    assert "1 connections, 2.0 MB" in run_map.draw(found, 900)
 
 
 def test_a_clients_own_journal_has_its_slurm_job(tmp_path):
@@ -238,46 +164,21 @@ def test_folders_without_a_journal_are_refused(tmp_path):
         watch(tmp_path)
 
 
-def test_older_segments_are_read_in_the_background(journal):
-    total = segments.Total(RunState())
+def test_the_course_of_older_segments_is_in_the_newest(journal):
+    total = segments.Total(Course())
     total.add(JournalReader(journal.path).read())
     line = {"n": journal.n, "t": journal.begin + 25, "type": "so_far", "kind": "note"}
     first = json.dumps({**line, **total.as_fields()}).encode() + b"\n"
     segments.os.close(segments.turn(journal.path, first, ()))
     journal.n += 1
     journal.round(30.0, 2, {"a": 3.0, "b": 2.0})
-    beat = {"step": 9, "tokens": 900, "tokens_per_s": 50.0}
-    journal.add(35.0, "heartbeat_received", peer="a", payload=beat)
     (node,) = watch(journal.path.parent)
+    assert not node.is_loading
+    assert node.history.rounds.rounds() == [0, 1, 2]
+    assert plain(node.history.rounds.clients["b"]["loss"]) == [4.0, None, 2.0]
     assert node.state.ps.version == 3
-    if node.history.rounds.rounds() == [2]:  # the thread has not been faster
-        assert node.loading is not None
-    node._thread.join()
-    journal.round(40.0, 3, {"a": 2.0})
-    node.read_all()
-    assert node.history.rounds.rounds() == [0, 1, 2, 3]
-    assert node.epoch == 1
-    assert node.loading is None
-    assert node.state.ps.version == 4
-    assert node.state.clients["a"].deltas_merged == 4
-    assert node.state.clients["a"].tokens_per_s == 50.0
+    assert node.state.clients["a"].deltas_merged == 3
     assert node.history.timelines["c"].segments()[0][0] == journal.begin + 1
-
-
-def test_a_client_that_hung_in_an_older_segment_hangs_no_more(journal):
-    beat = {"step": 1, "tokens": 1, "tokens_per_s": 1.0}
-    journal.add(30.0, "heartbeat_received", peer="a", payload={**beat, "hung_s": 9.0})
-    journal.add(40.0, "heartbeat_received", peer="a", payload=beat)
-    line = {"n": journal.n, "t": journal.begin + 50, "type": "so_far", "kind": "note"}
-    total = segments.Total(RunState())
-    total.add(JournalReader(journal.path).read())
-    first = json.dumps({**line, **total.as_fields()}).encode() + b"\n"
-    segments.os.close(segments.turn(journal.path, first, ()))
-    (node,) = watch(journal.path.parent)
-    node._thread.join()
-    node.read_all()
-    found = [(t - journal.begin, state) for t, state in node.history.timelines["a"].segments()]
-    assert found[-2:] == [(30.0, "hangs"), (40.0, "training")]
 
 
 # --- what a page lacks ---
@@ -293,8 +194,6 @@ class Page:
         """Apply them."""
         for part in parts:
             self.sizes.append(len(json.dumps(part)))
-            if part.get("reset"):
-                self.__init__()
             if "rounds" in part:
                 self.rounds[part["rounds"]["begin"] :] = part["rounds"]["rounds"]
             for name, columns in part.get("clients", {}).items():
@@ -311,15 +210,15 @@ class Page:
 def test_a_page_that_gets_only_what_is_new_has_all(journal):
     (node,) = watch(journal.path.parent)
     early, cursor = Page(), Cursor(0)
-    early.take(cursor.parts(node.history, node.epoch))
-    assert list(cursor.parts(node.history, node.epoch)) == []
+    early.take(cursor.parts(node.history))
+    assert list(cursor.parts(node.history)) == []
     for number in range(2, 30):
         losses = {"a": 1.0} if number % 2 else {"a": 1.0, "b": 2.0, "d": 3.0}
         journal.round(10.0 * number + 10, number, losses)
         node.read_all()
-        early.take(cursor.parts(node.history, node.epoch))
+        early.take(cursor.parts(node.history))
     late = Page()
-    late.take(Cursor(0).parts(node.history, node.epoch))
+    late.take(Cursor(0).parts(node.history))
     assert early.rounds == late.rounds == list(range(30))
     assert early.clients == late.clients
     assert early.timelines == late.timelines
@@ -332,7 +231,7 @@ def test_a_page_gets_a_segment_again_that_was_replaced(journal):
     page, cursor, line = Page(), Cursor(0), node.history.timelines["a"]
     for t, state in ((90.0, "sending"), (90.0, "training"), (91.0, "gone"), (91.0, "fetching")):
         line.enter(journal.begin + t, state)
-        page.take(cursor.parts(node.history, 0))
+        page.take(cursor.parts(node.history))
         assert page.timelines["a"] == line.segments()
 
 
@@ -344,7 +243,7 @@ def test_refused_clients_leave_the_timeline_and_give_their_places_back(journal):
         journal.add(30.0, "client_hello", peer=name, incarnation=1, run="")
         if number == 0:
             node.read_all()
-            page.take(cursor.parts(node.history, 0))
+            page.take(cursor.parts(node.history))
             assert set(page.timelines) == {"a", "b", "c", "x0"}
         if number % 2:
             journal.add(31.0, "refuse", peer=name, text="its name is taken")
@@ -352,12 +251,5 @@ def test_refused_clients_leave_the_timeline_and_give_their_places_back(journal):
             journal.add(31.0, "send", peer=name, message={"type": "reject/1", "text": "no"})
     journal.add(32.0, "client_hello", peer="d", incarnation=1, run="")
     node.read_all()
-    page.take(cursor.parts(node.history, 0))
+    page.take(cursor.parts(node.history))
     assert set(page.timelines) == set(node.history.timelines) == {"a", "b", "c", "d"}
-
-
-def test_a_page_forgets_what_it_has_when_the_history_is_exchanged(journal):
-    (node,) = watch(journal.path.parent)
-    cursor = Cursor(0)
-    list(cursor.parts(node.history, 0))
-    assert next(cursor.parts(node.history, 1)) == {"node": 0, "reset": True}

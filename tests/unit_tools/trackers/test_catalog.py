@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsl_async.observe.clients import ClientState
+from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.run_state import RunState
 from fsl_async.tools.trackers.catalog import (
     CATALOG,
@@ -70,10 +71,15 @@ def test_what_is_not_finite_is_no_sample():
 
 @pytest.mark.parametrize("role", ["ps", "server", "client", "of another release"])
 def test_a_run_without_a_line_has_figures(role):
-    """A reader may be faster than the node."""
+    """A reader may be faster than the node; later each path leads to a field."""
     state = RunState()
     state.node.role = role
     assert all(isinstance(one.samples(Reading(state)), list) for one in CATALOG)
+    state.clients["a"] = ClientState("a", connected=True)
+    state.groups.is_on = True
+    measured = Reading(state, evaluations=[Evaluation(1, 2.0)])
+    assert all(isinstance(one.samples(measured), list) for one in CATALOG)
+    assert "fsl_node_up" in {one.name for one in CATALOG if one.samples(measured)}
 
 
 def test_the_docs_have_the_catalog():

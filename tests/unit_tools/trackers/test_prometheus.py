@@ -11,7 +11,7 @@ from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.run_state import RunState
 from fsl_async.tools.trackers.catalog import CATALOG, Reading
-from fsl_async.tools.trackers.prometheus import Figures, Page, is_for_us
+from fsl_async.tools.trackers.prometheus import Page, is_for_us
 
 parser = pytest.importorskip(
     "prometheus_client.parser", reason="the extra prometheus is not installed"
@@ -19,13 +19,8 @@ parser = pytest.importorskip(
 
 
 @pytest.fixture
-def figures():
-    return Figures()
-
-
-@pytest.fixture
-def page(figures):
-    made = Page(figures, 0)
+def page():
+    made = Page(0)
     yield made
     made.close()
 
@@ -44,7 +39,7 @@ def samples_of(text):
     }
 
 
-def test_a_run_is_read_back(figures, page, tmp_path):
+def test_a_run_is_read_back(page, tmp_path):
     """Values, labels, types and help."""
     run = TrackedRun(tmp_path)
     run.join("a", "b")
@@ -54,7 +49,7 @@ def test_a_run_is_read_back(figures, page, tmp_path):
     for line in JournalReader(run.writer.path).read():
         state.apply(line)
     assert samples_of(scrape(page)) == {}
-    figures.show([Reading(state, up=True, evaluations=[Evaluation(1, 1.5)])])
+    page.show([Reading(state, up=True, evaluations=[Evaluation(1, 1.5)])])
     text = scrape(page)
     ps, found = ("role", "ps"), samples_of(text)
     assert found["fsl_version", ps] == 1
@@ -73,23 +68,23 @@ def test_a_run_is_read_back(figures, page, tmp_path):
     run.writer.close()
 
 
-def test_two_servers_of_a_process_are_told_apart(figures, page):
+def test_two_servers_of_a_process_are_told_apart(page):
     """By the label role: no sample is there twice."""
     ps, split = RunState(), RunState()
     split.node.role = "server"
-    figures.show([Reading(ps), Reading(split)])
+    page.show([Reading(ps), Reading(split)])
     lines = [line for line in scrape(page).splitlines() if not line.startswith("#")]
     names = [line.rpartition(" ")[0] for line in lines]
     assert len(set(names)) == len(names)
     assert 'fsl_node_up{role="server"}' in names
 
 
-def test_text_from_a_journal_breaks_no_line(figures, page):
+def test_text_from_a_journal_breaks_no_line(page):
     """A journal may come from elsewhere."""
     state = RunState()
     name = 'x"} 1\nfsl_evil 1\n\\'
     state.clients[name] = ClientState(name)
-    figures.show([Reading(state)])
+    page.show([Reading(state)])
     found = samples_of(scrape(page))
     assert found["fsl_client_connected", ("client", name), ("role", "ps")] == 0
     assert not any(key[0] == "fsl_evil" for key in found)

@@ -232,9 +232,8 @@ const drawState = (node) => {
     return line;
   }));
   const loading = article.querySelector(".loading");
-  loading.hidden = state.loading === null;
-  loading.textContent = state.loading === null ? "" :
-    `reading the older journal: ${Math.round(state.loading * 100)} %`;
+  loading.hidden = !state.loading;
+  loading.textContent = state.loading ? "reading the journal" : "";
   setText(article, ".held-out", state.held_out_words);
   for (const option of article.querySelectorAll('option[value="tokens"]')) {
     option.textContent = state.counts;
@@ -461,11 +460,6 @@ const takeTimelines = (node, found) => {
 
 const takeSeries = (message) => {
   const node = nodeOf(message.node);
-  if (message.reset) {
-    node.rounds = emptyRounds();
-    node.bytes = null;
-    node.timelines = new Map();
-  }
   if (message.rounds) takeRounds(node, message.rounds);
   if (message.clients) takeClients(node, message);
   if (message.bytes) node.bytes = message.bytes;
@@ -474,15 +468,22 @@ const takeSeries = (message) => {
   redraw(node, "rounds", "bytes", "timeline");
 };
 
-const takeMap = (message) => {
-  const parsed = new DOMParser().parseFromString(message.svg, "image/svg+xml");
-  if (parsed.querySelector("parsererror")) return;
-  document.getElementById("map").replaceChildren(document.importNode(parsed.documentElement, true));
+// The map is drawn again only where it changes: the times of a state do at each event.
+let mapKey = "";
+const drawMap = () => {
+  const holder = document.getElementById("map");
+  const width = Math.min(2000, Math.max(300, holder.clientWidth));
+  const nodes = [...room.nodes.values()].map((node) => node.state).filter(Boolean);
+  const key = JSON.stringify([width, nodes.map((one) => [
+    one.title, one.alive, one.ended, one.version, one.bytes, one.relays,
+    one.sites.map((site) => [site.name, site.state, site.here, site.coded]),
+  ])]);
+  if (key !== mapKey) runMap.draw(holder, nodes, width);
+  mapKey = key;
 };
 
 const connect = () => {
-  const width = Math.max(300, document.getElementById("map").clientWidth);
-  const source = new EventSource(`/events?width=${width}`);
+  const source = new EventSource("/events");
   const link = document.getElementById("link");
   const on = (name, take) => source.addEventListener(name, (event) => {
     room.events += 1;
@@ -495,8 +496,8 @@ const connect = () => {
       node.state = state;
       redraw(node, "state");
     }
+    drawMap();
   });
-  on("map", takeMap);
   on("series", takeSeries);
   on("held_out", (message) => {
     const node = nodeOf(message.node);
@@ -511,7 +512,7 @@ const connect = () => {
       ? "closed by the server: open the printed address again"
       : "no answer: does fsl-node status --web still run?";
   };
-  return { source, width };
+  return { source };
 };
 
 // A browser opens six connections to one host: a tab that is not shown gives its one back.
@@ -543,10 +544,7 @@ let resized = 0;
 addEventListener("resize", () => {
   clearTimeout(resized);
   resized = setTimeout(() => {
-    const width = Math.max(300, document.getElementById("map").clientWidth);
-    if (!room.connection || width === room.connection.width) return;
-    disconnect();
-    follow();
+    drawMap();
     for (const node of room.nodes.values()) redraw(node, "rounds", "bytes", "timeline");
   }, 300);
 });
