@@ -129,6 +129,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.cold
+@pytest.mark.sweep
 def test_two_ranks_of_a_trainer_are_one_client(site):
     """By `torchrun`, with the same two lines; rank 0 saves adapters that peft loads."""
     server = site.server(
