@@ -114,7 +114,7 @@ def test_a_clients_error_is_the_demos_own(tmp_path):
     assert gone_within(run_dir, 5.0)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 def test_the_demo_of_adapters(tmp_path):
     """A killed client must train again, and the run's adapters must fit held-out records."""

@@ -380,7 +380,7 @@ class Twin:
 
 @pytest.mark.parametrize("options", [{}, FULL, {"threads": 3}], ids=["", "full", "threads"])
 @given(steps=st.lists(STEPS, min_size=20, max_size=60))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_versions_equal_those_of_complete_deltas(options, steps):
     """Interruptions, restarts, overtaking, quarantine, crashes: no effect on the bits."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

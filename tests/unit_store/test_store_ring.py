@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from attrs import evolve
-from deltas import merged_of, noise
+from deltas import noise
 
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
