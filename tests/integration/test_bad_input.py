@@ -224,10 +224,11 @@ def test_a_refused_script_of_the_user_gets_the_error(site, later_server):
 
 
 def test_ctrl_c_without_an_answer_ends_at_once(site, later_server, interrupt):
-    """Without a session there is nothing to send or finish."""
+    """Without a session there is nothing to send or finish; every ten seconds a line says why."""
     site.address, _, server = later_server
     client = site.client("a")
     assert server.poll(60_000), client.text
+    client.wait_for(f"no answer from tcp://{site.address} for 10 s", 30)
     client.signal(interrupt)
     assert client.end(5) == 130, client.text
     assert client.lines[-1] == "stopped: Ctrl-C"
