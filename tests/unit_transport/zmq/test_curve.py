@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 
 import pytest
@@ -31,7 +30,6 @@ from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 KEY = bytes(range(32))
 Z85_KEY = z85.encode(KEY).decode()
-UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
 def test_a_pair_is_made_read_back_and_keeps_its_secret():
