@@ -137,19 +137,17 @@ def pytest_configure(config):
     )
 
 
-TRAINING = {"client", "server"}
-"""Roles whose processes import torch."""
-ROLES = {*TRAINING, "ps", "relay"}
+ROLES = {"client", "server", "ps", "relay"}
 
 
 class Site:
     """Starts nodes in one folder and ends all of them.
 
-    With a `starter` (`warm.WarmStarter`), nodes of the `forked` roles are forked from it.
+    With a `starter` (`warm.WarmStarter`), nodes are forked from it.
     """
 
-    def __init__(self, folder, starter=None, forked=TRAINING):
-        self.starter, self.forked = starter, forked
+    def __init__(self, folder, starter=None):
+        self.starter = starter
         self.folder = folder
         self.run_dir = folder / "run"
         self.address = "127.0.0.1:0"
@@ -159,13 +157,12 @@ class Site:
     def start(self, *arguments, inside="", open_files=0):
         """Start a process.
 
-        inside: a network namespace, for forked processes only. open_files: a limit, for others
-        only.
+        inside: a network namespace, for forked processes only. open_files: a limit; the process is
+        not forked then.
         """
         role = arguments[arguments.index("--role") + 1] if "--role" in arguments else ""
-        starter = self.starter if role in self.forked else None
+        starter = self.starter if role in ROLES and not open_files else None
         assert starter or not inside
-        assert not (starter and open_files)
         process = Process(
             *arguments, cwd=self.folder, starter=starter, inside=inside, open_files=open_files
         )
@@ -239,21 +236,10 @@ def starter():
 def site(tmp_path, request):
     """A folder whose nodes end with the test.
 
-    Nodes that train are forked from a process that has imported torch, except with
-    `@pytest.mark.cold`.
+    They are forked from a process that has imported torch, except with `@pytest.mark.cold`.
     """
     is_cold = request.node.get_closest_marker("cold")
-    starter = None if is_cold else request.getfixturevalue("starter")
-    yield from nodes_in(Site(tmp_path, starter))
-
-
-@pytest.fixture
-def warm_site(tmp_path, starter):
-    """As `site`, for nodes that start many times in a test: all are forked."""
-    yield from nodes_in(Site(tmp_path, starter, ROLES))
-
-
-def nodes_in(one):
+    one = Site(tmp_path, None if is_cold else request.getfixturevalue("starter"))
     yield one
     one.close()
     bugs = [line for process in one.processes for line in process.lines if line.startswith("bug: ")]

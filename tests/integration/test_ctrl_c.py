@@ -37,31 +37,3 @@ def test_twice_ends_a_client_in_a_long_step(site):
     assert time.monotonic() - begun < 10.0  # about one on a machine with nothing else to do
     assert client.lines[-1] == "stopped: Ctrl-C"
     assert "Traceback" not in client.text
-
-
-def test_twice_ends_the_built_in_task_without_an_evaluation(site):
-    """An immediate end begins no evaluation."""
-    text = site.folder / "text.txt"
-    text.write_bytes(b"to be or not to be\n" * 20_000)
-    site.server(model__preset="0.5m", every_s=30)
-    client = site.start("--role", "client", "--name", "a", "--data", text, site.address)
-    client.wait_for("published the initial weights")
-    client.signal(signal.SIGINT)
-    client.signal(signal.SIGTERM)
-    begun = time.monotonic()
-    assert client.end() in {130, 64}  # two at the same moment come in any order
-    assert time.monotonic() - begun < 10.0
-    assert "eval_loss" not in client.text
-
-
-def test_a_preempted_client_evaluates_nothing(site):
-    """The grace time is for its last delta."""
-    text = site.folder / "text.txt"
-    text.write_bytes(b"to be or not to be\n" * 20_000)
-    site.server(model__preset="0.5m", every_s=30)
-    words = ("--role", "client", "--name", "a", "--data", text, "--grace", "30")
-    client = site.start(*words, site.address)
-    client.wait_for("published the initial weights")
-    client.signal(signal.SIGTERM)
-    assert client.end() == 64
-    assert "eval_loss" not in client.text

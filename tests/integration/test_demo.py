@@ -3,13 +3,11 @@
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fsl_async.observe.ledger_audit import audit_run, read_ledger
@@ -101,40 +99,6 @@ def test_a_complete_demo(tmp_path, text):
     assert status["audit"]["lost"] == []
 
 
-def started(tmp_path, text):
-    """A demo whose clients have joined."""
-    run_dir = tmp_path / "run"
-    options = ["--clients", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"]
-    demo = subprocess.Popen(
-        [*FSL_NODE, "demo", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    for line in demo.stdout:
-        if json.loads(line)["event"] == "joined":
-            break
-    assert children_of(run_dir)
-    return demo, run_dir
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.sweep), (signal.SIGKILL, -9)],
-)
-def test_no_process_remains_however_the_demo_ends(tmp_path, text, number, code):
-    """A remaining process would disturb the next demo."""
-    demo, run_dir = started(tmp_path, text)
-    with demo:
-        os.kill(demo.pid, number)
-        rest = demo.stdout.read()
-        assert demo.wait(timeout=60 * UNIT_S) == code
-    assert gone_within(run_dir, 5.0)
-    if code > 0:
-        assert "the demo was ended by" in json.loads(rest.splitlines()[-1])["error"]
-
-
 @pytest.mark.slow
 def test_a_clients_error_is_the_demos_own(tmp_path):
     """A client detects too little text; the user must get its one line and exit code 2."""
@@ -150,56 +114,14 @@ def test_a_clients_error_is_the_demos_own(tmp_path):
     assert gone_within(run_dir, 5.0)
 
 
-BASE = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 258,
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
-    "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0,
-}  # fmt: skip
-
-
-def write_base(folder):
-    """A tiny Llama whose tokens are bytes. This process loads neither torch nor transformers."""
-    from safetensors.numpy import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    width, inner, kv = 32, 64, 16
-    shapes = {"model.embed_tokens": (258, width), "model.norm": (width,)}
-    for block in range(2):
-        path = f"model.layers.{block}"
-        shapes |= {
-            f"{path}.self_attn.q_proj": (width, width), f"{path}.self_attn.k_proj": (kv, width),
-            f"{path}.self_attn.v_proj": (kv, width), f"{path}.self_attn.o_proj": (width, width),
-            f"{path}.mlp.gate_proj": (inner, width), f"{path}.mlp.up_proj": (inner, width),
-            f"{path}.mlp.down_proj": (width, inner), f"{path}.input_layernorm": (width,),
-            f"{path}.post_attention_layernorm": (width,),
-        }  # fmt: skip
-    rng = np.random.default_rng(0)
-    weights = {
-        f"{name}.weight": rng.normal(0, 0.02, shape) if len(shape) > 1 else np.ones(shape)
-        for name, shape in shapes.items()
-    }
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", *letters])}
-    tokens = Tokenizer(models.BPE(vocabulary, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens.decoder = decoders.ByteLevel()
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<s>"}
-    folder.mkdir()
-    save_file({name: value.astype(np.float32) for name, value in weights.items()},
-              folder / "model.safetensors", {"format": "pt"})  # fmt: skip
-    tokens.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
-    (folder / "config.json").write_text(json.dumps(BASE))
-    return folder
-
-
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 def test_the_demo_of_adapters(tmp_path):
     """A killed client must train again, and the run's adapters must fit held-out records."""
+    from tiny_base import write_llama
+
     # With one client no rounds pass while it is away, which the comparison would train as well.
-    base, data = write_base(tmp_path / "base"), tmp_path / "red.jsonl"
+    base, data = write_llama(tmp_path / "base"), tmp_path / "red.jsonl"
     rows = [{"text": f"number {n} of the red ones is {n * n}"} for n in range(96)]
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     run_dir = tmp_path / "run"

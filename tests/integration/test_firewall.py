@@ -126,7 +126,7 @@ class Walls:
 
 
 @pytest.fixture
-def walls(warm_site):
+def walls(site):
     """Firewalls; they and the nodes behind them are removed after the test."""
     reason = missing()
     if reason:
@@ -136,7 +136,7 @@ def walls(warm_site):
         made.build()
         yield made
     finally:
-        warm_site.close()
+        site.close()
         made.remove()
 
 
@@ -148,13 +148,13 @@ def relay(site, walls, name, listen, upstream):
     return process, addresses.parse("fsl://" + line.split("fsl://")[1].rstrip("'"))
 
 
-def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
+def test_sites_behind_firewalls_train_through_relays(walls, site):
     """An encrypted run ends with nothing lost, through one relay and through two in a row.
 
     Without the relays the sites cannot connect.
     """
     clients = {"a": "far", "b": "near"}
-    keys = {name: KeysFolder(warm_site.folder / f"keys-{name}") for name in ("ps", *clients)}
+    keys = {name: KeysFolder(site.folder / f"keys-{name}") for name in ("ps", *clients)}
     public = {name: folder.make_pair().public for name, folder in keys.items()}
     for name in clients:
         keys["ps"].change_allowed(
@@ -168,8 +168,8 @@ def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
         "session.heartbeat_every_s": 0.5,
     }
     flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
-    words = ("--role", "ps", "--run-dir", warm_site.run_dir, "--keys", keys["ps"].path, *flags)
-    server = warm_site.start(*words, f"{SERVER}:0", inside=walls.names["server"])
+    words = ("--role", "ps", "--run-dir", site.run_dir, "--keys", keys["ps"].path, *flags)
+    server = site.start(*words, f"{SERVER}:0", inside=walls.names["server"])
     port = int(server.wait_for("listening at").split("tcp://")[1].split(",")[0].rpartition(":")[2])
     assert walls.reach((SERVER, port)) == [set(CLIENT_SIDE)], (
         "without the firewalls every machine connects"
@@ -177,10 +177,8 @@ def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
     walls.close()
 
     upstream = addresses.Address(SERVER, port, public["ps"])
-    inner, place = relay(warm_site, walls, "inner", "0.0.0.0:0", upstream)
-    outer, far_entry = relay(
-        warm_site, walls, "outer", f"{OUTER}:0", attrs.evolve(place, host=INNER)
-    )
+    inner, place = relay(site, walls, "inner", "0.0.0.0:0", upstream)
+    outer, far_entry = relay(site, walls, "outer", f"{OUTER}:0", attrs.evolve(place, host=INNER))
     near_entry = attrs.evolve(place, host=NEAR_INNER)
     assert far_entry.host == OUTER
     assert far_entry.key == near_entry.key == public["ps"], (
@@ -189,20 +187,18 @@ def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
     found = walls.reach((SERVER, port), (INNER, place.port), (OUTER, far_entry.port))
     assert found == [{"inner"}, {"outer", "inner"}, {"far", "outer", "inner"}]
 
-    task = f"{warm_site.folder / 'task.py'}:train"
+    task = f"{site.folder / 'task.py'}:train"
     started = []
     for name, at in (("a", far_entry), ("b", near_entry)):
         words = ("--name", name, "--task", task, "--keys", keys[name].path, at.fsl)
-        started.append(
-            warm_site.start("--role", "client", *words, inside=walls.names[clients[name]])
-        )
+        started.append(site.start("--role", "client", *words, inside=walls.names[clients[name]]))
     assert server.end() == 0
     assert [client.end() for client in started] == [0, 0]
-    found = warm_site.ledger("version")
+    found = site.ledger("version")
     assert found[-1]["version"] >= 2
     names = {one["key"].split("/")[0] for version in found for one in version["merged"]}
     assert names == set(clients)
-    audit = audit_run(warm_site.run_dir)
+    audit = audit_run(site.run_dir)
     assert not audit.lost
     assert not audit.doubled
     for process in (outer, inner):

@@ -106,6 +106,7 @@ def test_two_torchruns_are_one_client(site):
     assert {one["tokens"] % 8 for one in site.ledger("accepted")} == {0}
 
 
+@pytest.mark.sweep
 def test_a_task_that_cannot_be_trained_is_one_line(site):
     """An error that would come again ends torchrun too, and is the node's."""
     site.server(sync__clients=1)

@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import pytest
 import torch
 from ports import free_ports
 from tiny_base import write_bert
+
+from fsl_async import cli
 
 pytestmark = pytest.mark.slow
 
@@ -46,38 +46,31 @@ def records(path, count, labels=("routine", "urgent")):
 class People:
     """The operator and three hospitals: each has a folder, and keys in it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, starter, monkeypatch, capsys):
         self.folder, self.nodes = folder, {}
+        self.starter, self.monkeypatch, self.capsys = starter, monkeypatch, capsys
         self.changes = {}
         """Words of the guide that are another place here."""
 
-    def _call(self, who, words):
+    def run(self, who, words):
+        """Run a command to its end, in this process; returns its output."""
         place = self.folder / who
         place.mkdir(exist_ok=True)
-        given = [self.changes.get(word, word) for word in words]
-        environment = {
-            **os.environ,
-            "FSL_KEYS": str(place / "keys"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        return [sys.executable, "-m", "fsl_async.cli", *given], {"cwd": place, "env": environment}
-
-    def run(self, who, words):
-        """Run a command to its end; returns its output."""
-        line, options = self._call(who, words)
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=60 * UNIT_S, check=False, **options
-        )
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
-        return done.stdout
+        with self.monkeypatch.context() as patch:
+            patch.chdir(place)
+            patch.setenv("FSL_KEYS", str(place / "keys"))
+            code = cli.main([self.changes.get(word, word) for word in words])
+        shown = self.capsys.readouterr()
+        assert code == 0, (words, shown)
+        return shown.out
 
     def start(self, who, words):
-        """Start a node; its output goes to a file."""
-        line, options = self._call(who, words)
+        """Start a node with the keys of its place; its output goes to a file."""
+        given = [self.changes.get(word, word) for word in words]
+        place = self.folder / who
         with (self.folder / f"{who}.log").open("w") as out:
-            self.nodes[who] = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, **options
+            self.nodes[who] = self.starter.start_into(
+                out.fileno(), [*given, "--keys", place / "keys"], place
             )
 
     def wait_for(self, who, pattern):
@@ -102,10 +95,12 @@ class People:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_guide_from_its_first_line_to_its_exported_model(tmp_path):
+def test_the_guide_from_its_first_line_to_its_exported_model(
+    tmp_path, starter, monkeypatch, capsys
+):
     """The guide's commands, with keys, give a classifier that plain peft loads."""
     (port,) = free_ports(1)
-    people = People(tmp_path)
+    people = People(tmp_path, starter, monkeypatch, capsys)
     try:
         _follow(people, tmp_path, port)
     finally:
@@ -124,8 +119,8 @@ def _follow(people, folder, port):
         "6-11": "1",  # of two blocks
     }
     people.run("operator", keys)
-    # A loopback address is plain unless keys are named.
-    people.start("operator", [*ps, "--keys", str(folder / "operator" / "keys")])
+    # A loopback address is plain unless keys are named, as `start` does.
+    people.start("operator", ps)
     address = people.wait_for("operator", r"(fsl://\S+key=[^\s']+)")
     people.changes["fsl://ps.example.org:7100?key=..."] = address
     assert "without effect" not in people.text("operator")

@@ -9,7 +9,6 @@ import pytest
 from fsl_async.config import address as addresses
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.observe.journal import JournalReader
 from fsl_transport.zmq.curve import KeyPair
 
 pytestmark = pytest.mark.slow
@@ -77,7 +76,10 @@ def test_a_site_is_admitted_and_another_one_revoked_while_the_run_goes_on(keyed,
     b.wait_for("joined run")
 
     keyed.revoke("a")
+    revoked_at = time.monotonic()
     server.wait_for("ended the sessions of a")
+    # As docs/SECURITY.md promises: within a heartbeat, and some slack. Expiry would take 5 s.
+    assert time.monotonic() - revoked_at < 3.0
     assert a.end() == 2
     assert "the listener no longer accepts this key" in a.lines[-1]
     server.wait_for("a left: its key is no longer on the allow-list")
@@ -88,53 +90,6 @@ def test_a_site_is_admitted_and_another_one_revoked_while_the_run_goes_on(keyed,
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert b.end() == 0
-
-
-def test_the_printed_line_lets_a_client_join(keyed, site):
-    """The line that a server prints joins its encrypted run; only the placeholders are filled in
-    here.
-    """
-    server = keyed.serve("--set", f"train.task={str(site.folder / 'task.py') + ':train'!r}")
-    line = server.wait_for("--role client --name")
-    words = shlex.split(line)
-    assert words[-1].startswith("fsl://")
-    assert addresses.parse(words[-1]).key == keyed.public
-    folder = KeysFolder(site.folder / "keys-a")
-    keyed.trust(Entry(folder.make_pair().public, "a"))
-    own = {"SITE": "a", "FILE.py:FUNCTION": f"{site.folder / 'task.py'}:train"}
-    assert set(own) < set(words)
-    client = site.start(
-        *(own.get(word, word) for word in words[words.index("--role") :]), "--keys", folder.path
-    )
-    client.wait_for("joined run")
-    server.wait_for("a joins")
-
-
-HEARTBEAT_S = 2.0
-SLACK_S = 0.5
-"""Slack for the check itself on a busy machine."""
-
-
-def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
-    """As docs/SECURITY.md promises; measured by the server's clock. Expiry would take 30 s."""
-    server = keyed.serve(
-        session__heartbeat_every_s=HEARTBEAT_S, session__expire_after_s=30, sync__min_clients=1
-    )
-    client = keyed.client("a")
-    server.wait_for("a joins")
-
-    def left():
-        lines = JournalReader(site.run_dir / "journal.jsonl").read_all()
-        return [line for line in lines if line["type"] == "client_left" and line["peer"] == "a"]
-
-    assert not left()
-    revoked_at = time.time()
-    keyed.revoke("a")
-    site.wait_until(left, "the journal has that a left")
-    (ended,) = left()
-    assert ended["reason"] == "revoked"
-    assert 0 <= ended["t"] - revoked_at <= HEARTBEAT_S + SLACK_S
-    assert client.end() == 2
 
 
 def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
@@ -171,28 +126,3 @@ def test_a_wrong_server_key_is_reported_at_both_ends(keyed, site):
     plain = site.client("b")  # the same address without its key
     plain.wait_for("encrypts: give the complete address")
     server.wait_for("that does not encrypt: give it the complete address")
-
-
-def replace_by(path, text):
-    """Replace a file in one step: the server never reads an empty list."""
-    new = path.with_name("new")
-    new.touch(path.stat().st_mode & 0o777)
-    new.write_text(text)
-    new.replace(path)
-
-
-def test_a_broken_list_changes_nothing_and_is_reported(keyed, site):
-    """The file gets a wrong line while the run goes on."""
-    server = keyed.serve()
-    a = keyed.client("a")
-    server.wait_for("a joins")
-    path = keyed.server_keys.allowed_path
-    good = path.read_text()
-    replace_by(path, good + "oops\n")
-    server.wait_for("the list of keys stays as it was, 1 key: ")
-    replace_by(path, good)
-    server.wait_for("read the list of keys again: 1 key")
-    newest = max((one["version"] for one in site.ledger("version")), default=0)
-    site.wait_version(newest + 1)
-    assert a.popen.poll() is None
-    assert (site.run_dir / "names.txt").read_text().startswith("a ")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.cold]
+pytestmark = pytest.mark.slow
 
 
 def stands(connection):
@@ -59,8 +59,14 @@ def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
     ("role", "files", "words"),
     [
         ("ps", 150, ("--set", "sync.clients=60")),
-        ("server", 150, ("--set", "sync.clients=60", "--set", "split.method=fsl-sage")),
-        ("relay", 150, ("--listen", "127.0.0.1:0", "--insecure", "127.0.0.1:9")),
+        pytest.param(
+            *("server", 150, ("--set", "sync.clients=60", "--set", "split.method=fsl-sage")),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            *("relay", 150, ("--listen", "127.0.0.1:0", "--insecure", "127.0.0.1:9")),
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):

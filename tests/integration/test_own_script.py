@@ -1,4 +1,4 @@
-"""examples/own_script.py as a process: errors are one line, exit codes as documented."""
+"""examples/own_script.py as a process: its last delta, and processes that it forks."""
 
 import os
 import signal
@@ -27,28 +27,6 @@ def script(*arguments):
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["no address"], ["host:99999"]])
-def test_bad_input_is_one_line(arguments):
-    """Bad input is a new user's first mistake and must not print a traceback."""
-    with script(*arguments) as process:
-        out, err = process.communicate(timeout=60 * UNIT_S)
-    assert process.returncode == 2
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-
-
-def test_ctrl_c_before_there_is_a_server():
-    """Without training there is no delta to send, so Ctrl-C must end the script at once."""
-    with script("127.0.0.1:9") as process:
-        assert "no answer" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60 * UNIT_S)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert err.endswith("stopped: Ctrl-C\n")
-
-
 def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
     """Work since the last sync must arrive, and the script must continue after its loop."""
     server = site.server(every_s=3000)
@@ -57,8 +35,6 @@ def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
         assert "joined run" in process.stdout.readline()
         site.wait_version(0)
         time.sleep(1.0)
-        other = site.client("other", "wide")
-        assert other.end() == 2  # its model differs from the run's
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 130
@@ -66,8 +42,6 @@ def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
     assert "Traceback" not in err
     assert err.endswith("stopped: Ctrl-C\n")
     assert len(site.ledger("accepted")) == 1
-    with script(site.address, "too", "many") as process:
-        assert process.wait(60 * UNIT_S) == 2
     server.signal(signal.SIGINT)
     assert server.end() == 130
 

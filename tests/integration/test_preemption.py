@@ -3,14 +3,9 @@
 """
 
 import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from ec2_metadata import Metadata
@@ -86,68 +81,6 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
     assert not audit.doubled
 
 
-def slurm_job(folder, address, task):
-    """Run the batch script as Slurm does: a session of its own, no terminal, scontrol refuses after
-    preemption.
-    """
-    home = folder / "home"
-    (home / "bin").mkdir(parents=True)
-    shutil.copy(Path(__file__).parents[2] / "bin" / "fsl-node.sbatch", home / "bin")
-    refuses = "echo 'Job is pending execution for job 17' >&2; exit 1"
-    client = f'exec "{sys.executable}" -m fsl_async.cli "$@"'
-    for name, body in (("bin/fsl-node", client), ("scontrol", refuses)):
-        (home / name).write_text(f"#!/bin/sh\n{body}\n")
-        (home / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{home}:{os.environ['PATH']}",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-        "SLURM_SUBMIT_DIR": str(home),
-        "SLURM_JOB_ID": "17",
-        "SLURM_JOB_NAME": "fsl-b",
-        "FSL_SERVER": address,
-    }
-    log = folder / "job.log"
-    with log.open("w") as file:
-        words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", f"{task}:train"]
-        job = subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return job, log
-
-
-@pytest.mark.cold
-def test_a_slurm_job_that_is_preempted_as_a_process_group_leaves_in_good_order(site):
-    """Its client gets SIGTERM from Slurm and from the batch script: the second does not mean stop
-    at once.
-    """
-    server = site.server(every_s=600)
-    path = site.folder / "counts.py"
-    path.write_text(COUNTS)
-    job, log = slurm_job(site.folder, site.address, path)
-    try:
-        site.wait_until(lambda: "twenty steps" in log.read_text(), "twenty steps")
-        os.killpg(job.pid, signal.SIGTERM)
-        assert job.wait(60) == 64
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-    text = log.read_text()
-    assert "SIGTERM: finishing in good order" in text
-    assert "stopping now" not in text
-    assert "submit it again" not in text
-    server.wait_for("b left: it ended its session")
-    trained = int(text.split("tokens trained")[1].split()[0])
-    assert tokens_accepted(site, "b") == trained >= 160
-
-
 @pytest.mark.cold
 def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
     """From the metadata service to the exit code; the journal has the Slurm job and its restart
@@ -195,11 +128,10 @@ def test_a_step_that_does_not_end_does_not_delay_the_exit(site):
     server.wait_for("a left: it ended its session")
 
 
-def test_a_server_that_is_moved_does_not_end_the_run(warm_site):
+def test_a_server_that_is_moved_does_not_end_the_run(site):
     """After SIGTERM to the parameter server, clients train on and return when it is started
     again.
     """
-    site = warm_site
     server = site.server()
     client = site.client("a")
     site.wait_version(1)

@@ -124,40 +124,6 @@ def test_a_client_that_ends_to_be_launched_again_is(site, reason):
     assert len(launched) == 1
 
 
-def test_a_client_that_died_while_the_server_was_away_is_launched(site):
-    """The next server reads from members.txt that it was a member of the run."""
-    launchers = site.folder / "launchers.toml"
-    words = [sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", "{name}"]
-    command = json.dumps([*words, "--task", f"{site.folder / 'task.py'}:train", "{address}"])
-    launchers.write_text(
-        f'first_wait_s = 0.2\n[[launcher]]\nclients = "b"\nkind = "local"\ncommand = {command}\n'
-    )
-    server = site.server("--launchers", launchers)
-    keeper, victim = site.client("a"), site.client("b")
-    site.wait_version(1)
-    server.wait_for("b joins")
-    server.kill()
-    killed_at = time.time_ns()
-    victim.kill()
-    again = site.server("--launchers", launchers)
-    again.wait_for("do not join again within 15.2 s are launched again: b")
-    again.wait_for("launched b again by local")
-    site.wait_until(lambda: has_delta_after(site, killed_at), "a delta of b's second process")
-    again.signal(signal.SIGINT)
-    assert again.end() == 130
-    assert keeper.end() == 0
-    assert members_in(site) == [], "every member received the end of the run"
-
-
-def test_a_wrong_launch_file_is_refused_before_the_run_begins(site):
-    """The file is checked at the start, not at the first relaunch."""
-    path = site.folder / "launchers.toml"
-    path.write_text('[[launcher]]\nclients = "*"\nkind = "cloud"\ncommand = ["x"]\n')
-    server = site.start("--role", "ps", "--launchers", path, "127.0.0.1:0")
-    assert server.end() == 2
-    assert "launcher 1: kind must be one of local, slurm, command" in server.text
-
-
 def members_in(site):
     """Return the names in the server's list of members."""
     return sorted(MembersFile(site.run_dir / "members.txt").read())

@@ -1,7 +1,6 @@
 """Relays between clients and parameter server, as processes: a run goes on when they are killed."""
 
 import contextlib
-import json
 import signal
 import time
 from pathlib import Path
@@ -24,11 +23,6 @@ def client_at(site, address, name, function="train"):
     """Start a client that has only the relay's address."""
     task = f"{site.folder / 'task.py'}:{function}"
     return site.start("--role", "client", "--name", name, "--task", task, address)
-
-
-def objects(process):
-    """Return the JSON objects of its output; messages to people go to standard error."""
-    return [json.loads(line) for line in process.lines if line.startswith("{")]
 
 
 def merged(site):
@@ -97,27 +91,3 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
     last.signal(signal.SIGTERM)
     assert last.end() == 64
     last.wait_for("reason")
-
-
-def test_a_relay_reports_as_json(site):
-    """JSON lines: where it listens, what to paste, and the result last; Ctrl-C gives 130."""
-    process = site.start(
-        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9",
-        "--run-dir", "r", "127.0.0.1:9",
-    )  # fmt: skip
-    process.wait_for('"join": ""')  # in the second line
-    first, second = objects(process)[:2]
-    assert first["event"] == second["event"] == "listening"
-    places = [one["address"].removeprefix("tcp://") for one in (first, second)]
-    assert first["join"].endswith(f"'fsl://{places[0]}?split={places[1]}'")
-    assert second["join"] == ""
-    process.signal(signal.SIGINT)
-    assert process.end() == 130
-    result = objects(process)[-1]
-    assert result["reason"] == "Ctrl-C"
-    assert result["connections"] == 0
-    kinds = [
-        json.loads(line)["type"]
-        for line in (site.folder / "r" / "journal.jsonl").read_text().splitlines()
-    ]
-    assert kinds == ["node_started", "drain_asked", "node_ended"]

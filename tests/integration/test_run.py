@@ -2,16 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from fsl_async.observe.ledger_audit import audit_run
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -79,47 +74,3 @@ def test_a_killed_client_comes_back_and_takes_part(site):
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert back.end() == 0
-
-
-@pytest.mark.cold
-def test_a_script_of_the_user_joins(site):
-    """`fsl_async.join` in a user's own script, beside a client that runs a task."""
-    server = site.server(run__rounds=3)
-    script = ROOT / "examples" / "own_script.py"
-    other = site.start(
-        "--role",
-        "client",
-        "--name",
-        "task",
-        "--task",
-        f"{ROOT / 'examples' / 'own_task.py'}:train",
-        site.address,
-    )
-    own = subprocess.run(
-        [sys.executable, script, site.address],
-        cwd=site.folder,
-        capture_output=True,
-        text=True,
-        timeout=120 * UNIT_S,
-        check=False,
-    )
-    assert own.returncode == 0, own.stderr
-    assert server.end() == 0
-    assert other.end() == 0
-    clients = {key.split("/")[0] for key in merged_keys(site)}
-    assert len(clients) == 2
-    assert "task" in clients
-
-
-def test_ctrl_c_at_a_client_is_no_loss(site):
-    """A client that is asked to end sends goodbye and exits 130; the run goes on without it."""
-    server = site.server()
-    stays = site.client("a")
-    leaver = site.client("b")
-    stays.wait_for("joined run")
-    site.wait_version(1)
-    leaver.signal(signal.SIGINT)
-    assert leaver.end() == 130
-    server.wait_for("b left: it ended its session, 1 client connected")
-    at = max(one["version"] for one in site.ledger("version"))
-    site.wait_version(at + 2)

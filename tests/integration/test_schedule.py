@@ -64,17 +64,3 @@ def test_a_decay_reaches_every_client_and_survives_a_restart(site):
         assert min(rate for _, rate in during) < 0.5 * 0.35
         late = [one for one in during if one[0] > kept["decays_from"] + 0.05]
         assert all(rate < 0.5 for _, rate in late[2:])
-
-
-def test_a_date_is_for_the_parameter_server_and_clients_join_all_the_same(site):
-    """Its limits stay at the parameter server; a date that has passed begins with version 0."""
-    (site.folder / "task.py").write_text(TASK)
-    date = "2026-01-01T00:00+00:00"
-    server = site.server(every_s=1, run__rounds=4, train__warmup_steps=0, train__decay_at=date)
-    task = f"{site.folder / 'task.py'}:train"
-    client = site.start("--role", "client", "--name", "a", "--task", task, site.address)
-    assert [server.end(), client.end()] == [0, 0]
-    (kept,) = site.ledger("decay")
-    assert kept["decays_from"] < 0.5
-    lines = (site.folder / "a.jsonl").read_text().splitlines()
-    assert min(json.loads(line)[2] for line in lines) < 0.5 * 0.5

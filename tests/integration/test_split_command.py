@@ -81,7 +81,6 @@ def wait_incarnations(site, name, count):
     assert incarnations(site, name) == count, "\n---\n".join(each.text for each in site.processes)
 
 
-@pytest.mark.cold
 def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt):
     """The README's commands must work, with a client that is killed and restarted."""
     (site.folder / "fsl.toml").write_text(CONFIG)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from ports import free_ports
@@ -17,8 +16,6 @@ from split_parties import LISTENS, Parties, lines_of
 from fsl_async.observe.split_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
-
-STORM = Path(__file__).parents[2] / "benchmarks" / "split_storm.py"
 ACTIVATION_BYTES = 2 * 16 * 32
 """Least bytes of an upload: a batch of two texts, 16 places, width 32, one byte for each value."""
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
@@ -142,11 +139,11 @@ def rounds_by_incarnation(parties, name):
     return [found[incarnation] for incarnation in sorted(found)]
 
 
-def test_every_process_is_killed_once_and_the_run_goes_on(warm_site):
+def test_every_process_is_killed_once_and_the_run_goes_on(site):
     """A client, the split server, the parameter server, both: each loses only what docs/FAULTS.md
     says.
     """
-    parties = Killable(warm_site, split__method="fsl-sage")
+    parties = Killable(site, split__method="fsl-sage")
     parties.start("ps", "server")
     parties.start("a", "b")
     parties.go_on()
@@ -184,45 +181,9 @@ def test_every_process_is_killed_once_and_the_run_goes_on(warm_site):
     assert after[0] >= kept > -1, "its own auxiliary model, not the common start"
 
 
-def test_a_method_with_gradients_in_lockstep_survives_both_servers(warm_site):
-    """A client that waits for a dead server's gradient gets it from the next, or goes on without
-    that batch.
-    """
-    parties = Killable(warm_site, split__method="splitfed-v1", split__mode="lockstep")
-    parties.start("ps", "server")
-    parties.start("a", "b")
-    parties.go_on()
-    parties.kill("server")
-    parties.start("server")
-    parties.go_on()
-    parties.kill("b")
-    parties.kill("ps")
-    parties.start("ps", "b")
-    parties.go_on()
-    parties.finish()
-    split = check(parties)
-    assert split.lives == {"a": 1, "b": 2}
-
-
-def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
-    """After SIGTERM it loses nothing, the clients wait for the next process, and the run ends in
-    order.
-    """
-    parties = Killable(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
-    parties.start("ps", "server")
-    parties.start("a", "b")
-    parties.go_on()
-    parties.running["server"].signal(signal.SIGTERM)
-    assert parties.running["server"].end() == 64
-    parties.start("server")
-    parties.go_on()
-    parties.finish()
-    assert check(parties).dropped == 0, "what it had trained is in its last checkpoint"
-
-
-def test_both_servers_in_one_process_are_moved(warm_site):
+def test_both_servers_in_one_process_are_moved(site):
     """After SIGTERM neither of the two ends the run (docs/adr/0088)."""
-    parties = Together(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
+    parties = Together(site, split__method="splitfed-v1", split__checkpoint_every=1000)
     parties.start("server")
     parties.start("a", "b")
     parties.go_on()
@@ -239,11 +200,11 @@ def test_both_servers_in_one_process_are_moved(warm_site):
     assert split.dropped == 0, "what it had trained is in its last checkpoint"
 
 
-def test_a_relay_before_both_servers_is_killed(warm_site):
+def test_a_relay_before_both_servers_is_killed(site):
     """Activations, gradients and models go through it: what it held is not trained twice, merged
     twice or lost.
     """
-    parties = Relayed(warm_site, split__method="splitfed-v1")
+    parties = Relayed(site, split__method="splitfed-v1")
     parties.start("ps", "server")
     parties.start("relay")
     parties.start("a", "b")
@@ -261,37 +222,6 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
     trained = sum(outcome == "trained" for _, outcome in parties.uploads()[known:])
     to_split_server = up[str(parties.ports["server"])]
     assert to_split_server > trained * ACTIVATION_BYTES > 0, "every upload went through the relay"
-
-
-@pytest.mark.sweep
-@pytest.mark.sweep
-def test_a_short_storm(tmp_path):
-    """The script that runs for hours elsewhere: ledgers and clients' journals agree after any
-    kill.
-    """
-    done = subprocess.run(
-        [
-            sys.executable,
-            STORM,
-            "--warm",
-            "--clients",
-            "2",
-            "--kills",
-            "3",
-            "--seed",
-            "13",
-            "--folder",
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200 * UNIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "storm.log").read_text()
-    found = json.loads(done.stdout)
-    assert sum(found["kills"].values()) >= 3
-    assert found["uploads"]["trained"] > 0
 
 
 def test_the_demo_of_split_learning(tmp_path):

@@ -7,9 +7,11 @@ and runs `fsl_async.cli.main` from its first line. The start of the interpreter 
 of commands as users type them start their processes by `subprocess`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -20,6 +22,8 @@ import sys
 import threading
 from pathlib import Path
 
+NODES = ("client.joining", "ps.node", "relay.node", "split_server.node")
+"""Modules of `fsl_async.nodes` that commands import when they need them."""
 MESSAGE_BYTES = 1 << 17
 NETWORK = 0x40000000
 """CLONE_NEWNET of setns(2), which `os` has from Python 3.12 on."""
@@ -153,13 +157,13 @@ def run():
     import torch
 
     from fsl_async import cli
-    from fsl_async.config import settings  # noqa: F401 - imported for the forked processes
 
+    for name in NODES:
+        importlib.import_module(f"fsl_async.nodes.{name}")
     # The first optimizer imports modules for a second. It starts no thread; nothing here may,
     # before a fork.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).zero_grad()
-    # A garbage collection in a forked process, as at its end, would write to all these pages: a
-    # second of a core.
+    # A garbage collection in a forked process would write to all these pages: a second of a core.
     gc.freeze()
     question = serve(line)
     if question is None:
@@ -173,7 +177,13 @@ def run():
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)
-    return cli.main()
+    code = cli.main()
+    # As Python ends, but it does not free all that the starter has imported.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ SCRIPTS = {
         lambda row: row["grown"] > row["kept"] > 0
     ),
     f"storm.py {STORM}": lambda row, _: row["faults"] >= 1 and row["complaints"] == [],
+    "split_storm.py --warm --clients 2 --kills 3 --seed 13": (
+        lambda row: sum(row["kills"].values()) >= 3 and row["uploads"]["trained"] > 0
+    ),
     "relay.py --mib 1 --rounds 1": lambda *rows: len(rows) == 4,
     "streaming.py --values 0.6 --format uniform --rounds 1": lambda row: row["coded_mb"] > 0.4,
     "codec.py --full --smoke --json": (

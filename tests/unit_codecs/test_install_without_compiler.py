@@ -42,7 +42,7 @@ def run(arguments, cwd, **variables):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_without_a_compiler_the_codec_is_numpys(tmp_path):
     """A site without a compiler takes part, and learns how to be faster."""
     pytest.importorskip("scikit_build_core", reason="the build tool of extra dev is not here")

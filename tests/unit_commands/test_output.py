@@ -151,7 +151,10 @@ def test_sizes_have_one_unit():
     package = Path(fsl_async.__file__).parent
     found = set()
     for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        source = path.read_text()
+        if not re.search("[KMGT]iB", source):
+            continue  # most files, which need not be parsed
+        tree = ast.parse(source)
         prose = {
             id(node.value)
             for node in ast.walk(tree)

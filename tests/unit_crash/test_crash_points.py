@@ -20,7 +20,7 @@ from fsl_async.store.facts import Facts
 from fsl_async.store.memory_files import Faults, MemoryFiles
 
 STRIDE = {"clock": 41, "rounds": 31, "rough": 53, "buffer": 53, "latest": 67}
-CALL_STRIDE = {"clock": 53, "rounds": 37}
+CALL_STRIDE = {"clock": 97, "rounds": 71}
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,10 @@
 import errno
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 
+from fsl_async import cli
 from fsl_async.cluster.members_file import MembersFile
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
@@ -102,14 +101,11 @@ def test_an_error_of_the_disk_says_what_fits(number, words):
         ("/sys/fsl", "choose another --run-dir"),
     ],
 )
-def test_a_run_directory_that_cannot_be_made_is_one_line(where, words):
+def test_a_run_directory_that_cannot_be_made_is_one_line(where, words, capsys):
     """The remedy was once wrong: make room and try again."""
-    command = [sys.executable, "-m", "fsl_async.cli", "--role", "ps", "--run-dir", where]
-    done = subprocess.run(
-        [*command, "--insecure", "127.0.0.1:0"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    (line,) = [one for one in done.stderr.splitlines() if one.startswith("error")]
+    assert cli.main(["--role", "ps", "--run-dir", where, "--insecure", "127.0.0.1:0"]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    (line,) = [one for one in shown if one.startswith("error")]
     assert words in line
     assert where in line
     assert "make room" not in line

@@ -18,7 +18,7 @@ from fsl_async.errors import FslError, describe
 from fsl_async.nodes import wire
 from fsl_async.roles.messages import MessageError
 
-FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 ALPHABET = st.characters(exclude_categories=["Cs"]) | st.sampled_from(
     "\x00\x07\x08\t\n\x0b\r\x1b\x7f\x85\x9b\xa0\u200b\u200e\u202e\u2028\u2066\ufeff\ue000\uffff\U000e0041a/:[;m"

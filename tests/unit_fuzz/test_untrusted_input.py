@@ -3,7 +3,6 @@ memory.
 """
 
 import contextlib
-import random
 import time
 import tracemalloc
 
@@ -11,7 +10,7 @@ import fuzz_parsers as fuzz
 import msgpack
 import parser_targets as targets
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.roles.messages import MessageError
@@ -22,30 +21,12 @@ from fsl_async.store.manifest import Manifest
 from fsl_transport import PeerError
 from fsl_transport.session import frames
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch):
-    """Half a second of what `fuzz_parsers.py` does for minutes keeps targets and parsers right."""
+    """A part of what `fuzz_parsers.py` does for minutes keeps targets and parsers right."""
     monkeypatch.chdir(tmp_path)
-    assert fuzz.plain(name, targets.TARGETS[name], 0.5, seed=4) >= 20
-
-
-@pytest.mark.parametrize("name", targets.TARGETS)
-@QUICK
-@given(st.data())
-def test_valid_input_with_one_thing_changed(name, data):
-    """A nearly valid message gets deepest: any place of any seed, by field and by byte, shrunk on
-    failure.
-    """
-    seeds = targets.TARGETS[name].seeds()
-    chosen = data.draw(st.sampled_from(seeds))
-    how = data.draw(st.sampled_from(["field", "byte"]))
-    rng = random.Random(data.draw(st.integers(0, 1 << 32)))
-    changed = fuzz.mutated(chosen, rng) if how == "field" else fuzz.mutated_bytes(chosen, rng)
-    error = fuzz.probe(targets.TARGETS[name], changed)
-    assert error is None, f"{changed!r}: {error!r}"
+    assert fuzz.plain(name, targets.TARGETS[name], 0.2, seed=4) >= 20
 
 
 # --- memory and time ---

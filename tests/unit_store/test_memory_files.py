@@ -1,13 +1,12 @@
 """The disk in memory: as the real one while there is power, and no better afterwards."""
 
-import contextlib
 import random
 from pathlib import Path
 
 import pytest
 
 from fsl_async.store.files import Files
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
+from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
 
 
 def tree(files, folder):
@@ -63,65 +62,6 @@ def test_calls_do_what_the_real_disk_does(seed, tmp_path):
     for one in [*reversed(tmp_path.parents), tmp_path]:
         memory.make_directory(one)
     assert play(memory, tmp_path, seed) == play(Files(), tmp_path, seed)
-
-
-def written(power=None, faults=None):
-    """Return what is left of a folder after unsynced changes, a kill, and a power cut."""
-    disk, root = MemoryDisk(), Path("/run")
-    files = MemoryFiles(disk, faults)
-    with contextlib.suppress(Killed):
-        files.make_directory(root)
-        files.sync_directory(root.parent)
-        first = files.create(root / "first")
-        files.write(first, b"safe", 0)
-        files.sync(first)
-        files.sync_directory(root)
-        files.write(first, b"lost!", 2)
-        files.write_whole(root / "second", b"2")
-        files.rename(root / "first", root / "renamed")
-    files.die()
-    with pytest.raises(Killed):
-        files.write_whole(root / "third", b"")
-    if power is not None:
-        disk.lose_power(power)
-    return tree(MemoryFiles(disk), root)
-
-
-def test_a_kill_keeps_all_and_a_power_cut_what_was_synced():
-    """Else crash tests would pass with a store that syncs too little."""
-    assert written() == {"renamed": b"salost!", "second": b"2"}
-    assert written("names") == {"renamed": b"safe", "second": b"2"}
-    assert written("all") == {"first": b"safe"}
-
-
-def test_a_power_cut_by_chance_takes_any_part_but_no_renamed_file():
-    """Blocks reach a disk in any order; a rename is atomic."""
-    left = [written(seed) for seed in range(60)]
-    assert {content for one in left for name, content in one.items() if name != "second"} == {
-        b"safe", b"salost!", b"salo", b"salo\0\0\0",
-    }  # fmt: skip
-    assert all(len(one.keys() & {"first", "renamed"}) == 1 for one in left)
-    assert {"second" in one for one in left} == {True, False}
-
-
-@pytest.mark.parametrize(
-    ("mode", "content"), [("before", b"safe"), ("torn", b"salo"), ("after", b"salost!")]
-)
-def test_a_call_ends_the_process(mode, content):
-    """Call 7 writes into a file that was synced."""
-    assert written(faults=Faults(7, mode)) == {"first": content}
-
-
-def test_a_full_disk_and_a_damaged_byte():
-    """A write that fails is half done; a damaged byte is another one."""
-    disk = MemoryDisk()
-    files = MemoryFiles(disk, Faults(2, "error"))
-    descriptor = files.create(Path("/file"))
-    with pytest.raises(OSError, match="No space left"):
-        files.write(descriptor, b"1234", 0)
-    assert files.read_whole(Path("/file"), 9) == b"12"
-    disk.damage(Path("/file"), 1)
-    assert files.read_whole(Path("/file"), 9) == b"1" + bytes([ord("2") ^ 0xFF])
 
 
 def test_it_moves_between_disks(tmp_path):

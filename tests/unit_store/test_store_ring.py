@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from attrs import evolve
-from deltas import merged_of, noise
+from deltas import noise
 
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
@@ -286,59 +286,6 @@ def test_momentum_is_kept_or_begins_again(make_run, resident, keeps):
         run.round(3, "a")
         gained = noise(run.manifest, 300)
         assert np.allclose(momentum(run, 3), gained + np.float32(0.9 * keeps) * before, atol=1e-5)
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_group_that_merged_on_keeps_what_it_gained(make_run, resident):
-    """Theta' = G + (Theta - cut) if the cut counts."""
-    first, other = two_groups(make_run, resident=resident)
-    first.round(1, "a")
-    other.round(1, "c")
-    made, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
-    cut = other.weights(1)
-    other.round(2, "d")
-    theta = other.weights(2)
-    adopt(other, 1, 1, digest)
-    assert (other.weights(3) == made + (theta - cut)).all()
-    assert other.store.ring.take_cut(1).begin == 10
-
-
-def test_a_group_that_was_left_out_keeps_all_that_it_gained(make_run):
-    """Theta' = G + (Theta - G before) if the cut does not count; its tokens wait for a round."""
-    first, other = two_groups(make_run)
-    first.round(1, "a")
-    other.round(1, "c")
-    other.store.ring.take_cut(0)
-    before, theta = other.weights(0), other.weights(1)
-    third = make_run("third")
-    third.open()
-    joined(first, third)
-    made, digest = decide({"first": first, "third": third}, 0, 1, [1.0, 0.0])
-    send_global(first, other, first.store.ring.state.decided)
-    adopt(other, 1, 1, digest, counted=False)
-    assert (other.weights(2) == made + (theta - before)).all()
-    cut = other.store.ring.take_cut(1)
-    assert (cut.begin, cut.end) == (0, 10)
-
-
-def test_deltas_that_wait_are_merged_after_an_adoption(make_run):
-    """The sum of the round is kept: what was accumulated before goes into the version after."""
-    # The step is the same for every version, and nothing is lost in coding.
-    options = {"outer": OuterSettings("average"), "codec_down": CodecSpec()}
-    first, other = two_groups(make_run, **options)
-    plain = make_run("plain", **options)
-    plain.start()
-    for run in (first, other, plain):
-        run.round(1, "a")
-    key = DeltaKey("b", 1, 1, 2)
-    for run in (first, plain):
-        run.send(key, np.full(run.manifest.values, 0.5, np.float32))
-        run.store.accumulate(key, 10.0)
-    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5], CodecSpec())
-    adopt(first, 1, 1, digest)
-    assert first.store.digest == plain.store.digest == digest
-    made = first.store.commit(3, [merged_of(key, 10.0, tokens=10)], 0.1)
-    assert plain.store.commit(2, [merged_of(key, 10.0, tokens=10)], 0.1).digest == made.digest
 
 
 def test_a_cut_is_taken_once(make_run):

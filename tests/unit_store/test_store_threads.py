@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import threading
 import time
 
@@ -100,35 +99,6 @@ def test_several_threads_write_the_same_bytes_as_one(make_run, down):
     assert three_versions(make_run("more", SEVEN_CHUNKS, codec_down=spec, threads=3)) == alone
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_slow_disk_changes_no_bit(make_run, seed):
-    """The next chunk is computed in other buffers, and each file gets its chunks in order."""
-    slowness = random.Random(seed)
-
-    def hurdle(_name, _descriptor):
-        time.sleep(slowness.choice([0.0, 0.0, 0.003]))
-
-    alone = three_versions(make_run("alone", SEVEN_CHUNKS))
-    slow = three_versions(make_run("slow", SEVEN_CHUNKS, threads=3), Disk(hurdle))
-    assert slow == alone
-
-
-def test_files_are_written_at_the_same_time(make_run):
-    """Two writes that wait for each other end only if both run."""
-    run = make_run(manifest=SEVEN_CHUNKS, threads=2)
-    run.start()
-    caller, both, waited = threading.current_thread(), threading.Barrier(2, timeout=20), []
-
-    def hurdle(name, _descriptor):
-        if name == "write" and threading.current_thread() is not caller and len(waited) < 2:
-            waited.append(name)
-            both.wait()
-
-    run.open(Disk(hurdle))
-    run.round(1, "a")
-    assert waited == ["write", "write"]
-
-
 WAYS = {
     "as usual": {},
     "fp32": {"codec_down": CodecSpec(format="fp32")},
@@ -185,36 +155,6 @@ def test_a_failing_call_fails_only_the_commit(make_run, way, at):
     failing[0] = False
     run.store.commit(1, merged, 1 / 20)
     assert contents(run, 1) == contents(good, 1)
-
-
-@pytest.mark.parametrize("disk_fails", [False, True])
-@pytest.mark.parametrize("fault", ["not finite", "read"])
-def test_no_thread_writes_after_an_error(make_run, fault, disk_fails):
-    """The chunk before is still being written to files that are closed next.
-
-    The first error is raised.
-    """
-    chunks_read, failing = [], [False]
-
-    def hurdle(name, _what):
-        if failing[0] and name == "read":
-            chunks_read.append(name)
-            if fault == "read" and len(chunks_read) == 3:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-        elif failing[0] and name == "write" and chunks_read:
-            time.sleep(0.05)
-            if disk_fails and len(chunks_read) == 3:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    disk, run = Disk(hurdle), make_run(manifest=SEVEN_CHUNKS, threads=3)
-    merged = pending(run, disk)
-    failing[0] = True
-    if fault == "not finite":
-        run.store._open.merging.sum.total.values[64 * 2] = np.inf
-    with pytest.raises(StoreError, match="not finite" if fault == "not finite" else "Input/output"):
-        run.store.commit(1, merged, 1 / 20)
-    assert not disk.at_work
-    assert run.store.version == 0
 
 
 @pytest.mark.parametrize("way", ["as usual", "median"])

@@ -99,19 +99,19 @@ def test_a_product_has_the_same_bits_wherever_its_factors_begin():
 def test_two_ranks_are_one_process_to_the_bit(node, optimizer, machines):
     """Sharding, snapshots and rebases change no bit: halving a sum of two gradients is exact."""
     made = node(2, "fsdp", optimizer, machines=machines)
-    ranks, tokens = trained(made, 200, 10)
+    ranks, tokens = trained(made, 120, 6)
     steps = ranks[0]["steps"]
-    assert steps >= 200
+    assert steps >= 120
     assert ranks[1]["log"] == ranks[0]["log"]
     assert ranks[1]["steps"] == steps
     last, versions = replayed(ranks[0]["log"], steps, 2, optimizer)
-    assert len(versions) == 11
+    assert len(versions) == 7
     for number, (mine, theirs) in enumerate(zip(versions, made.versions, strict=True)):
         unequal = np.flatnonzero(mine.view(np.int32) != theirs.view(np.int32))
         assert not len(unequal), (number, len(unequal), unequal[:4], ranks[0]["log"])
     for rank in ranks:
         assert np.array_equal(rank["last"].view(np.int32), last.view(np.int32))
-        assert len(rank["versions"]) >= 2  # evaluated a version: exactly that one, in all ranks
+        assert len(rank["versions"])  # evaluated a version: exactly that one, in all ranks
         for version, exact in zip(rank["versions"], rank["exact"], strict=True):
             assert np.array_equal(exact, made.versions[version])
     last_snapshot = max(step for step, kind, _ in ranks[0]["log"] if kind == "snapshot")
@@ -140,6 +140,7 @@ def test_replicas_are_one_model(node, ranks, how, machines):
     assert np.abs(found[0]["last"] - last).max() <= 1e-5 * np.abs(last).max()
 
 
+@pytest.mark.sweep
 def test_a_rank_that_is_killed_leaves_whole_deltas_and_the_base(node):
     """What was sent is whole; the ranks that come back begin at the base, to the bit."""
     made = node(2, "fsdp", "sgd", does="")
@@ -181,6 +182,7 @@ def test_a_rank_that_is_killed_leaves_whole_deltas_and_the_base(node):
     assert np.array_equal(made.versions[1] - now, delta)
 
 
+@pytest.mark.sweep
 def test_global_weights_and_paces_reach_all_ranks(node):
     """Coded updates of global weights, to the bit; a pace in steps; what `fed.send` asks for."""
     made = node(2, "fsdp", "sgd", "sends")

@@ -10,7 +10,6 @@ import threading
 import attrs
 import numpy as np
 import pytest
-import torch
 
 from fsl_async.config.address import parse
 from fsl_async.config.load import load
@@ -26,11 +25,8 @@ EVERYTHING = SitePolicy(frozenset(KINDS))
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _alone(one_thread):
+    """Run every test of this folder with one thread."""
 
 
 class Nodes:

@@ -8,6 +8,8 @@ from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
+from fsl_async.nodes.split_server import node as node_server
+from fsl_async.process.stopper import Stopper
 from fsl_transport.zmq.pipe import Pipe
 
 UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}
@@ -17,14 +19,19 @@ UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage"
 @pytest.mark.parametrize(
     "case",
     [
-        ("sl", "free", (), 1),
         ("sl", "lockstep", ("split.labels_at_home=true",), 2),
-        ("splitfed-v1", "lockstep", (), 1),
-        ("splitfed-v1", "free", ("split.labels_at_home=true",), 2),
-        ("splitfed-v2", "free", (), 1),
-        ("cse-fsl", "lockstep", (), 1),
         ("fsl-sage", "free", ("split.align_every=1",), 1),
-        ("fsl-sage", "lockstep", ("split.align_every=2",), 1),
+        *(
+            pytest.param(one, marks=pytest.mark.sweep)
+            for one in (
+                ("sl", "free", (), 1),
+                ("splitfed-v1", "lockstep", (), 1),
+                ("splitfed-v1", "free", ("split.labels_at_home=true",), 2),
+                ("splitfed-v2", "free", (), 1),
+                ("cse-fsl", "lockstep", (), 1),
+                ("fsl-sage", "lockstep", ("split.align_every=2",), 1),
+            )
+        ),
     ],
 )
 def test_two_servers_run_every_method(nodes, configured, text, case):
@@ -118,3 +125,21 @@ def test_every_interface_means_the_machine_that_was_dialed():
     assert seen_from("fsl://10.0.0.7:7101?key=k", relayed) == Address("::1", 7201, "k")
     with pytest.raises(AddressError, match="port 0"):
         seen_from("tcp://0.0.0.0:0", "tcp://ps.example.org:7100")
+
+
+def test_a_split_server_listens_on_loopback_by_default(tmp_path):
+    """Its port is as open as the parameter server's."""
+    overrides = [
+        "split.method=splitfed-v2",
+        "split.listen=0.0.0.0:7301",
+        "listen.address=127.0.0.1:0",
+    ]
+    with pytest.raises(ConfigError, match=r"split\.listen: .*--insecure"):
+        node_server.serve(
+            load(None, overrides),
+            tmp_path,
+            with_ps=True,
+            announce=lambda *_: None,
+            log=lambda _: None,
+            stop=Stopper(),
+        )

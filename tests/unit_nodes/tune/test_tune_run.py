@@ -43,6 +43,8 @@ SETTINGS = {
     "codec.down": "fp32",
     "listen.address": "tcp://127.0.0.1:0",
 }
+IN_CI = ("fedit", "fedex", "bank")
+"""A mean of factors, a patch, and products in a basis of their own."""
 WORDS = {"a": "the film was a joy to watch and ", "b": "a dull plot that never ends; "}
 
 
@@ -125,7 +127,9 @@ def versions_of(run_dir, manifest):
     }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.sweep) for one in RULES]
+)
 def test_a_run_of_nodes_computes_what_one_process_does(tmp_path, base, data, rule):
     """Each version to 1e-6 from the one before, through codec, spool, ledger and sockets.
 

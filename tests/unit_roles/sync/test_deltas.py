@@ -7,7 +7,6 @@ from deltas import delta_of, stored_of
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
-from fsl_async.roles.sync.effects import Accumulate
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
 
@@ -31,20 +30,6 @@ def objection(book, one, tokens=8, steps=2, digest=None):
     return found[0] if found else None
 
 
-def test_a_fresh_delta_is_accepted_and_weighs_its_tokens(book):
-    """The usual case."""
-    assert objection(book, key(1)) is None
-    assert book.acknowledge(stored_of(key(1), tokens=8)) == Accumulate(key(1), 8.0)
-    assert book.is_acknowledged(key(1))
-    merged, scale = book.begin_merge()
-    assert [m.key for m in merged] == [key(1)]
-    assert scale == 1 / 8
-    assert book.advance(3, "d3") == 8
-    assert book.settled_as(key(1)) == "merged"
-    assert book.is_acknowledged(key(1))
-    assert not book.pending
-
-
 def test_a_late_delta_weighs_less_and_has_its_staleness(book):
     """Staleness is recorded, and lowers the weight."""
     assert book.acknowledge(stored_of(key(1, base=0), tokens=8)).weight == pytest.approx(
@@ -63,25 +48,6 @@ def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
     merged, scale = made.begin_merge()
     assert {one.key: one.weight for one in merged} == {late: 0.0, fresh: 8.0}
     assert scale == 1 / 8
-
-
-def test_a_delta_during_a_merge_is_for_the_version_after(book):
-    """Its staleness is that of the next new merge, and it stays pending."""
-    book.acknowledge(stored_of(key(1), tokens=8))
-    book.begin_merge()
-    book.acknowledge(stored_of(key(1, client="b"), tokens=4))
-    assert book.advance(3, "d3") == 8
-    assert list(book.pending) == [key(1, client="b")]
-    assert book.begin_merge()[0][0].staleness == 1
-
-
-def test_a_merge_that_failed_includes_later_deltas(book):
-    """All acknowledged deltas are in the accumulator, so the next try must name them all."""
-    book.acknowledge(stored_of(key(1), tokens=8))
-    book.begin_merge()
-    book.acknowledge(stored_of(key(1, client="b"), tokens=4))
-    book.abandon_merge()
-    assert len(book.begin_merge()[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,55 +17,6 @@ def decide(open_, now, pending=1, history=None):
     return QuorumAndGrace(RULES).verdict(open_, history or ArrivalHistory(), now, pending=pending)
 
 
-def test_all_have_answered():
-    """No client is missing."""
-    open_ = open_round("a", "b")
-    assert open_.answer("a", contributed=True)
-    assert open_.answer("b", contributed=False)
-    verdict = decide(open_, 1001.0)
-    assert (verdict.action, verdict.reason) == (
-        "merge",
-        "1 of 2 called clients sent a delta, all have answered",
-    )
-
-
-def test_no_client_had_a_delta():
-    """A round without a delta makes no version, unless a late delta is pending."""
-    open_ = open_round("a")
-    open_.answer("a", contributed=False)
-    assert decide(open_, 1001.0, pending=0).action == "close"
-    assert decide(open_, 1001.0, pending=1).action == "merge"
-
-
-def test_an_answer_counts_once_and_only_if_asked():
-    """A delta offered again must not count twice for the quorum."""
-    open_ = open_round("a", "b")
-    assert open_.answer("a", contributed=True)
-    assert not open_.answer("a", contributed=True)
-    assert not open_.answer("uncalled", contributed=True)
-    assert (open_.contributors(), open_.missing()) == (1, ["b"])
-
-
-def test_first_rounds_give_a_fixed_grace_from_the_quorum_on():
-    """Too few arrivals are known."""
-    open_ = open_round("a", "b")
-    assert decide(open_, 1005.0).action == "wait"
-    open_.answer("a", contributed=True)
-    assert decide(open_, 1010.0).until == 1070.0
-    assert decide(open_, 1069.9).until == 1070.0
-    over = decide(open_, 1070.0)
-    assert over.action == "merge"
-    assert "without b" in over.reason
-
-
-def test_grace_is_computed_from_past_arrivals():
-    """Median plus four deviations after the call, and at least the minimum after the quorum."""
-    history = ArrivalHistory()
-    history.offsets_s.extend([10.0, 12.0, 14.0])
-    assert history.grace_until(RULES, 1000.0, 1010.0) == 1000.0 + 12.0 + 4.0 * 2.0
-    assert history.grace_until(RULES, 1000.0, 1030.0) == 1031.0
-
-
 def test_the_cap_bounds_the_grace_but_a_late_quorum_merges_at_once():
     """Waiting must not delay the next round."""
     open_ = open_round("a", "b", cap_s=20.0)
@@ -88,13 +39,6 @@ def test_without_a_quorum_it_stays_open():
     assert decide(open_, 1200.0, pending=0).action == "wait", "there is nothing to merge"
 
 
-def test_a_quorum_whose_deltas_are_merged_already_waits_on():
-    """Without a pending delta there is nothing to merge, even with a quorum."""
-    open_ = open_round("a", "b")
-    open_.answer("a", contributed=True)
-    assert decide(open_, 5000.0, pending=0).action == "wait"
-
-
 def test_leaving_rejoining_and_other_incarnations():
     """Only the incarnation that was called counts, while it is connected."""
     open_ = open_round("a", "b")
@@ -109,24 +53,6 @@ def test_leaving_rejoining_and_other_incarnations():
     open_.answer("a", contributed=True)
     assert not open_.leave("a", 1), "it has answered"
     assert open_.contributors() == 1
-
-
-def test_giving_up_on_the_missing():
-    """The last round of a run ends at its cap."""
-    open_ = open_round("a", "b")
-    open_.answer("a", contributed=True)
-    open_.dismiss(open_.missing())
-    assert decide(open_, 1001.0).action == "merge"
-
-
-def test_recall_of_clients_that_skipped():
-    """In a round that stays open they have progress by now; clients that left are not recalled."""
-    open_ = open_round("a", "b", "c", "d")
-    open_.answer("a", contributed=False)
-    open_.answer("b", contributed=False)
-    open_.answer("c", contributed=True)
-    assert open_.recall({"a": 1, "b": 2, "c": 1, "d": 1}) == ["a"]
-    assert open_.missing() == ["a", "d"]
 
 
 @pytest.mark.parametrize(("quorum", "needed"), [(0.0, 1), (0.5, 2), (0.51, 3), (1.0, 4)])

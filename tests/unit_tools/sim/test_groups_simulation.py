@@ -155,6 +155,7 @@ def _forget_what_was_gained(monkeypatch):
     monkeypatch.setattr(RingStore, "_reference", lambda *_: None)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "defect",
     [

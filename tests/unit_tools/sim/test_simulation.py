@@ -293,6 +293,7 @@ def _forget_sent_work(monkeypatch):
     monkeypatch.setattr(ClientMachine, "_snapshotted", snapshotted)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "defect",
     [

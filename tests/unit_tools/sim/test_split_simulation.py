@@ -118,7 +118,9 @@ def test_lockstep_is_the_computation_in_one_process(method):
     assert set(simulation.split_facts()["uploads"]) == {"trained"}
 
 
-@pytest.mark.parametrize("method", ["splitfed-v1", "fsl-sage"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("splitfed-v1", marks=pytest.mark.sweep), "fsl-sage"]
+)
 def test_free_mode_loses_nothing_without_faults(method):
     """Every client takes part in every round, and alignments are made during training."""
     simulation = run(method, faults="none", hours=0.1)
@@ -280,6 +282,7 @@ def _leave_without_a_checkpoint(monkeypatch):
     monkeypatch.setattr(Checkpoints, "request", lambda self: None)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("method", "defect"),
     [

@@ -193,6 +193,7 @@ def _decline_silently(monkeypatch):
     monkeypatch.setattr(VersionSync, "later", later)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("defect", "mode", "every_s", "seed"),
     [

@@ -73,6 +73,7 @@ def test_a_torn_event_file_is_continued(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep
 def test_mlflow(run, tmp_path):
     """By its client, from a database file."""
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
@@ -93,6 +94,7 @@ def test_mlflow(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep
 def test_weights_and_biases(run, tmp_path, monkeypatch):
     """Its offline folder, by its own records: one run, rows by version, nothing twice."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -1,11 +1,8 @@
 """The stream machines and byte credit, without any network."""
 
 import math
-import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.chunks import (
@@ -238,63 +235,6 @@ def test_the_stall_timeout():
     stream.on_written(10, 1000, 62.0)
     stream.on_written(10, 1000, 62.0)
     assert stream.next_deadline() == math.inf
-
-
-@given(
-    seed=st.integers(0, 1 << 32),
-    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
-    loss=st.floats(0, 0.6),
-    window=st.integers(100, 400),
-    unwritten=st.integers(200, 500),
-)
-@settings(max_examples=150, deadline=None)
-def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
-    """A lane loses, repeats and reorders chunks: all arrive, once, within the credit."""
-    rng = random.Random(seed)
-    data = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
-    sender, receiver = SendStream(1, len(data), unwritten), ReceiveStream(1, len(data), stall_s=5.0)
-    receiver.accept(0, window, 100, now=0.0)
-    sender.accept(*receiver.accept_fields()[1:])
-    got, kept, writing, lane, control, now = [], {}, [], [], [], 0.0
-    for _ in range(100_000):
-        if receiver.is_complete:
-            break
-        now += 0.1
-        while (ready := sender.take()) or (wanted := sender.next_read()):
-            if ready:
-                copies = 0 if rng.random() < loss else rng.choice((1, 1, 2))
-                for _ in range(copies):
-                    lane.insert(
-                        rng.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
-                    )
-            else:
-                assert sender.answered(wanted[1])
-                sender.delivered(wanted[1], data[wanted[0]])
-        if lane:
-            round_, index, payload = lane.pop(0)
-            if receiver.on_piece(round_, index, len(payload), now):
-                kept[index] = payload
-                for ready in receiver.on_complete(index):
-                    got.append(kept.pop(ready))
-                    writing.append(len(got[-1]))
-        elif writing:
-            size = writing.pop(0)
-            if receiver.on_written(size, window, now):
-                control.append((receiver.credit.limit, receiver.written))
-        elif control:
-            operation = control.pop(0)
-            if len(operation) == 2:
-                sender.grant(*operation)
-            else:
-                sender.accept(*operation[1:])
-        else:
-            now = receiver.next_deadline()
-            assert loss, "without a loss no timeout may be needed"
-            assert now < math.inf, "a deadlock"
-            assert receiver.handle_timer(now)
-            control.append(receiver.accept_fields())
-        assert 0 <= receiver.credit.pending <= window
-    assert got == data
 
 
 def began_eager(*sizes):

@@ -1,10 +1,6 @@
 """An established session: order, exactly once, heartbeats, expiry; without a network."""
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fsl_transport import LocalError, PeerError
 from fsl_transport.session import frames
@@ -229,44 +225,3 @@ def test_bye_reason_is_cut(new_settings):
     """Any text may be a reason."""
     head = make(new_settings).bye_head("x" * 9999)
     assert len(frames.parse([head], 1 << 16, 0).reason) == frames.TEXT_LIMIT
-
-
-@given(
-    seed=st.integers(0, 1 << 32),
-    count=st.integers(1, 60),
-    faults=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)),
-    window=st.integers(1, 20),
-)
-@settings(max_examples=100, deadline=None)
-def test_pair_over_a_bad_channel(new_settings, seed, count, faults, window):
-    """Go-back-N: whatever is lost, repeated or reordered, each message arrives once, in order."""
-    rng = random.Random(seed)
-    drop, duplicate = faults
-    values = new_settings(control_window=window, expire_after_s=1e9, heartbeat_every_s=1e3)
-    ends = [Session(SESSION, values, [], 0.0, beats=False) for _ in range(2)]
-    lanes = [[], []]
-    got = [[], []]
-    todo = [list(range(count)), list(range(1000, 1000 + count // 2))]
-    now = 0.0
-    for _ in range(200_000):
-        if [len(side) for side in got] == [count // 2, count]:
-            break
-        for side, end in enumerate(ends):
-            if todo[side] and rng.random() < 0.5:
-                send(end, todo[side].pop(0), now)
-            for head in end.outbox:
-                for _ in range((rng.random() >= drop) + (rng.random() < duplicate)):
-                    lane = lanes[1 - side]
-                    lane.insert(rng.randint(max(0, len(lane) - 3), len(lane)), head)
-            end.outbox.clear()
-            if lanes[side] and rng.random() < 0.7:
-                message = frames.parse([lanes[side].pop(0)], 1 << 20, 0)
-                got[side] += [up.fields[0]["n"] for up in end.handle(message, now)]
-        # Timeouts double after each loss, so a quiet time ends with the next deadline.
-        quiet = not any(lanes) and not any(todo)
-        now = max(now + 0.05, min(end.next_deadline() for end in ends)) if quiet else now + 0.05
-        for end in ends:
-            if now >= end.next_deadline():
-                assert BEAT_DUE not in end.handle_timer(now)
-    assert got[1] == list(range(count))
-    assert got[0] == list(range(1000, 1000 + count // 2))
