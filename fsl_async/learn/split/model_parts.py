@@ -15,7 +15,7 @@ Random numbers. Forward passes draw dropout from (seed, part, owner, number of t
 `models.forward`. Backward passes draw nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -487,12 +487,3 @@ def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
-
-
-def total_loss(reports: Iterable[StepReport]) -> float:
-    """Mean loss over all samples of some steps; NaN for none."""
-    found = list(reports)
-    samples = sum(report.samples for report in found)
-    return (
-        sum(report.loss * report.samples for report in found) / samples if samples else float("nan")
-    )

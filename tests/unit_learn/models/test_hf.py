@@ -10,13 +10,13 @@ import re
 
 import pytest
 import torch
+from split_lockstep import start
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
 from fsl_async.learn.models.cuts import CutError, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED

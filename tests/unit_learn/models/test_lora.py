@@ -8,6 +8,7 @@ import importlib.util
 
 import pytest
 import torch
+from split_lockstep import start
 from torch import nn
 
 from fsl_async.errors import ConfigError
@@ -18,7 +19,6 @@ from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.roles.split.methods import SplitRules, method_of

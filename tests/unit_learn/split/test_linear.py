@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from split_lockstep import start
 from torch import nn
 
 from fsl_async.learn.models.cuts import split, whole
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from split_lockstep import start
 from split_stand_ins import RunAlone
 from torch import nn
 
@@ -19,7 +20,7 @@ from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
-from fsl_async.learn.split.lockstep import evaluate, start
+from fsl_async.learn.split.evaluation import evaluate
 from fsl_async.learn.split.model_parts import (
     ClientPart,
     ClientPartOptions,

@@ -11,13 +11,15 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from split_lockstep import Lockstep, start
 
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.config.site_code import SiteCode
 from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
-from fsl_async.learn.split import build, lockstep, weights
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -79,7 +81,7 @@ def oracle(config, names=("site-a", "site-b")):
     """
     parts = build.build_parts(config, at_client=False)
     server, method, *_ = build.build_server(config, torch.device("cpu"))
-    found = lockstep.start(
+    found = start(
         method,
         parts.model,
         names,
@@ -330,9 +332,9 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
         assert cut.shape == (-1, 32)
         assert models.build_model(config, facts).get_submodule("").training
         half = build.client_part(method, parts.model, build.client_options(config, "a"))
-        run = lockstep.Lockstep(method, {"a": half}, server)
+        run = Lockstep(method, {"a": half}, server)
         ids = torch.arange(48).reshape(3, 16) % 7
-        batch = lockstep.Batch(ids, (ids + 1) % 7)
+        batch = Batch(ids, (ids + 1) % 7)
         losses = [run.round({"a": [batch]})["a"] for _ in range(4)]
         assert losses[-1] < losses[0] < 6.0
 

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from split_lockstep import start
 
 from fsl_async.config.load import load, to_dict
 from fsl_async.config.site_policy import KINDS, SitePolicy
@@ -15,7 +16,7 @@ from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.pretrain import open_corpus
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.split import build, lockstep, samples, weights
+from fsl_async.learn.split import build, samples, weights
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
@@ -144,7 +145,7 @@ def oracle(config, rounds):
     parts = build.build_parts(config, at_client=False)
     method = split_method(config)
     server, *_ = build.build_server(config, torch.device("cpu"))
-    found = lockstep.start(
+    found = start(
         method,
         parts.model,
         NAMES,

@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 import pytest
+from split_lockstep import start
 
 import fsl_transport
 from fsl_async.cli import main
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import FslError, UsageError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import build, lockstep, samples
+from fsl_async.learn.split import build, evaluation, samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
@@ -54,7 +55,7 @@ def in_one_process(choices, method_name):
     facts, method = facts_of(config), split_method(config)
     parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
     settings = ServerSettings(optimizer, seed=config.run.seed)
-    found = lockstep.start(
+    found = start(
         method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )
     own = {
@@ -64,7 +65,7 @@ def in_one_process(choices, method_name):
     held_out = list(samples.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
-        yield lockstep.evaluate(found.model(), held_out)
+        yield evaluation.evaluate(found.model(), held_out)
 
 
 def test_settings_beside_the_options_and_a_preset_that_gives_way(images):

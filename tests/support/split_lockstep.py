@@ -1,0 +1,111 @@
+"""A whole run of a method of split learning in one process: the reference for runs over a network.
+
+Clients come in their order, each with all its batches, one crossing at a time. In their lockstep
+mode such runs make the same calls in the same order, so weights agree to float tolerance.
+"""
+
+import copy
+
+import attrs
+
+from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.split import weights
+from fsl_async.learn.split.build import client_part, split_server
+from fsl_async.learn.split.model_parts import ClientPartOptions
+from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.roles.split.methods.base import Position
+
+
+class Lockstep:
+    """m clients, a split server if the method has one, and the average at the end of each round."""
+
+    def __init__(self, method, clients, server, shares=None):
+        self.method, self.clients, self.server = method, dict(clients), server
+        self.rounds = 0
+        self._shares = shares or dict.fromkeys(clients, 1.0)
+        self._turn = None  # the client that had x_c last, where they take turns
+
+    def round(self, batches):
+        """One round of the clients in `batches` (in the run's order); the others are away.
+
+        Returns their mean losses.
+        """
+        present = [name for name in self.clients if name in batches]
+        losses = {name: self._visit(name, batches[name]) for name in present}
+        shares = {name: self._shares[name] for name in present}
+        if present:
+            for part in () if self.method.sequential else self.method.averaged:
+                exported = [self.clients[name].export(part) for name in present]
+                vector = weights.average(exported, list(shares.values()))
+                for client in self.clients.values():
+                    client.load(vector, part)
+            if self.server is not None:
+                self.method.end_round(self.server, shares)
+        self.rounds += 1
+        return losses
+
+    def step(self, name, batch, at):
+        """One local step of one client, with all its crossings."""
+        self.clients[name].begin_round(at.round)
+        if self.server is not None:
+            self.server.part(name).begin_round(at.round)
+        steps = self.method.local_step(self.clients[name], batch, at)
+        answer = None
+        while True:
+            try:
+                crossing = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self.method.serve(self.server, name, crossing)
+
+    def model(self):
+        """The model to evaluate: x_c (of the last client where they take turns) and x_s."""
+        name = self._turn if self.method.sequential and self._turn else next(iter(self.clients))
+        front = self.clients[name].model
+        server = None if self.server is None else self.server.common.model
+        return CutModel(front.body, server, front.tail)
+
+    def _visit(self, name, batches):
+        client = self.clients[name]
+        if self.method.sequential and self._turn not in (None, name):
+            client.load(self.clients[self._turn].export())
+        reports = [
+            self.step(name, batch, Position(self.rounds, number))
+            for number, batch in enumerate(batches)
+        ]
+        self._turn = name
+        samples = sum(report.samples for report in reports)
+        return sum(report.loss * report.samples for report in reports) / max(1, samples)
+
+
+def start(
+    method,
+    model,
+    names,
+    optimizer,
+    *,
+    auxiliary=None,
+    auxiliary_optimizer=None,
+    loss=cross_entropy,
+    seed=0,
+    server=None,
+    shares=None,
+):
+    """A run whose clients and server start from copies of the same parts and auxiliary model.
+
+    auxiliary_optimizer: None for one as `optimizer`.
+    """
+    options = ClientPartOptions(
+        optimizer, loss, seed, auxiliary_optimizer=auxiliary_optimizer or optimizer
+    )
+
+    def client(name):
+        own = attrs.evolve(options, name=name)
+        return client_part(method, model.copies(), own, copy.deepcopy(auxiliary))
+
+    split = None
+    if method.has_server:
+        settings = server or ServerSettings(optimizer, loss, seed)
+        split = split_server(method, model.copies(), settings, copy.deepcopy(auxiliary))
+    return Lockstep(method, {name: client(name) for name in names}, split, shares)
