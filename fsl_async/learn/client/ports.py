@@ -74,44 +74,6 @@ class TrainingPort(Protocol):
         ...
 
 
-class OrderQueue(Protocol):
-    """What the training thread calls for its orders (`orders.Orders`, `gang.orders.RankOrders`)."""
-
-    stopped: bool
-    pace_steps: int
-    """Report so many steps after each snapshot; 0: do not."""
-    by_rounds: bool
-    """Whether the training function waits for rounds, so `take` leaves them to `take_round`."""
-
-    def asked(self) -> bool:
-        """Whether something is asked, or training has ended. Called once in each step."""
-        ...
-
-    def attached(self) -> None:
-        """There is a model: from here on `asked` means that something is asked."""
-        ...
-
-    def wait_for_first(self) -> None:
-        """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
-        ...
-
-    def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
-        """Wait at most `seconds` for an order; or_stop: or the stop. Whether there is an order."""
-        ...
-
-    def take(self) -> Order | None:
-        """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
-        ...
-
-    def take_round(self) -> RoundOrder | None:
-        """The next order if that is a round."""
-        ...
-
-    def hold(self, hold: bool) -> None:
-        """Wait in `take` from here on until the exchange side resumes or stops; False: do not."""
-        ...
-
-
 @frozen
 class Work:
     """What was trained between two snapshots; finite: whether all weights of the second one are."""
