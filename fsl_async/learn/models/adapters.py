@@ -191,20 +191,6 @@ class Adapters:
     def _ever_a(self) -> bool:
         return any(self.rule.trains_a(version) for version in (0, 1))
 
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Within it the model computes what its base does, but for full modules."""
-        gradients = {weight: weight.requires_grad for weight in self.model.parameters()}
-        for layer in self.layers.values():
-            layer.enable_adapters(enabled=False)
-        try:
-            yield
-        finally:
-            for layer in self.layers.values():
-                layer.enable_adapters(enabled=True)  # which sets requires_grad of all adapters
-            for weight, does in gradients.items():
-                weight.requires_grad_(does)
-
     def _start(self, name: str, layer: Any) -> None:
         """Set the weights that adapters begin with."""
         names = [SITE, TAIL] if TAIL in layer.lora_A else [SITE]
@@ -219,6 +205,28 @@ class Adapters:
             for one in names:
                 weight = layer.lora_B[one].weight
                 weight.data = torch.zeros_like(weight, dtype=torch.float32)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within it the layers that peft put into `model` add nothing.
+
+    What trains is the same afterwards: peft itself would make both factors of every adapter train.
+    Weights that train whole (tune.full) stay as they are.
+    """
+    kind = extra("peft.tuners.tuners_utils").BaseTunerLayer
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, kind)]
+    were_off = [layer.disable_adapters for layer in layers]
+    trained = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        yield
+    finally:
+        for layer, was_off in zip(layers, were_off, strict=True):
+            layer.enable_adapters(enabled=not was_off)
+        for weight, trains in trained:
+            weight.requires_grad_(trains)
 
 
 class Patched(nn.Module):

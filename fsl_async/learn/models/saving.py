@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.models.adapters import Adapters, Patched
+from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off
 from fsl_async.learn.models.heads import trunk_of
 from fsl_async.learn.models.peft_folder import (
     ADAPTER_CONFIG,
@@ -201,7 +201,7 @@ class SavePretrained:
         base = self._base_folder()
         if base is None:
             base = str(folder.resolve() / BASE)
-            with self._adapters.disabled():
+            with adapters_off(model):
                 self._save_whole(folder / BASE, **options)
         write_adapters(
             folder,

@@ -14,7 +14,7 @@ from torch import nn
 from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import hf
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters, AdapterSpec, adapters_off
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 LLAMA = {
@@ -197,10 +197,10 @@ def test_a_dense_patch_is_exchanged_and_computed_with():
 
 def test_without_adapters_the_model_is_its_base():
     """The reference of preference training; what trains is as before afterwards."""
-    model, adapters, weights = site(3)
+    model, _, weights = site(3)
     weights.copy_in(np.full(weights.layout.values, 0.2, np.float32))
     trains = [weight.requires_grad for weight in model.parameters()]
-    with adapters.disabled():
+    with adapters_off(model):
         assert torch.equal(logits(model), logits(llama()))
     assert not torch.equal(logits(model), logits(llama()))
     assert [weight.requires_grad for weight in model.parameters()] == trains
