@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from fsl_async.config.site_policy import METRICS
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 
 
 class HeldOut:
@@ -15,9 +15,7 @@ class HeldOut:
     training thread's time that it may take; 0: never.
     """
 
-    def __init__(
-        self, fed: FedBase, measure: Callable[[], Mapping[str, float]], share: float
-    ) -> None:
+    def __init__(self, fed: Fed, measure: Callable[[], Mapping[str, float]], share: float) -> None:
         self._fed = fed
         self._measure = measure
         self._pause = 1.0 / share - 1.0 if share and fed.policy.lets(METRICS) else math.inf

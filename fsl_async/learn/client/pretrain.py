@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from fsl_async.errors import DataError
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.data.sources import location_of
@@ -34,7 +34,7 @@ EVALUATED_BATCH = 8
 LN2 = math.log(2.0)
 
 
-def train(fed: FedBase) -> None:
+def train(fed: Fed) -> None:
     """Train until the run ends, then report the loss on the held-out tail."""
     settings: dict[str, Any] = {
         "batch": 16,
@@ -111,7 +111,7 @@ class ByteData:
 
     unit = "byte"
 
-    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+    def __init__(self, fed: Fed, context: int, batch: int) -> None:
         self._fed, self._batch = fed, batch
         self.corpus = open_corpus(fed.config, context)
         self.corpus.shard(*fed.part)
@@ -126,7 +126,7 @@ class ByteData:
         return measured(model, self.corpus)
 
 
-def open_data(fed: FedBase, context: int, batch: int) -> TrainingData:
+def open_data(fed: Fed, context: int, batch: int) -> TrainingData:
     """The client's data: bytes of text, or tokens of texts. Raises DataError, TaskError."""
     if is_bytes_of_text(fed.config):
         return ByteData(fed, context, batch)
@@ -144,7 +144,7 @@ def is_bytes_of_text(tables: Tables) -> bool:
     return not has_tokenizer and (not path or location_of(str(path)).kind == "text")
 
 
-def shard(model: GPT, fed: FedBase) -> None:
+def shard(model: GPT, fed: Fed) -> None:
     """Shard the model over the ranks of this client (FSDP2), block by block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

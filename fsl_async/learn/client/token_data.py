@@ -10,7 +10,7 @@ import torch
 
 from fsl_async.errors import DataError, TaskError
 from fsl_async.files.private_files import make_folder, replace_bytes
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.data.documents import Source
@@ -57,7 +57,7 @@ class TokenData:
 
     unit = "token"
 
-    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+    def __init__(self, fed: Fed, context: int, batch: int) -> None:
         given = fed.config.get("data", {})
         index, count = fed.part
         part = (index // fed.ranks, count // fed.ranks)

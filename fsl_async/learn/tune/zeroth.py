@@ -27,7 +27,7 @@ from torch import Tensor
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.tune.directions import add_steps
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import direction_keys
@@ -38,7 +38,7 @@ same batch: dropout off, no statistics updated."""
 
 
 def measure_round(
-    fed: FedBase,
+    fed: Fed,
     weights: ModelWeights,
     loss: Callable[[Any], float],
     batches: Iterable[object],
