@@ -9,6 +9,8 @@ import copy
 import attrs
 
 from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.models.gpt_parts import GPTPart
+from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import ClientPartOptions
@@ -79,6 +81,36 @@ class Lockstep:
         return sum(report.loss * report.samples for report in reports) / max(1, samples)
 
 
+def copies(model):
+    """Parts of their own with the same weights; ties between client and tail are kept."""
+    client, server, tail = copy.deepcopy((model.client, model.server, model.tail))
+    return attrs.evolve(model, client=client, server=server, tail=tail)
+
+
+def whole_state(model):
+    """The weights of a cut model under the names that the uncut one has for them."""
+    found, offset = {}, 0
+    for part in filter(None, (model.client, model.server, model.tail)):
+        for name, value in part.state_dict().items():
+            if isinstance(part, HFPart):
+                name = _whole_name(part._family, name, offset)  # noqa: PLW2901
+            found[name] = value
+        offset += len(part.layers) if isinstance(part, HFPart) else 0
+    if isinstance(model.tail, GPTPart):
+        del found["head"]  # it is the embedding
+    return found
+
+
+def _whole_name(family, name, offset):
+    if name.startswith("head."):
+        return f"lm_{name}"
+    blocks = f"trunk.{family.layers}."
+    if name.startswith(blocks):
+        number, _, rest = name.removeprefix(blocks).partition(".")
+        name = f"{blocks}{int(number) + offset}.{rest}"
+    return family.trunk + name.removeprefix("trunk")
+
+
 def start(
     method,
     model,
@@ -102,10 +134,10 @@ def start(
 
     def client(name):
         own = attrs.evolve(options, name=name)
-        return client_part(method, model.copies(), own, copy.deepcopy(auxiliary))
+        return client_part(method, copies(model), own, copy.deepcopy(auxiliary))
 
     split = None
     if method.has_server:
         settings = server or ServerSettings(optimizer, loss, seed)
-        split = split_server(method, model.copies(), settings, copy.deepcopy(auxiliary))
+        split = split_server(method, copies(model), settings, copy.deepcopy(auxiliary))
     return Lockstep(method, {name: client(name) for name in names}, split, shares)

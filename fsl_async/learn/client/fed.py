@@ -44,7 +44,7 @@ from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.causality import check_causal
 from fsl_async.learn.models.exchanged import View
 from fsl_async.learn.models.saving import save_as_base
@@ -145,19 +145,21 @@ class Fed(FedBase):
         if self.is_zeroth:
             self._check_zeroth(tune)
             site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
-        spec = AdapterSpec.of(
-            tune,
-            seed=self.seed,
-            heads=heads,
-            site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
-            layers=site.layers,
-        )
+        rank = site.rank_in(tune, unequal=rule.unequal_ranks)
         if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
             raise TaskError(
                 f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
                 " gradients of fixed weights: use another rule, or one process"
             )
-        self.adapters = Adapters(model, spec, rule)
+        self.adapters = Adapters(
+            model,
+            tune,
+            rule,
+            seed=self.seed,
+            heads=heads,
+            site_rank=rank,
+            layers=site.layers,
+        )
         if self.adapters.left_out:
             self.log(self.adapters.left_out)
         save_as_base(self.adapters)
@@ -217,7 +219,7 @@ class Fed(FedBase):
         if not self.is_zeroth:  # else no weights leave but those that the first version begins with
             self._check_weights(model, view)
         training.facts = {
-            RANK: float(adapters.spec.site_rank),
+            RANK: float(adapters.site_rank),
             ORDER: 0.0 if self.is_zeroth else 1.0,
         }
         training.on_version = self._new_version
@@ -230,7 +232,7 @@ class Fed(FedBase):
         if adapters is None:
             return
         adapters.begin_version(version)
-        if adapters.changes_basis:
+        if adapters.rule.changes_basis:
             for optimizer in filter(None, (found() for found in self._tracked)):
                 optimizer.state.clear()
 

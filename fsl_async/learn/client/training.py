@@ -289,11 +289,14 @@ class Training:
         self.orders.hold(True)  # before the answer, which may bring the resume
         self._exchange.put_snapshot(sequence, None, work)
 
+    def _is_finite(self, weights: ModelWeights) -> bool:
+        return weights.is_finite()
+
     def _move(self, move: Move) -> Moved:
         assert self._weights is not None
         moved = Moved()
         # NaN - NaN is NaN: weights that are not finite cannot be moved by a difference.
-        if move.how == "take" or not self._weights.is_finite():
+        if move.how == "take" or not self._is_finite(self._weights):
             if self.joined_at == NO_VERSION:
                 self._weights.copy_in(move.base)
             else:

@@ -200,8 +200,10 @@ def is_cifar_folder(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pair in _CIFAR for pattern in pair)
 
 
-def open_cifar(folder: Path, *, split: str = "train") -> Arrays:
+def open_cifar(folder: Path, *, split: str = "train", classes: int | None = None) -> Arrays:
     """Open a folder of CIFAR: images uint8 (3, 32, 32), from any number of files.
+
+    classes: of no effect, because the kind of files tells them.
 
     Raises DataError.
     """

@@ -187,11 +187,6 @@ class Corpus:
             done += taken
             file += 1
 
-    def close(self) -> None:
-        """Close the memory maps. A later read maps the files again."""
-        while self._maps:
-            self._maps.popitem()[1].close()
-
     def _map(self, file: int) -> mmap.mmap:
         if file in self._maps:
             self._maps.move_to_end(file)

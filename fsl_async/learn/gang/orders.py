@@ -25,11 +25,13 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Order, RebaseOrder, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.client.schedule import RunClock
-from fsl_async.learn.gang.link import NodeLostError, RankLink
+from fsl_async.learn.gang.link import NodeLostError
 from fsl_async.learn.gang.memory import mapped
 from fsl_async.roles import gang_messages as msg
 
 if TYPE_CHECKING:
+    from fsl_async.learn.gang.link import Link
+    from fsl_async.learn.gang.remote import RemoteLink
     from fsl_async.roles.messages import Message
 
 CHECK_S = 1.0
@@ -71,7 +73,7 @@ class RankOrders(Orders):
     check_s: how often ranks agree. on_check: called then, with nothing asked of it.
     """
 
-    def __init__(self, link: RankLink, rank: int, *, check_s: float = CHECK_S) -> None:
+    def __init__(self, link: Link | RemoteLink, rank: int, *, check_s: float = CHECK_S) -> None:
         super().__init__()
         self.is_leaving = False
         """Whether it was stopped because its client was asked to end."""

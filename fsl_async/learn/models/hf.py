@@ -15,7 +15,6 @@ import gc
 import importlib
 import itertools
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,12 +192,11 @@ class HFPart(nn.Module):
     forward: ids int64 (B, T) or hidden states (B, T, C), lengths int64 (B,) or None.
     """
 
-    def __init__(self, trunk: Any, head: nn.Module | None, family: Family, offset: int) -> None:
+    def __init__(self, trunk: Any, head: nn.Module | None, family: Family) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
         self._family = family
-        self._offset = offset
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return hidden states, or logits (B, T, V) where this part has the head."""
@@ -216,25 +214,13 @@ class HFPart(nn.Module):
         found: nn.ModuleList = getattr(self.trunk, self._family.layers)
         return found
 
-    def whole_name(self, name: str) -> str:
-        """The uncut model's name for a weight of this part."""
-        if name.startswith("head."):
-            return f"lm_{name}"
-        blocks = re.escape(f"trunk.{self._family.layers}.")
-        moved = re.sub(
-            rf"^{blocks}(\d+)",
-            lambda found: f"trunk.{self._family.layers}.{int(found[1]) + self._offset}",
-            name,
-        )
-        return self._family.trunk + moved.removeprefix("trunk")
-
     def first_blocks(self, count: int) -> "HFPart":
         """A part of the same weights: only the first `count` blocks, then norm and head.
 
         For auxiliary models.
         """
         trunk = _trunk(self.trunk, self._family, 0, count, first=True, last=True)
-        return HFPart(trunk, self.head, self._family, self._offset)
+        return HFPart(trunk, self.head, self._family)
 
 
 def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
@@ -247,7 +233,7 @@ def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
         trunk = _trunk(
             model.get_submodule(family.trunk), family, start, stop, first=not number, last=last
         )
-        found.append(HFPart(trunk, model.lm_head if last else None, family, start))
+        found.append(HFPart(trunk, model.lm_head if last else None, family))
     return found
 
 

@@ -209,7 +209,7 @@ class SavePretrained:
             {name: _array(model.get_parameter(name)) for name in self._adapters.full},
             trunk=trunk_of(model),
             rank=len(next(iter(factors.values()))[0]),
-            scale=self._adapters.spec.scale,
+            scale=self._adapters.scale,
             task=task,
             base=base,
         )

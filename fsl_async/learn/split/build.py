@@ -57,7 +57,7 @@ def client_part(
 ) -> ClientPart:
     """A client's part for this method, of the very modules given.
 
-    A second client needs `CutModel.copies`.
+    A second client needs copies of them.
     """
     check(method, model, auxiliary)
     if not method.has_server:

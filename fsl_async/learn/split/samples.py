@@ -42,16 +42,8 @@ from fsl_async.learn.split.smashed import IGNORED
 EVALUATED_BATCH = 64
 
 
-class Samples(ABC):
-    """A client's part of the data."""
-
-    @abstractmethod
-    def round(self, number: int) -> Iterator[Batch]:
-        """The batches of a round."""
-
-
-def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples:
-    """Part `part[0]` of `part[1]` of the run's data.
+def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> "_Text | _Indexed":
+    """Part `part[0]` of `part[1]` of the run's data; its `round(number)` gives batches.
 
     Raises DataError in one line: missing, damaged, other data than the run's.
     """
@@ -112,7 +104,7 @@ def batches(
         yield found.inputs, found.labels
 
 
-class _Text(Samples):
+class _Text:
     def __init__(self, config: Config, facts: Facts, part: tuple[int, int]) -> None:
         self._config, self._shard = config, part[0]
         self._corpus = _corpus(config, facts)
@@ -123,7 +115,7 @@ class _Text(Samples):
             yield Batch(inputs, labels)
 
 
-class _Indexed(Samples):
+class _Indexed(ABC):
     """Samples by index, in epochs that follow one another over the rounds."""
 
     def __init__(

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from split_lockstep import start
+from split_lockstep import start, whole_state
 from torch import nn
 
 from fsl_async.learn.models.cuts import split, whole
@@ -304,7 +304,7 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
         run.round({"a": data["a"][number]})
     found = run.model()
     assert found.tail.head is found.client.embedding
-    state = found.whole_state()
+    state = whole_state(found)
     assert difference(state, uncut.state_dict()) <= 1e-6
 
 
