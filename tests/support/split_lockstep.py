@@ -7,16 +7,22 @@ mode such runs make the same calls in the same order, so weights agree to float 
 import copy
 
 import attrs
+import numpy as np
+import torch
 
+from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.models.gpt_parts import GPTPart
 from fsl_async.learn.models.hf import HFPart
-from fsl_async.learn.split import weights
+from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import ClientPartOptions
+from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.roles.split.methods.base import Position
+from fsl_async.tools.evaluation import load_last
 
 
 class Lockstep:
@@ -141,3 +147,60 @@ def start(
         settings = server or ServerSettings(optimizer, loss, seed)
         split = split_server(method, copies(model), settings, copy.deepcopy(auxiliary))
     return Lockstep(method, {name: client(name) for name in names}, split, shares)
+
+
+def oracle(config, names=("site-a", "site-b")):
+    """The computation of a run in one process, from the same parts, seeds and batches."""
+    parts = build.build_parts(config, at_client=False)
+    server, method, *_ = build.build_server(config, torch.device("cpu"))
+    found = start(
+        method,
+        parts.model,
+        names,
+        build.optimizer_of(config),
+        auxiliary=parts.auxiliary,
+        auxiliary_optimizer=build.client_options(config).auxiliary_optimizer,
+        seed=config.run.seed,
+        server=ServerSettings(
+            build.optimizer_of(config),
+            build.loss_of(config),
+            config.run.seed,
+            align=server.settings.align,
+        ),
+        loss=build.loss_of(config),
+        shares=dict.fromkeys(names, config.split.samples),
+    )
+    facts = facts_of(config)
+    own = [open_samples(config, facts, (shard, len(names))) for shard in range(len(names))]
+    # In a relay every turn of a client is a round of its own.
+    turns = len(names) if method.sequential else 1
+    for number in range(config.run.rounds // turns):
+        numbers = [number * turns + (shard if turns > 1 else 0) for shard in range(len(names))]
+        drawn = [list(one.round(at)) for one, at in zip(own, numbers, strict=True)]
+        found.round(dict(zip(names, drawn, strict=True)))
+    return found
+
+
+def kept(run):
+    """The common part of the split server's checkpoint on disk: named tensors."""
+    disk = ServerDisk(run.run_dir / "server")
+    state = disk.recover()
+    disk.close()
+    return state.common
+
+
+def check_equal(run, config, rtol=1e-4, atol=1e-5):
+    """Both parts equal those of the computation in one process. Returns the split server's."""
+    wanted = oracle(config, run.names)
+    common = {k: v for k, v in wanted.server.state().items() if k.startswith("server/")}
+    found = kept(run)
+    for name, tensor in common.items():
+        torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol)
+    client = wanted.clients[run.names[-1]]
+    parts = {name: client.part(name) for name in wanted.method.averaged}
+    body = parts["client"] if len(parts) == 1 else torch.nn.ModuleDict(parts)
+    expected = weights.export(body)
+    record = load_last(run.run_dir / "ps", weights.weights_of(body))
+    assert record.version == config.run.rounds
+    np.testing.assert_allclose(weights.export(body), expected, rtol=rtol, atol=atol)
+    return found

@@ -402,10 +402,6 @@ class Exchange:
             if kind == "seeds":
                 self._fetch = self._replay(version)
                 return
-            if kind == "update" and self._base_version in (NO_VERSION, version):
-                raise LearnerError(
-                    f"version {version} as an update needs version {version - 1}: fetch it in full"
-                )
             if kind == "update" and self._base_version != version - 1:
                 raise LearnerError(
                     f"update to version {version} does not follow base version"

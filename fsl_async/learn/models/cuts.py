@@ -124,13 +124,16 @@ def _parts(model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
     """Cut at the places with these numbers."""
     blocks = _blocks(model)
     if blocks is not None:
-        found: list[nn.Module] = blocks.parts(model, places)
-        return found
+        bounds = itertools.pairwise([0, *places, blocks.layers(model)])
+        return [
+            blocks.part(model, start, stop, first=not number, last=number == len(places))
+            for number, (start, stop) in enumerate(bounds)
+        ]
     children = list(model._modules.items())  # noqa: SLF001 - one may stand there twice
-    bounds = [0, *(place + 1 for place in places), len(children)]
+    ends = [0, *(place + 1 for place in places), len(children)]
     return [
         Chain(OrderedDict(children[start:stop]))  # type: ignore[arg-type]
-        for start, stop in itertools.pairwise(bounds)
+        for start, stop in itertools.pairwise(ends)
     ]
 
 

@@ -13,10 +13,9 @@ before.
 import copy
 import gc
 import importlib
-import itertools
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -223,18 +222,12 @@ class HFPart(nn.Module):
         return HFPart(trunk, self.head, self._family)
 
 
-def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
-    """Cut in front of the blocks with the numbers `places`."""
+def part(model: Any, start: int, stop: int, *, first: bool, last: bool) -> nn.Module:
+    """The blocks from `start` to `stop`; first and last: with the ends of the model."""
     family = FAMILIES[model.config.model_type]
-    bounds = [0, *places, layers(model)]
-    found: list[nn.Module] = []
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        last = number == len(places)
-        trunk = _trunk(
-            model.get_submodule(family.trunk), family, start, stop, first=not number, last=last
-        )
-        found.append(HFPart(trunk, model.lm_head if last else None, family))
-    return found
+    trunk = model.get_submodule(family.trunk)
+    own = _trunk(trunk, family, start, stop, first=first, last=last)
+    return HFPart(own, model.lm_head if last else None, family)
 
 
 def _trunk(whole: Any, family: Family, start: int, stop: int, *, first: bool, last: bool) -> Any:

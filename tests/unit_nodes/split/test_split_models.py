@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from split_lockstep import Lockstep, start
+from split_lockstep import Lockstep, check_equal, kept
 
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.config.site_code import SiteCode
@@ -19,11 +19,7 @@ from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.split import build, weights
-from fsl_async.learn.split.samples import open_samples
-from fsl_async.learn.split.server import ServerSettings
-from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.tools.evaluation import load_last
+from fsl_async.learn.split import build
 
 needs_hf = pytest.mark.skipif(
     not (importlib.util.find_spec("peft") and importlib.util.find_spec("pyarrow")),
@@ -72,60 +68,6 @@ def sentences(tmp_path):
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
     (folder / "dataset_info.json").write_text("{}")
     return folder, rows
-
-
-def oracle(config, names=("site-a", "site-b")):
-    """The same computation in one process.
-
-    Returns the expected x_s and x_c after the run's rounds.
-    """
-    parts = build.build_parts(config, at_client=False)
-    server, method, *_ = build.build_server(config, torch.device("cpu"))
-    found = start(
-        method,
-        parts.model,
-        names,
-        build.optimizer_of(config),
-        auxiliary=parts.auxiliary,
-        seed=config.run.seed,
-        server=ServerSettings(
-            build.optimizer_of(config),
-            build.loss_of(config),
-            config.run.seed,
-            align=server.settings.align,
-        ),
-        loss=build.loss_of(config),
-        shares=dict.fromkeys(names, config.split.samples),
-    )
-    facts = facts_of(config)
-    parts_of = {
-        name: open_samples(config, facts, (shard, len(names))) for shard, name in enumerate(names)
-    }
-    for number in range(config.run.rounds):
-        found.round({name: list(samples.round(number)) for name, samples in parts_of.items()})
-    return found
-
-
-def kept(run):
-    """The split server's checkpoint on disk: tensors of the common part, and all names."""
-    disk = ServerDisk(run.run_dir / "server")
-    state = disk.recover()
-    disk.close()
-    return state.common
-
-
-def check_equal(run, config):
-    """Both parts equal those of the computation in one process."""
-    wanted = oracle(config)
-    common = {k: v for k, v in wanted.server.state().items() if k.startswith("server/")}
-    found = kept(run)
-    for name, tensor in common.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
-    body = wanted.clients["site-a"].part("client")
-    expected = weights.export(body)
-    load_last(run.run_dir / "ps", weights.weights_of(body))
-    np.testing.assert_allclose(weights.export(body), expected, rtol=1e-4, atol=1e-5)
-    return found
 
 
 LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0.05"]
