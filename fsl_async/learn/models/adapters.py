@@ -19,7 +19,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -154,6 +154,10 @@ class Adapters:
     @property
     def _ever_a(self) -> bool:
         return any(self.rule.trains_a(version) for version in (0, 1))
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Within it the model computes what its base does, but for full modules."""
+        return adapters_off(self.model)
 
     def _start(self, name: str, layer: Any) -> None:
         """Set the weights that adapters begin with."""

@@ -23,7 +23,7 @@ from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split import build, evaluation, samples, weights
+from fsl_async.learn.split import build, lockstep, samples, weights
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import GPT, Choices
 from fsl_async.tools.evaluation import load_last
@@ -200,7 +200,7 @@ class Scorer:
             }
         )
 
-    def _score(self, server_weights: Callable[[], dict[str, Vector]] | None) -> evaluation.Score:
+    def _score(self, server_weights: Callable[[], dict[str, Vector]] | None) -> lockstep.Score:
         record = load_last(self._ps_dir, self._client)
         server = self._parts.model.server
         if server_weights is not None and server is not None:
@@ -215,4 +215,4 @@ class Scorer:
                 vector = weights.average([found[name] for name in shares], list(shares.values()))
             weights.load(server, vector)
         torch.set_num_threads(1)
-        return evaluation.evaluate(self._parts.model, self._batches)
+        return lockstep.evaluate(self._parts.model, self._batches)

@@ -320,7 +320,7 @@ def evaluate_split(demo: SplitDemo) -> float:
     from fsl_async.learn.data.corpus import held_out_windows
     from fsl_async.learn.models.forward import Batch
     from fsl_async.learn.models.gpt import gpt_config
-    from fsl_async.learn.split import build, evaluation, weights
+    from fsl_async.learn.split import build, lockstep, weights
     from fsl_async.learn.split.server_disk import ServerDisk
     from fsl_async.tools.evaluation import load_last
 
@@ -344,7 +344,7 @@ def evaluate_split(demo: SplitDemo) -> float:
             torch.from_numpy(each).long() for each in held_out_windows(corpus, batch=8, limit=64)
         )
     ]
-    return round(evaluation.evaluate(parts.model, batches).loss, 4)
+    return round(lockstep.evaluate(parts.model, batches).loss, 4)
 
 
 def words(demo: SplitDemo, found: Summary) -> list[str]:

@@ -20,7 +20,7 @@ from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
-from fsl_async.learn.split.evaluation import evaluate
+from fsl_async.learn.split.lockstep import evaluate
 from fsl_async.learn.split.model_parts import (
     ClientPart,
     ClientPartOptions,

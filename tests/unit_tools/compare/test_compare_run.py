@@ -13,7 +13,7 @@ from fsl_async.cli import main
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import FslError, UsageError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import build, evaluation, samples
+from fsl_async.learn.split import build, lockstep, samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
@@ -65,7 +65,7 @@ def in_one_process(choices, method_name):
     held_out = list(samples.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
-        yield evaluation.evaluate(found.model(), held_out)
+        yield lockstep.evaluate(found.model(), held_out)
 
 
 def test_settings_beside_the_options_and_a_preset_that_gives_way(images):

@@ -1,4 +1,4 @@
-"""Evaluates a cut model on held-out batches."""
+"""Evaluates the parts of a cut model in one process, one after the other."""
 
 from collections.abc import Iterable
 
