@@ -90,7 +90,7 @@ def patch(
                 " out, or give optimizer_cls_and_kwargs"
             )
         log = options.get("log", print)
-        _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else _silent)
+        _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else lambda _: None)
     return fed
 
 
@@ -100,10 +100,6 @@ def _ranks() -> int:
 
     place = Place.here()
     return 1 if place is None else place.world
-
-
-def _silent(_: str) -> None:
-    """Rank 0 prints for all."""
 
 
 def _check(trainer: Any, ranks: int) -> None:

@@ -16,6 +16,7 @@ hands answers in and never waits, a worker codes what `payload` keeps. `batch_wo
 are the same two calls for a driver that must not block.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -292,7 +293,9 @@ class SplitTraining:
             yield lambda: entry.key in self._answers
             with self._changed:
                 answer = self._answers.pop(entry.key, None)
-            crossing = None if answer is None else self._crossing(entry, *answer)
+            crossing: CutGradient | Features | None = None
+            with contextlib.suppress(ValueError):  # its size is not that of an answer to this step
+                crossing = None if answer is None else self._shaped(entry, *answer)
             if crossing is None:
                 entry.steps.close()
                 self._run.meter.left_out += 1
@@ -301,14 +304,8 @@ class SplitTraining:
             if report is not None:
                 return report.loss
 
-    def _crossing(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features | None:
-        """What came, in its shape; None where its size is not that of an answer to this step."""
-        try:
-            return self._shaped(entry, values, loss)
-        except ValueError:
-            return None
-
     def _shaped(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
+        """What came, in its shape. Raises ValueError for another size."""
         shape = entry.shape
         found: Any = values
         if entry.batch.lengths is not None:

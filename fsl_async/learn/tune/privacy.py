@@ -301,11 +301,6 @@ def noise_for(wanted: Wanted) -> float:
     return float(found)
 
 
-def epsilon_of(spent: Spent) -> float:
-    """Epsilon of the steps that are done, at the budget's delta; 0 before the first."""
-    return _epsilon(spent.noise, spent.sample_rate, spent.done, spent.delta, spent.epsilon)
-
-
 def _orders(epsilon: float) -> list[float]:
     """Orders for a budget, rising; the same at its planning and at every look at what is spent."""
     return sorted((*_ORDERS, *(_FRACTIONS if epsilon > _FRACTIONS_FROM else ())))
@@ -320,14 +315,16 @@ def _bound_of_endless_noise(delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=8)
-def _epsilon(noise: float, rate: float, steps: int, delta: float, budget: float) -> float:
-    if not steps:
+def epsilon_of(spent: Spent) -> float:
+    """Epsilon of the steps that are done, at the budget's delta; 0 before the first."""
+    if not spent.done:
         return 0.0
     accountant = extra("opacus.accountants", "dp").RDPAccountant()
-    accountant.history = [(noise, rate, steps)]
+    accountant.history = [(spent.noise, spent.sample_rate, spent.done)]
     with _bounds_may_be_loose():
         # The bound of few steps with a large delta may be below 0.
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=_orders(budget))))
+        orders = _orders(spent.epsilon)
+        return max(0.0, float(accountant.get_epsilon(spent.delta, alphas=orders)))
 
 
 def _bounds_may_be_loose() -> warnings.catch_warnings[None]:
