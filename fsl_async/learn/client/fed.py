@@ -115,7 +115,7 @@ class Fed(FedBase):
                 " model to fed.lora"
             )
         if tune.is_on:
-            self._check_causal(model)
+            check_causal(model, self.log)
             self._expect_rounds()
             self._training.checks_frozen = tune.base_check == "values"
         self._training.attach(model, exchange)
@@ -136,7 +136,7 @@ class Fed(FedBase):
         Raises ConfigError (nothing to adapt, a language model that is not causal), TaskError (a
         rank that the run cannot have), and what `attach` raises.
         """
-        self._check_causal(model)
+        check_causal(model, self.log)
         tune = TuneConfig(**self.config.get("tune", {}))
         rule = adapter_rule_named(tune.rule)
         site = self._context.tuning
@@ -165,12 +165,6 @@ class Fed(FedBase):
         save_as_base(self.adapters)
         self._attach_adapters(model, self.adapters)
         return model
-
-    def _check_causal(self, model: nn.Module) -> None:
-        """Raise ConfigError for a causal language model that reads the tokens that come later."""
-        line = check_causal(model)
-        if line:
-            self.log(line)
 
     @property
     def is_zeroth(self) -> bool:

@@ -22,10 +22,6 @@ class HeldOut:
         self._seen = -1
         self._next_at = 0.0
 
-    def never(self) -> None:
-        """Measure nothing at this client."""
-        self._pause = math.inf
-
     def due(self) -> dict[str, float]:
         """Metrics of a new version, and its number; empty if none is due, or this client leaves."""
         fed = self._fed

@@ -61,10 +61,10 @@ def train(fed: Fed) -> None:
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
-    held_out = HeldOut(fed, lambda: data.measure(model), settings["evaluate_share"])
     # Ranks decide by clocks of their own when to evaluate, and must do it together.
-    if fed.part[0] or fed.ranks > 1 or not data.holds_out:
-        held_out.never()
+    evaluates = not fed.part[0] and fed.ranks == 1 and data.holds_out
+    share = settings["evaluate_share"] if evaluates else 0.0
+    held_out = HeldOut(fed, lambda: data.measure(model), share)
     skipped = 0
     for window_BS in data.batches():
         with autocast(fed.device):

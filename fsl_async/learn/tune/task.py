@@ -171,9 +171,8 @@ class Site:
         self.model = fed.lora(base.model, heads=base.drawn)
         self.objective = objective_of(tune)
         share = float(fed.config.get("train", {}).get("evaluate_share", 0.0))
+        share = 0.0 if self.held is None else share
         self.held_out = HeldOut(fed, lambda: self.measure(EVALUATED_SAMPLES), share)
-        if self.held is None:
-            self.held_out.never()
         self.shares: dict[str, float] = {}
         self._balances = False
         if tune.objective == "classify":
