@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from fsl_async.errors import one_line
+from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import (
     AnyArray,
-    DataError,
     Dataset,
     Indices,
     cannot_read,

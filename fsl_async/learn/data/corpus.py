@@ -27,8 +27,6 @@ import numpy.typing as npt
 
 from fsl_async.errors import DataError, TooShortError
 
-__all__ = ["TEXT_SUFFIXES", "Corpus", "DataError", "Span", "windows"]
-
 # fmt: off
 TEXT_SUFFIXES = frozenset({
     ".asm", ".bash", ".bib", ".c", ".cc", ".cfg", ".conf", ".cpp", ".cs", ".css", ".csv", ".cu",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fsl_async.errors import DataError
 from fsl_async.learn.data.arrays import (
     is_cifar_folder,
     is_idx_name,
@@ -10,7 +11,7 @@ from fsl_async.learn.data.arrays import (
     open_idx,
     open_npz,
 )
-from fsl_async.learn.data.base import DataError, Dataset, checked_split
+from fsl_async.learn.data.base import Dataset, checked_split
 from fsl_async.learn.data.hub import is_hub_folder, open_saved
 
 

@@ -33,18 +33,12 @@ from fsl_async.learn.models.hf import collector_paused, dtype_argument, extra
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
     BaseFacts,
-    Linear,
     base_facts,
     checked_folder,
     weight_files,
 )
 from fsl_async.process.program import to_install
 from fsl_async.store.available_memory import available_bytes
-
-__all__ = [
-    "Base", "BaseFacts", "Linear", "base_facts", "load_base", "load_tokenizer", "quiet",
-    "save_base",
-]  # fmt: skip
 
 HEAD_STD = 0.02
 """Standard deviation of a new head's weights, as of BERT, where the config names none."""
