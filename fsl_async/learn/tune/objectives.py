@@ -159,12 +159,12 @@ class Dpo(Tuning):
         return torch.tensor([self._known[key] for key in keys], dtype=torch.float32)
 
 
-def objective_of(tune: TuneConfig) -> Tuning:
-    """Return the run's objective."""
+def objective_of(tune: TuneConfig, reference: Reference = adapters_off) -> Tuning:
+    """Return the run's objective. reference: of dpo."""
     kinds: Mapping[Objective, Callable[[], Tuning]] = {
         "lm": Lm,
         "classify": lambda: Classify(tune.label_names),
-        "dpo": lambda: Dpo(tune.beta),
+        "dpo": lambda: Dpo(tune.beta, reference),
     }
     return kinds[tune.objective]()
 
