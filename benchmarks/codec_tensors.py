@@ -135,7 +135,6 @@ def trained_tensors(
         for _ in range(settings.steps_between):
             learn()
         fillings["gradients"].add(_flat_gradients(model))
-    corpus.close()
     return {name: filling.vector for name, filling in fillings.items()}
 
 

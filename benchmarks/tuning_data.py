@@ -27,7 +27,8 @@ import torch
 from fsl_async.errors import ConfigError
 from fsl_async.learn.data.counter import permutation
 from fsl_async.learn.models.hf import extra
-from fsl_async.learn.tune.base import Base, base_facts, load_base, quiet, save_base
+from fsl_async.learn.tune.base import Base, load_base, quiet, save_base
+from fsl_async.learn.tune.base_files import base_facts
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
 

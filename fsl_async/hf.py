@@ -41,7 +41,7 @@ import torch
 import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.items import Items
 from fsl_async.learn.client.trainer_resume import Resume
 from fsl_async.learn.models.hf import extra
@@ -55,8 +55,8 @@ _MARK = "fsl_async_run"
 
 
 def patch(
-    trainer: Any, server: str | None = None, *, fed: FedBase | None = None, **options: Any
-) -> FedBase | None:
+    trainer: Any, server: str | None = None, *, fed: Fed | None = None, **options: Any
+) -> Fed | None:
     """Join a run with the model of `trainer`, which `trainer.train()` then trains until the end.
 
     server: the parameter server's host:port or fsl:// address; by default that of the environment
@@ -90,7 +90,7 @@ def patch(
                 " out, or give optimizer_cls_and_kwargs"
             )
         log = options.get("log", print)
-        _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else _silent)
+        _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else lambda _: None)
     return fed
 
 
@@ -100,10 +100,6 @@ def _ranks() -> int:
 
     place = Place.here()
     return 1 if place is None else place.world
-
-
-def _silent(_: str) -> None:
-    """Rank 0 prints for all."""
 
 
 def _check(trainer: Any, ranks: int) -> None:
@@ -135,7 +131,7 @@ class _InRun:
     def __init__(
         self,
         trainer: Any,
-        fed: FedBase,
+        fed: Fed,
         leaving: contextlib.ExitStack,
         log: Callable[[str], None],
     ) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 import fsl_async
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.hf import extra
 
 _Callback: Any = extra("lightning.pytorch", "lightning").Callback
@@ -48,7 +48,7 @@ class Sync(_Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, server: str | None = None, *, fed: FedBase | None = None, **options: Any
+        self, server: str | None = None, *, fed: Fed | None = None, **options: Any
     ) -> None:
         self._server, self._options = server, options
         self.fed = fed

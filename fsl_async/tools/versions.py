@@ -191,7 +191,7 @@ def _tuned(
         trained_on=tune.trained_on,
         labels=tune.label_names,
     )
-    objective = objective_of(tune, lambda _: tuned.adapters.disabled())
+    objective = objective_of(tune)
 
     def measure(vector: NDArray[np.float32]) -> Mapping[str, float]:
         tuned.load(vector)

@@ -9,7 +9,7 @@ import torch
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
@@ -44,10 +44,11 @@ class Site:
             trained_on=tune.trained_on,
             labels=tune.label_names,
         )
-        spec = AdapterSpec.of(tune, seed=seed, heads=base.drawn, site_rank=rank)
         self.rank = rank
         self.model = base.model.train()
-        self.adapters = Adapters(self.model, spec, self.rule)
+        self.adapters = Adapters(
+            self.model, tune, self.rule, seed=seed, heads=base.drawn, site_rank=rank
+        )
         self.weights = ModelWeights(self.model, self.adapters.view)
         self.objective = objective_of(tune)
         self.batches = tokens.shuffled(batch, seed=seed, name=name)

@@ -8,7 +8,7 @@ from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.peft_folder import write_json
 from fsl_async.learn.tune.base import load_base
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
@@ -60,8 +60,8 @@ def write_base(folder, kind, template=""):
 def adapted(base, tune, site_rank=None):
     """(model, its ModelWeights, the base): as a client of that rank has them."""
     found = load_base(base, tune.objective, labels=tune.label_names, seed=SEED)
-    spec = AdapterSpec.of(tune, seed=SEED, heads=found.drawn, site_rank=site_rank)
-    adapters = Adapters(found.model, spec, adapter_rule_named(tune.rule))
+    how = {"seed": SEED, "heads": found.drawn, "site_rank": site_rank}
+    adapters = Adapters(found.model, tune, adapter_rule_named(tune.rule), **how)
     return found.model, ModelWeights(found.model, adapters.view), found
 
 

@@ -39,7 +39,7 @@ from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
-from fsl_async.learn.split.remote import SplitTraining, TrainingOptions
+from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining, UploadShape
@@ -322,8 +322,8 @@ def training_of(name):
     training = SplitTraining(
         ClientPart(linear(INPUTS, WIDTH), ClientPartOptions(in_flight=2), auxiliary=auxiliary),
         chosen,
-        TrainingOptions(CLASSES),
         RunAlone(running=False),
+        CLASSES,
     )
     return rules, training
 

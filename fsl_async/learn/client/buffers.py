@@ -128,7 +128,7 @@ class ModelWeights:
             weight_count = sum(name in weights for name in shapes)
         self._names = set(shapes)
         self._settings = () if isinstance(exchange, View) else adapter_settings(module, shapes)
-        made = [(one.name, _joined_shape(one, shapes)) for one in self._tensors]
+        made = [(one.name, _joined(one, shapes)) for one in self._tensors]
         try:
             self.layout = Manifest.from_shapes(made[:weight_count], made[weight_count:])
             """Names, shapes and offsets; `manifest` without the digest of what is frozen."""
@@ -149,7 +149,7 @@ class ModelWeights:
         target = torch.from_numpy(out)
         ranges: list[tuple[int, int]] = []
         with torch.no_grad():
-            for piece, start, stop in self._pieces(copied_out=True):
+            for piece, start, stop in self.pieces(copied_out=True):
                 _extend(ranges, start, stop)
                 # Widened on the model's own device: copy_ across devices and dtypes at once may
                 # convert on the host from a staging tensor that a non-blocking copy has not filled
@@ -166,19 +166,16 @@ class ModelWeights:
         copied_out: False: those that `copy_in` and `rebase` read.
         """
         ranges: list[tuple[int, int]] = []
-        for _, start, stop in self._pieces(copied_out=copied_out):
+        for _, start, stop in self.pieces(copied_out=copied_out):
             _extend(ranges, start, stop)
         return ranges
 
-    def copy_in(self, vector: Vector) -> None:
-        """Set all weights and buffers to `vector`, fp32 (manifest.values,)."""
-        self._copy_in(vector, buffers=True)
-
     def take(self, base: Vector) -> None:
         """Set all weights to a version, and buffers where the run averages them."""
-        self._copy_in(base, buffers=self._takes_buffers)
+        self.copy_in(base, buffers=self._takes_buffers)
 
-    def _copy_in(self, vector: Vector, *, buffers: bool) -> None:
+    def copy_in(self, vector: Vector, *, buffers: bool = True) -> None:
+        """Set all weights to `vector`, fp32 (manifest.values,), and buffers unless told not to."""
         source = torch.from_numpy(vector)
         with torch.no_grad():
             for piece, start, stop in self.pieces():
@@ -246,25 +243,19 @@ class ModelWeights:
             if weight.requires_grad and _identity(weight.detach()) not in keys:
                 yield plain_name(name)
 
-    def pieces(self) -> Iterator[tuple[Tensor, int, int]]:
+    def pieces(self, *, copied_out: bool = False) -> Iterator[tuple[Tensor, int, int]]:
         """(part of a weight, start, stop): flat where it is contiguous, else the whole tensor.
 
-        start, stop: in the flat vector. Of a model under FSDP2, the shards of this rank.
+        start, stop: in the flat vector. Of a model under FSDP2, the shards of this rank;
+        copied_out: without those that a lower rank copies out.
         """
-        return self._pieces(copied_out=False)
-
-    def _pieces(self, *, copied_out: bool) -> Iterator[tuple[Tensor, int, int]]:
-        """As `pieces`; copied_out: without those that a lower rank copies out."""
         reshard(self.module)
         live = _named_tensors(self.module)
         self._check_names(live)
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
             tensors = [_as_real(live[part.name]) for part in one.parts]
-            shapes = [
-                tuple(tensor.shape)[:: -1 if part.is_transposed else 1]
-                for part, tensor in zip(one.parts, tensors, strict=True)
-            ]
-            found = _joined(shapes)
+            named = zip(one.parts, tensors, strict=True)
+            found = _joined(one, {part.name: tuple(tensor.shape) for part, tensor in named})
             if found != spec.shape:
                 raise TaskError(
                     f"{one.name} had shape {spec.shape} at fed.attach and has {found}: attach the"
@@ -320,12 +311,9 @@ def check_same(new: ModelWeights, old: ModelWeights | None) -> None:
         )
 
 
-def _joined_shape(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    return _joined([shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts])
-
-
-def _joined(found: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of tensors that follow each other along their first dimension."""
+def _joined(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of the parts of a tensor, which follow each other along their first dimension."""
+    found = [shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts]
     if len(found) == 1:
         return found[0]
     return (sum(shape[0] for shape in found), *found[0][1:])

@@ -45,7 +45,6 @@ import numpy as np
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.client.fetching import Fetch, Replay
-from fsl_async.learn.client.movement import has_moved
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     Move,
@@ -68,6 +67,8 @@ from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
     from fsl_async.store.seed_step import Directions
+
+_PIECE_VALUES = 1 << 16
 
 FetchKind = Literal["update", "seeds", "full", "global", "global_full"]
 
@@ -96,11 +97,10 @@ class Exchange:
         coder: DeltaCoder | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
         *,
-        threads: int = 1,
         allocate: Callable[[int], Vector] = new_vector,
     ) -> None:
         self.coder = coder or DeltaCoder()
-        self.pool = ChunkPool(threads)
+        self.pool = ChunkPool(1)
         self.directions: Directions | None = None
         """Of the run, where clients may send scalars."""
         self.only_scalars = False
@@ -183,7 +183,7 @@ class Exchange:
         else:
             before = self._reference  # only this thread replaces it
             assert before is not None
-            moved = not work.steps or has_moved(self._known_manifest(), before, snapshot)
+            moved = not work.steps or _has_moved(self._known_manifest(), before, snapshot)
             self._put_vectors(sequence, snapshot, is_finite=work.finite)
         self._on_event(
             Snapshotted(
@@ -402,10 +402,6 @@ class Exchange:
             if kind == "seeds":
                 self._fetch = self._replay(version)
                 return
-            if kind == "update" and self._base_version in (NO_VERSION, version):
-                raise LearnerError(
-                    f"version {version} as an update needs version {version - 1}: fetch it in full"
-                )
             if kind == "update" and self._base_version != version - 1:
                 raise LearnerError(
                     f"update to version {version} does not follow base version"
@@ -598,3 +594,15 @@ class Exchange:
         if self.manifest is None:
             raise LearnerError("no model is attached")
         return self.manifest
+
+
+def _has_moved(manifest: Manifest, before: Vector, after: Vector) -> bool:
+    """Whether any weight differs; true where there are none, but buffers only.
+
+    Stops at the first piece that does, most often the first one.
+    """
+    for start in range(0, manifest.weights, _PIECE_VALUES):
+        stop = min(start + _PIECE_VALUES, manifest.weights)
+        if not np.array_equal(before[start:stop], after[start:stop]):
+            return True
+    return not manifest.weights

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
+import attrs
 from torch import nn
 
 from fsl_async.config.settings_training import ExchangeConfig
@@ -44,10 +45,14 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
+from fsl_async.learn.models.causality import check_causal
 from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, POSITION, RANK
+from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
+from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.fedit import FedIT
+from fsl_async.store.adapters.hetlora import HetLoRA
 
 T = TypeVar("T")
 
@@ -61,8 +66,7 @@ class Fed(FedBase):
         context: ClientContext,
         session: SplitPort | None = None,
     ) -> None:
-        super().__init__(context)
-        self._own_training = training
+        super().__init__(training, context)
         self._process = os.getpid()
         training.buffers = ExchangeConfig(**self.config.get("exchange", {})).buffers
         if not self.rank:
@@ -85,16 +89,6 @@ class Fed(FedBase):
                 " exchange weights there; workers may read data, fed.running and fed.version"
             )
         return self._own_training
-
-    @property
-    def running(self) -> bool:
-        """False once the run has ended."""
-        return not self._own_training.stopped
-
-    @property
-    def version(self) -> int:
-        """The version of the run that the model was last moved onto; -1 before attach."""
-        return self._own_training.version
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over and wait until its weights are the run's: received, or its own.
@@ -121,10 +115,79 @@ class Fed(FedBase):
                 " model to fed.lora"
             )
         if tune.is_on:
-            self._check_causal(model)
+            check_causal(model, self.log)
             self._expect_rounds()
             self._training.checks_frozen = tune.base_check == "values"
         self._training.attach(model, exchange)
+
+    def lora(
+        self, model: nn.Module, *, heads: Sequence[str] = (), site_rank: int | None = None
+    ) -> nn.Module:
+        """Give a base model the run's adapters and hand it over, instead of `attach`.
+
+            model = fed.lora(AutoModelForCausalLM.from_pretrained(folder))
+
+        By [tune] of the run and this client's --rank and --layers. The model is changed in place,
+        frozen but for adapters and full modules, and returned; only these are exchanged. Both are
+        kept in fp32: compute with a base in bf16 under torch.autocast. heads: names of weights that
+        are new in it and train whole, beside those that `heads_of` finds, such as a classifier's.
+        site_rank: instead of --rank.
+
+        Raises ConfigError (nothing to adapt, a language model that is not causal), TaskError (a
+        rank that the run cannot have), and what `attach` raises.
+        """
+        check_causal(model, self.log)
+        tune = TuneConfig(**self.config.get("tune", {}))
+        rule = adapter_rule_named(tune.rule)
+        site = self._context.tuning
+        if site_rank is not None:
+            site = attrs.evolve(site, rank=site_rank)
+        if self.is_zeroth:
+            self._check_zeroth(tune)
+            site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
+        rank = site.rank_in(tune, unequal=rule.unequal_ranks)
+        if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
+            raise TaskError(
+                f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
+                " gradients of fixed weights: use another rule, or one process"
+            )
+        self.adapters = Adapters(
+            model,
+            tune,
+            rule,
+            seed=self.seed,
+            heads=heads,
+            site_rank=rank,
+            layers=site.layers,
+        )
+        if self.adapters.left_out:
+            self.log(self.adapters.left_out)
+        save_as_base(self.adapters)
+        self._attach_adapters(model, self.adapters)
+        return model
+
+    @property
+    def is_zeroth(self) -> bool:
+        """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
+        return self._context.tuning.is_zeroth(TuneConfig(**self.config.get("tune", {})))
+
+    def _check_zeroth(self, tune: TuneConfig) -> None:
+        """Raise TaskError where the run cannot use a site of zeroth order."""
+        if self.config.get("sync", {}).get("trigger") == "clock":
+            raise TaskError(
+                "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
+                " rounds; it needs --set sync.trigger=rounds"
+            )
+        if tune.is_private:
+            raise TaskError(
+                "--order zeroth: this run trains privately (tune.dp_epsilon), and what is computed"
+                " from losses gets no noise; leave --order out"
+            )
+        if tune.method == "lora" and tune.rule == HetLoRA.name:
+            raise TaskError(
+                "--order zeroth: tune.rule = hetlora weighs sites by the norm of their products,"
+                " which are noise here; the run needs another rule"
+            )
 
     def _expect_rounds(self) -> None:
         """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
@@ -150,29 +213,34 @@ class Fed(FedBase):
         if not self.is_zeroth:  # else no weights leave but those that the first version begins with
             self._check_weights(model, view)
         training.facts = {
-            RANK: float(adapters.spec.site_rank),
+            RANK: float(adapters.site_rank),
             ORDER: 0.0 if self.is_zeroth else 1.0,
         }
         training.on_version = self._new_version
         self._expect_rounds()
         training.attach(model, view)
 
+    def _new_version(self, version: int) -> None:
+        """The model was moved onto a version: adapters train what their rule trains from it."""
+        adapters = self.adapters
+        if adapters is None:
+            return
+        adapters.begin_version(version)
+        if adapters.rule.changes_basis:
+            for optimizer in filter(None, (found() for found in self._tracked)):
+                optimizer.state.clear()
+
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
         """Report numbers with every delta, whatever the site's policy for metrics.
 
-        A private run needs the epsilon spent, as `fsl_async.learn.tune.privacy` counts it. It and
+        facts: gives them when a delta is made; of those in `fsl_async.roles.sync.delta.FACTS`. A
+        private run needs the epsilon spent, as `fsl_async.learn.tune.privacy` counts it. It and
         the step that makes a delta raise TaskError for other names or values that are no numbers.
         """
         checked = script_values.facts("fed.add_facts", facts, FACTS)
         if EPSILON in checked():
             self._refusal = ""
         self._training.more_facts = checked
-
-    def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
-        """Report the position in the data with every delta; see `FedBase.keep_position`."""
-        self._own_training.position = script_values.facts(
-            "fed.keep_position", position, POSITION, only_whole=True
-        )
 
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None
@@ -322,21 +390,16 @@ class Fed(FedBase):
             )
         self._training.send()
 
-    @property
-    def progress(self) -> float | None:
-        """Share of the run that is done, 0 to 1, the same at all clients; None without an end."""
-        return self._own_training.clock.progress
-
-    @property
-    def decays_from(self) -> float:
-        """Progress at which learning rates begin to fall."""
-        return self._own_training.clock.decays_from
-
-    def _since_attach(self) -> tuple[int, bool]:
-        return self.meter.steps, self._training.joined_at > 0
-
     def at_version(self) -> AbstractContextManager[int]:
-        """Within it the model has the weights of the newest version that is here, exactly.
+        """Evaluate the run's version instead of this client's own weights.
+
+            with fed.at_version() as version:
+                loss = evaluate(model)
+            fed.step(..., metrics={"eval_loss": loss, "eval_version": version})
+
+        Within the block the model has the weights of the newest version here, exactly; afterwards
+        its own again. Takes a copy of the weights on the CPU. The number is -1, and the weights are
+        this client's own, in the rare case that no version is complete here.
 
         Raises RunFinishedError in a built-in task that was asked to end: the time left is short.
         """

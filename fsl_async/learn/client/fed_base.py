@@ -1,9 +1,8 @@
-"""What is common to `Fed` and `LocalFed`: data, optimizers, adapters, and what a task may read."""
+"""The half of `Fed` without a network: data, optimizers, and what a task may read."""
 
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,24 +11,22 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
+from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
-from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
+from fsl_async.learn.client.script_values import NOT_GIVEN, Whole
 from fsl_async.learn.client.statistics import recalibrate
+from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.data.packing import Position
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
-from fsl_async.learn.models.causality import check_causal
-from fsl_async.learn.models.saving import save_as_base
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.roles.machine import Event
-from fsl_async.store.adapters import adapter_rule_named
-from fsl_async.store.adapters.hetlora import HetLoRA
+from fsl_async.roles.sync.delta import POSITION
 
 ADAPTER_RATE = 1e-3
 """AdamW's learning rate of adapters where the run sets none."""
@@ -110,7 +107,7 @@ class SplitPort(Protocol):
 
 
 class FedBase:
-    """What Fed and LocalFed have in common.
+    """What a `Fed` offers besides the exchange of weights.
 
     client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
     config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site;
@@ -118,7 +115,8 @@ class FedBase:
     is_leaving(): whether this process was asked to end, so that nothing long should begin.
     """
 
-    def __init__(self, context: ClientContext) -> None:
+    def __init__(self, training: Training, context: ClientContext) -> None:
+        self._own_training = training
         self.client_name = context.client_name
         self.seed = context.seed
         self.device = context.device
@@ -146,12 +144,12 @@ class FedBase:
     @property
     def running(self) -> bool:
         """False once the run has ended."""
-        raise NotImplementedError
+        return not self._own_training.stopped
 
     @property
     def version(self) -> int:
         """The version of the run that the model was last moved onto; -1 before attach."""
-        raise NotImplementedError
+        return self._own_training.version
 
     @property
     def part(self) -> tuple[int, int]:
@@ -164,93 +162,6 @@ class FedBase:
         if self.config.get("data", {}).get("sharding") == "local":
             index, count = 0, 1
         return index * self.ranks + self.rank, count * self.ranks
-
-    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
-        """Hand the model over; on return its weights are the run's."""
-        raise NotImplementedError
-
-    def lora(
-        self, model: nn.Module, *, heads: Sequence[str] = (), site_rank: int | None = None
-    ) -> nn.Module:
-        """Give a base model the run's adapters and hand it over, instead of `attach`.
-
-            model = fed.lora(AutoModelForCausalLM.from_pretrained(folder))
-
-        By [tune] of the run and this client's --rank and --layers. The model is changed in place,
-        frozen but for adapters and full modules, and returned; only these are exchanged. Both are
-        kept in fp32: compute with a base in bf16 under torch.autocast. heads: names of weights that
-        are new in it and train whole, beside those that `heads_of` finds, such as a classifier's.
-        site_rank: instead of --rank.
-
-        Raises ConfigError (nothing to adapt, a language model that is not causal), TaskError (a
-        rank that the run cannot have), and what `attach` raises.
-        """
-        self._check_causal(model)
-        tune = TuneConfig(**self.config.get("tune", {}))
-        rule = adapter_rule_named(tune.rule)
-        site = self._context.tuning
-        if site_rank is not None:
-            site = attrs.evolve(site, rank=site_rank)
-        if self.is_zeroth:
-            self._check_zeroth(tune)
-            site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
-        spec = AdapterSpec.of(
-            tune,
-            seed=self.seed,
-            heads=heads,
-            site_rank=site.rank_in(tune, unequal=rule.unequal_ranks),
-            layers=site.layers,
-        )
-        if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
-            raise TaskError(
-                f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
-                " gradients of fixed weights: use another rule, or one process"
-            )
-        self.adapters = Adapters(model, spec, rule)
-        if self.adapters.left_out:
-            self.log(self.adapters.left_out)
-        save_as_base(self.adapters)
-        self._attach_adapters(model, self.adapters)
-        return model
-
-    def _check_causal(self, model: nn.Module) -> None:
-        """Raise ConfigError for a causal language model that reads the tokens that come later."""
-        line = check_causal(model)
-        if line:
-            self.log(line)
-
-    @property
-    def is_zeroth(self) -> bool:
-        """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
-        return self._context.tuning.is_zeroth(TuneConfig(**self.config.get("tune", {})))
-
-    def _check_zeroth(self, tune: TuneConfig) -> None:
-        """Raise TaskError where the run cannot use a site of zeroth order."""
-        if self.config.get("sync", {}).get("trigger") == "clock":
-            raise TaskError(
-                "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
-                " rounds; it needs --set sync.trigger=rounds"
-            )
-        if tune.is_private:
-            raise TaskError(
-                "--order zeroth: this run trains privately (tune.dp_epsilon), and what is computed"
-                " from losses gets no noise; leave --order out"
-            )
-        if tune.method == "lora" and tune.rule == HetLoRA.name:
-            raise TaskError(
-                "--order zeroth: tune.rule = hetlora weighs sites by the norm of their products,"
-                " which are noise here; the run needs another rule"
-            )
-
-    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
-        """Hand over a model with adapters."""
-        raise NotImplementedError
-
-    def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
-        """Report numbers with every delta, whatever the site's policy for metrics.
-
-        facts: gives them when a delta is made; of those in `fsl_async.roles.sync.delta.FACTS`.
-        """
 
     def position_in(self, check: int) -> Position:
         """Where this client goes on in the data that `check` stands for.
@@ -276,8 +187,12 @@ class FedBase:
     def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
         """Report the position in the data with every delta, so that a relaunch goes on there.
 
-        position: gives it when a delta is made; see `fsl_async.roles.sync.delta.POSITION`.
+        position: gives it when a delta is made; see `fsl_async.roles.sync.delta.POSITION`. That
+        step raises TaskError for other names, and for values that are no whole numbers.
         """
+        self._own_training.position = script_values.facts(
+            "fed.keep_position", position, POSITION, only_whole=True
+        )
 
     def track(self, optimizer: torch.optim.Optimizer) -> None:
         """Clear the state of your own optimizer at versions that change the adapters' basis.
@@ -285,20 +200,6 @@ class FedBase:
         Moments describe the basis before. `fed.optimizer` makes one that is tracked already.
         """
         self._tracked.append(weakref.ref(optimizer))
-
-    def _new_version(self, version: int) -> None:
-        """The model was moved onto a version: adapters train what their rule trains from it."""
-        adapters = self.adapters
-        if adapters is None:
-            return
-        adapters.begin_version(version)
-        if adapters.changes_basis:
-            for optimizer in filter(None, (found() for found in self._tracked)):
-                optimizer.state.clear()
-
-    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
-        """A training step is done; the only point where weights may be exchanged."""
-        raise NotImplementedError
 
     def _counted(self, tokens: Whole) -> Whole:
         """The tokens of a step: 1 where the script gives none, with a line the first time."""
@@ -312,10 +213,6 @@ class FedBase:
             )
         return 1
 
-    def send(self) -> None:
-        """Send what was trained since the last delta, in runs whose clients send by themselves."""
-        raise NotImplementedError
-
     @property
     def progress(self) -> float | None:
         """Share of the run that is done, 0 to 1, the same at all clients; None without an end.
@@ -323,25 +220,12 @@ class FedBase:
         By what ends the run first: `run.tokens`, `run.rounds` or `run.seconds`. Between versions it
         goes on at the run's pace.
         """
-        raise NotImplementedError
+        return self._own_training.clock.progress
 
     @property
     def decays_from(self) -> float:
         """Progress at which learning rates begin to fall."""
-        raise NotImplementedError
-
-    def at_version(self) -> AbstractContextManager[int]:
-        """Evaluate the run's version instead of this client's own weights.
-
-            with fed.at_version() as version:
-                loss = evaluate(model)
-            fed.step(..., metrics={"eval_loss": loss, "eval_version": version})
-
-        Within the block the model has the weights of the newest version here, exactly; afterwards
-        its own again. Takes a copy of the weights on the CPU. The number is -1, and the weights are
-        this client's own, in the rare case that no version is complete here.
-        """
-        raise NotImplementedError
+        return self._own_training.clock.decays_from
 
     def recalibrate(self, model: nn.Module, batches: Iterable[Any]) -> int:
         """Measure the statistics of batch norm anew on the model's present weights, in place.
@@ -357,10 +241,6 @@ class FedBase:
         """
         return recalibrate(model, batches)
 
-    def status(self) -> dict[str, float]:
-        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
-        raise NotImplementedError
-
     @property
     def rate_factor(self) -> float:
         """The learning rate as a share of its peak, by the run's progress and `train.schedule`.
@@ -369,13 +249,13 @@ class FedBase:
         run, `train.rewarm_steps` for a client that joins later. See
         `fsl_async.learn.client.schedule`.
         """
-        steps, late = self._since_attach()
-        schedule = Schedule.of(self.config.get("train", {}))
-        return schedule.factor(self.progress, self.decays_from, steps=steps, late=late)
-
-    def _since_attach(self) -> tuple[int, bool]:
-        """Steps since the model was attached, and whether that was after version 0."""
-        raise NotImplementedError
+        schedule, training = Schedule.of(self.config.get("train", {})), self._own_training
+        return schedule.factor(
+            self.progress,
+            self.decays_from,
+            steps=training.meter.steps,
+            late=training.joined_at > 0,
+        )
 
     def optimizer(
         self,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from fsl_async.config.site_policy import METRICS
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 
 
 class HeldOut:
@@ -15,18 +15,12 @@ class HeldOut:
     training thread's time that it may take; 0: never.
     """
 
-    def __init__(
-        self, fed: FedBase, measure: Callable[[], Mapping[str, float]], share: float
-    ) -> None:
+    def __init__(self, fed: Fed, measure: Callable[[], Mapping[str, float]], share: float) -> None:
         self._fed = fed
         self._measure = measure
         self._pause = 1.0 / share - 1.0 if share and fed.policy.lets(METRICS) else math.inf
         self._seen = -1
         self._next_at = 0.0
-
-    def never(self) -> None:
-        """Measure nothing at this client."""
-        self._pause = math.inf
 
     def due(self) -> dict[str, float]:
         """Metrics of a new version, and its number; empty if none is due, or this client leaves."""

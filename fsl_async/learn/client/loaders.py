@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch.utils.data import DataLoader, IterableDataset
 
 from fsl_async.learn.data.packing import Position
-
-if TYPE_CHECKING:
-    from fsl_async.learn.client.items import PartSampler
 
 _plain_iter = DataLoader.__iter__
 
@@ -109,21 +106,35 @@ def _iterate(loader: DataLoader[Any]) -> Iterator[Any]:
         _batch = loader.batch_size or 1
         if not isinstance(loader.collate_fn, _Collate):
             loader.collate_fn = _Collate(loader.collate_fn)
-        return _Marks(_plain_iter(loader), loader.collate_fn)
+        collate = loader.collate_fn
+        return _Received(_plain_iter(loader), lambda batch: _unmarked(batch, collate))
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     size = 1 if batches is None else getattr(batches, "batch_size", None)
     if not isinstance(sampler, PartSampler) or size is None:
         return _plain_iter(loader)
     sampler.is_counted = True
-    return _Counted(_plain_iter(loader), sampler, size)
+
+    def counted(batch: Any) -> Any:
+        sampler.count(size)  # batches come in its order
+        return batch
+
+    return _Received(_plain_iter(loader), counted, sampler.end_epoch)
 
 
 class _Received(Iterator[Any]):
-    """An iterator of a DataLoader, with whatever else it has."""
+    """An iterator of a DataLoader, with whatever else it has.
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
+    received: counts a batch, and returns what the script gets. ended: called at its end.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        received: Callable[[Any], Any],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._batches, self._received, self._ended = batches, received, ended
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -131,37 +142,21 @@ class _Received(Iterator[Any]):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
-
-class _Counted(_Received):
-    """Counts the batches of a sampler. They come in its order."""
-
-    def __init__(self, batches: Iterator[Any], sampler: PartSampler, size: int) -> None:
-        super().__init__(batches)
-        self._sampler, self._size = sampler, size
-
     def __next__(self) -> Any:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._sampler.end_epoch()
+            self._ended()
             raise
-        self._sampler.count(self._size)
+        return self._received(batch)
+
+
+def _unmarked(batch: Any, collate: _Collate) -> Any:
+    """Take a mark off, and tell its listener."""
+    if not isinstance(batch, _Marked):
         return batch
-
-
-class _Marks(_Received):
-    """Takes the marks off."""
-
-    def __init__(self, batches: Iterator[Any], collate: _Collate) -> None:
-        super().__init__(batches)
-        self._collate = collate
-
-    def __next__(self) -> Any:
-        found = next(self._batches)
-        if not isinstance(found, _Marked):
-            return found
-        position = self._collate.received(found.mark)
-        listener = _listeners.get(found.mark.listener)
-        if listener is not None:
-            listener.trained_to(position)
-        return found.batch
+    position = collate.received(batch.mark)
+    listener = _listeners.get(batch.mark.listener)
+    if listener is not None:
+        listener.trained_to(position)
+    return batch.batch

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 
 SERVER = "FSL_SERVER"
 """Environment variable with the parameter server's address."""
@@ -25,7 +25,7 @@ IGNORED = -100
 """Label of a token that is not trained, as in `torch.nn.functional.cross_entropy`."""
 
 
-def address(server: str | None, fed: FedBase | None, options: Mapping[str, Any]) -> str | None:
+def address(server: str | None, fed: Fed | None, options: Mapping[str, Any]) -> str | None:
     """Return the parameter server to join; None with `fed`, which is in a run, or without either.
 
     Without either it prints a line. options: those for `fsl_async.join`. Raises TaskError for
@@ -47,7 +47,7 @@ def address(server: str | None, fed: FedBase | None, options: Mapping[str, Any])
     return server
 
 
-def hand_over(fed: FedBase, model: nn.Module) -> None:
+def hand_over(fed: Fed, model: nn.Module) -> None:
     """Give `model` to the run: with the run's adapters where it tunes a base, else what trains.
 
     A model that has adapters of its own keeps them, and they are exchanged. Raises TaskError for a
@@ -78,7 +78,7 @@ def hand_over(fed: FedBase, model: nn.Module) -> None:
 
 
 @contextmanager
-def for_optimizer(fed: FedBase) -> Iterator[None]:
+def for_optimizer(fed: Fed) -> Iterator[None]:
     """Within it all adapters that train in some version require gradients.
 
     An optimizer that is made there has them all, also where a version trains one factor.
@@ -94,7 +94,7 @@ def for_optimizer(fed: FedBase) -> Iterator[None]:
             weight.requires_grad_(does)
 
 
-def keep_order(fed: FedBase, loader: Any) -> bool:
+def keep_order(fed: Fed, loader: Any) -> bool:
     """Have a loader go on, after a relaunch, after the last batch of the last acknowledged delta.
 
     Its sampler becomes one of `fed.sampler`, over all of its data. False: it has no length, or a
@@ -152,7 +152,7 @@ class Tally:
         if loss is not None:
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
-    def report(self, fed: FedBase) -> bool:
+    def report(self, fed: Fed) -> bool:
         """Report the step, and begin the next one. False once the run has ended."""
         trained, loss = int(self._trained), self._loss
         self._trained, self._loss = 0, None

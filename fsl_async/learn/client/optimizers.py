@@ -81,24 +81,12 @@ def _orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW as one optimizer; schedulers and loops see the groups of both.
+    """Muon and AdamW as one optimizer; schedulers and loops see the groups of both."""
 
-    matrices: 2-D weights for Muon. others: groups of the other weights, for AdamW.
-    """
-
-    def __init__(
-        self,
-        matrices: list[nn.Parameter],
-        others: list[dict[str, Any]],
-        *,
-        muon_rate: float,
-        adamw_rate: float,
-        weight_decay: float,
-    ) -> None:
-        muon = Muon(matrices, lr=muon_rate, weight_decay=weight_decay, momentum=MUON_MOMENTUM)
-        self.parts = (muon, torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS))
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
         # The groups are the dictionaries of the two, so a rate that is set here is theirs.
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        super().__init__([group for part in parts for group in part.param_groups], {})
         self._built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -115,7 +103,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by its two parts: the groups are theirs."""
-        return _joined, (self.parts,)
+        return MuonAdamW, self.parts
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -138,16 +126,6 @@ class MuonAdamW(torch.optim.Optimizer):
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
-def _joined(parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer]) -> MuonAdamW:
-    """A MuonAdamW of these two."""
-    made = MuonAdamW.__new__(MuonAdamW)
-    made.parts = parts  # type: ignore[assignment]
-    groups = [group for part in parts for group in part.param_groups]
-    torch.optim.Optimizer.__init__(made, groups, {})
-    made._built = True  # noqa: SLF001
-    return made
 
 
 def build_optimizer(
@@ -189,11 +167,10 @@ def build_optimizer(
         return torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS)
     matrices = [weight for name, weight in weights.items() if name in chosen]
     muon_rate = float(train.get("muon_rate", 0.0)) or MUON_RATE
+    muon = Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
     if not others:
-        return Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
-    return MuonAdamW(
-        matrices, others, muon_rate=muon_rate, adamw_rate=adamw_rate, weight_decay=decay
-    )
+        return muon
+    return MuonAdamW(muon, torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS))
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

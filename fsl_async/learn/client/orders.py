@@ -14,6 +14,8 @@ from fsl_async.errors import ExitCode, RefusedError, TaskError
 from fsl_async.learn.client.ports import RoundOrder, SnapshotOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsl_async.learn.client.ports import Order
 
 
@@ -27,7 +29,8 @@ class Orders:
     """A `TrainingPort` on one side, the queue of the training thread on the other.
 
     by_rounds: the training function waits for rounds (`take_round`), so `take` leaves them alone.
-    changed: where the training thread waits.
+    pace_steps: report so many steps after each snapshot; 0: do not. changed: where the training
+    thread waits. `gang.orders.RankOrders` waits for its node instead.
     """
 
     def __init__(self, changed: threading.Condition | None = None) -> None:
@@ -89,36 +92,34 @@ class Orders:
     def wait_for_first(self) -> None:
         """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self.attention or self._refusal is not None)
-            if self._refusal is not None:
-                raise RefusedError(self._refusal[1], self._refusal[0])
+            self._wait_for(lambda: self.attention or self._refusal is not None)
+            self.check_refusal()
             if self.stopped and not self._orders:
                 raise RunFinishedError("the run ended before this client got its weights")
 
     def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
         """Wait at most `seconds` for an order; or_stop: or the stop. Whether there is an order."""
         with self._changed:
-            self._changed.wait_for(lambda: self._orders or (or_stop and self.stopped), seconds)
+            self._wait_for(lambda: bool(self._orders) or (or_stop and self.stopped), seconds)
             return bool(self._orders)
 
     def take(self) -> Order | None:
         """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
         with self._changed:
-            while self._holding and not (self._orders or self.stopped):
-                self._changed.wait()
+            self._wait_for(lambda: bool(self._orders) or self.stopped or not self._holding)
             if not self._orders or self._round_is_next:
                 self.attention = self.stopped
                 return None
-            return self._orders.popleft()
+            return self._next_order()
 
     def take_round(self) -> RoundOrder | None:
         """The next order if that is a round."""
         with self._changed:
-            if self._round_is_next:
-                order = self._orders.popleft()
-                assert isinstance(order, RoundOrder)
-                return order
-            return None
+            if not self._round_is_next:
+                return None
+            order = self._next_order()
+            assert isinstance(order, RoundOrder)
+            return order
 
     def hold(self, hold: bool) -> None:
         """Wait in `take` from here on until `resume` or `stop`; False: do not."""
@@ -128,3 +129,15 @@ class Orders:
     @property
     def _round_is_next(self) -> bool:
         return self.by_rounds and bool(self._orders) and isinstance(self._orders[0], RoundOrder)
+
+    def check_refusal(self) -> None:
+        """Raise RefusedError where the parameter server has refused this model."""
+        if self._refusal is not None:
+            raise RefusedError(self._refusal[1], self._refusal[0])
+
+    def _wait_for(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait at most `seconds` until something holds, which the orders decide."""
+        self._changed.wait_for(holds, seconds)
+
+    def _next_order(self) -> Order:
+        return self._orders.popleft()

@@ -55,61 +55,18 @@ class TrainingPort(Protocol):
 
     def ask(self, order: Order) -> None:
         """Have the training thread carry out an order at its next step."""
-        ...
 
     def resume(self) -> None:
         """Let training go on after an order that held it; harmless when none does."""
-        ...
 
     def count_steps(self, steps: int) -> None:
         """Call `ExchangePort.reach_pace` so many steps after each snapshot; 0: do not."""
-        ...
 
     def stop(self) -> None:
         """End training at the next step; what was asked before is still carried out."""
-        ...
 
     def refuse(self, code: str, text: str) -> None:
         """End `attach` with RefusedError: the parameter server does not accept this model."""
-        ...
-
-
-class OrderQueue(Protocol):
-    """What the training thread calls for its orders (`orders.Orders`, `gang.orders.RankOrders`)."""
-
-    stopped: bool
-    pace_steps: int
-    """Report so many steps after each snapshot; 0: do not."""
-    by_rounds: bool
-    """Whether the training function waits for rounds, so `take` leaves them to `take_round`."""
-
-    def asked(self) -> bool:
-        """Whether something is asked, or training has ended. Called once in each step."""
-        ...
-
-    def attached(self) -> None:
-        """There is a model: from here on `asked` means that something is asked."""
-        ...
-
-    def wait_for_first(self) -> None:
-        """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
-        ...
-
-    def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
-        """Wait at most `seconds` for an order; or_stop: or the stop. Whether there is an order."""
-        ...
-
-    def take(self) -> Order | None:
-        """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
-        ...
-
-    def take_round(self) -> RoundOrder | None:
-        """The next order if that is a round."""
-        ...
-
-    def hold(self, hold: bool) -> None:
-        """Wait in `take` from here on until the exchange side resumes or stops; False: do not."""
-        ...
 
 
 @frozen
@@ -154,11 +111,9 @@ class ExchangePort(Protocol):
 
     def free_vector(self, values: int) -> Vector:
         """A vector that nothing else refers to, with any content."""
-        ...
 
     def attach(self, manifest: Manifest, own: Vector) -> None:
         """Exchange a model of this manifest, whose first weights are `own`."""
-        ...
 
     def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
         """Take a snapshot for delta `sequence`; from here on nothing writes the vector.
@@ -166,16 +121,12 @@ class ExchangePort(Protocol):
         None: the delta is `work.scalars`, and the model goes back to the base with the next
         version. Raises TaskError where the run has no such scalars.
         """
-        ...
 
     def reach_pace(self) -> None:
         """Report that progress is to be sent: its steps are trained, or the task asks for it."""
-        ...
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` once while nothing writes the base, and not if the base is incomplete."""
-        ...
 
     def read_base(self, read: Callable[[Vector], None]) -> int:
         """Call `read` with the base; returns its version, NO_VERSION where it is incomplete."""
-        ...

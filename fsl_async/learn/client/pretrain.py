@@ -14,19 +14,24 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 
 from fsl_async.errors import DataError
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.data.sources import location_of
+from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.roles.phrasing import figure
+
+if TYPE_CHECKING:
+    from fsl_async.learn.client.token_data import TokenData
 
 EVALUATED_BYTES = 1 << 14
 """The held-out tail is sampled down to this: half a second for the smallest model on one core."""
@@ -34,7 +39,7 @@ EVALUATED_BATCH = 8
 LN2 = math.log(2.0)
 
 
-def train(fed: FedBase) -> None:
+def train(fed: Fed) -> None:
     """Train until the run ends, then report the loss on the held-out tail."""
     settings: dict[str, Any] = {
         "batch": 16,
@@ -56,10 +61,10 @@ def train(fed: FedBase) -> None:
     fed.attach(model)
     optimizer = fed.optimizer(model)
     scheduler = fed.scheduler(optimizer)
-    held_out = HeldOut(fed, lambda: data.measure(model), settings["evaluate_share"])
     # Ranks decide by clocks of their own when to evaluate, and must do it together.
-    if fed.part[0] or fed.ranks > 1 or not data.holds_out:
-        held_out.never()
+    evaluates = not fed.part[0] and fed.ranks == 1 and data.holds_out
+    share = settings["evaluate_share"] if evaluates else 0.0
+    held_out = HeldOut(fed, lambda: data.measure(model), share)
     skipped = 0
     for window_BS in data.batches():
         with autocast(fed.device):
@@ -91,27 +96,15 @@ def train(fed: FedBase) -> None:
         )
 
 
-class TrainingData(Protocol):
-    """What the loop trains and evaluates on. unit: what a token is."""
-
-    unit: str
-    holds_out: bool
-
-    def batches(self) -> Iterator[torch.Tensor]:
-        """Windows, int64 (batch, context + 1), until the run ends."""
-        ...
-
-    def measure(self, model: GPT) -> dict[str, float]:
-        """Metrics of the model on what is held out."""
-        ...
-
-
 class ByteData:
-    """Random windows of a corpus, by bytes. Raises DataError for too short a part."""
+    """Random windows of a corpus, by bytes. Raises DataError for too short a part.
+
+    unit: what a token is. `TokenData` has the same methods for tokens.
+    """
 
     unit = "byte"
 
-    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+    def __init__(self, fed: Fed, context: int, batch: int) -> None:
         self._fed, self._batch = fed, batch
         self.corpus = open_corpus(fed.config, context)
         self.corpus.shard(*fed.part)
@@ -126,7 +119,7 @@ class ByteData:
         return measured(model, self.corpus)
 
 
-def open_data(fed: FedBase, context: int, batch: int) -> TrainingData:
+def open_data(fed: Fed, context: int, batch: int) -> "ByteData | TokenData":
     """The client's data: bytes of text, or tokens of texts. Raises DataError, TaskError."""
     if is_bytes_of_text(fed.config):
         return ByteData(fed, context, batch)
@@ -144,7 +137,7 @@ def is_bytes_of_text(tables: Tables) -> bool:
     return not has_tokenizer and (not path or location_of(str(path)).kind == "text")
 
 
-def shard(model: GPT, fed: FedBase) -> None:
+def shard(model: GPT, fed: Fed) -> None:
     """Shard the model over the ranks of this client (FSDP2), block by block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -175,18 +168,24 @@ def autocast(device: torch.device) -> torch.autocast | nullcontext[None]:
 
 def evaluate(model: GPT, corpus: Corpus, *, limit_bytes: int = EVALUATED_BYTES) -> float:
     """Mean loss in nats per byte on the held-out tail, the same at all sites. Raises DataError."""
-    device = next(model.parameters()).device
     limit = max(1, limit_bytes // (corpus.window_bytes - 1))
-    was_training = model.training
-    model.eval()
+    total, count = nats_of(model, held_out_windows(corpus, batch=EVALUATED_BATCH, limit=limit))
+    if not count:
+        raise DataError("nothing is held out (data.holdout is 0): there is nothing to evaluate on")
+    return total / count
+
+
+def nats_of(model: GPT, batches: Iterable[NDArray[Any]]) -> tuple[float, int]:
+    """Sum of the losses of all tokens but the first of each window, in nats, and their number.
+
+    batches: of windows, integers (windows, tokens).
+    """
+    device = next(model.parameters()).device
     total, count = 0.0, 0
-    with torch.no_grad(), autocast(device):
-        for window_BS in held_out_windows(corpus, batch=EVALUATED_BATCH, limit=limit):
+    with torch.no_grad(), evaluating(model), autocast(device):
+        for window_BS in batches:
             predicted = window_BS.size - len(window_BS)
             loss = model.loss(torch.from_numpy(window_BS).to(device).long())
             total += loss.item() * predicted
             count += predicted
-    model.train(was_training)
-    if not count:
-        raise DataError("nothing is held out (data.holdout is 0): there is nothing to evaluate on")
-    return total / count
+    return total, count

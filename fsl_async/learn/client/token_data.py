@@ -10,8 +10,8 @@ import torch
 
 from fsl_async.errors import DataError, TaskError
 from fsl_async.files.private_files import make_folder, replace_bytes
-from fsl_async.learn.client.fed_base import FedBase
-from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, autocast
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, nats_of
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.data.documents import Source
 from fsl_async.learn.data.packing import Packer, Position, check_of, held_out_tokens
@@ -57,7 +57,7 @@ class TokenData:
 
     unit = "token"
 
-    def __init__(self, fed: FedBase, context: int, batch: int) -> None:
+    def __init__(self, fed: Fed, context: int, batch: int) -> None:
         given = fed.config.get("data", {})
         index, count = fed.part
         part = (index // fed.ranks, count // fed.ranks)
@@ -151,10 +151,7 @@ def measured_tokens(model: GPT, source: Source, coder: Coder, limit_bytes: int) 
 
 def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context: int) -> float:
     """Sum of the losses of all tokens but the first, in nats, by windows of the model's context."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    total, whole = 0.0, (len(tokens) - 1) // context * context
+    whole = (len(tokens) - 1) // context * context
     starts = range(0, whole, context)
     windows = [tokens[start : start + context + 1] for start in starts]
     batches = [
@@ -163,12 +160,6 @@ def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context:
     ]
     if whole < len(tokens) - 1:
         batches.append(tokens[None, whole:])
-    with torch.no_grad(), autocast(device):
-        for window_BS in batches:  # noqa: N806 - shapes are suffixes
-            predicted = window_BS.size - len(window_BS)
-            given = torch.from_numpy(window_BS.astype(np.int64)).to(device)
-            total += model.loss(given).item() * predicted
-    model.train(was_training)
     if not batches:
         raise DataError("nothing is held out: there is nothing to evaluate on")
-    return total
+    return nats_of(model, batches)[0]

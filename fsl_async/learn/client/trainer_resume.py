@@ -21,7 +21,7 @@ import attrs
 import torch
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.items import Items, identity
 from fsl_async.learn.data.packing import Position, check_of
 from fsl_async.learn.models.hf import extra
@@ -35,7 +35,7 @@ REPEATABLE = {"SeedableRandomSampler", "SequentialSampler"}
 class Resume:
     """Methods of a `Trainer`, and what it has trained of its data."""
 
-    def __init__(self, trainer: Any, fed: FedBase, log: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Any, fed: Fed, log: Callable[[str], None]) -> None:
         self.trainer, self.fed, self.log = trainer, fed, log
         self.is_stream = False
         """Whether the data have no length, once the `Trainer` has made its loader."""

@@ -23,12 +23,12 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.model_changes import ModelChanges
+from fsl_async.learn.client.orders import Orders
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     ExchangePort,
     Move,
     Moved,
-    OrderQueue,
     RebaseOrder,
     RoundOrder,
     SnapshotOrder,
@@ -49,11 +49,11 @@ class Training:
 
     def __init__(
         self,
-        orders: OrderQueue,
+        orders: Orders,
         exchange: ExchangePort,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.orders: OrderQueue = orders
+        self.orders = orders
         self.now = now
         self.meter = Meter(now)
         self.clock = RunClock(now)
@@ -92,6 +92,11 @@ class Training:
     def stopped(self) -> bool:
         """Whether the run has ended, or this client's part in it."""
         return self.orders.stopped
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The attached model; None before `attach`."""
+        return None if self._weights is None else self._weights.module
 
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """Take the model, and wait until its weights are a version of the run.
@@ -284,11 +289,14 @@ class Training:
         self.orders.hold(True)  # before the answer, which may bring the resume
         self._exchange.put_snapshot(sequence, None, work)
 
+    def _is_finite(self, weights: ModelWeights) -> bool:
+        return weights.is_finite()
+
     def _move(self, move: Move) -> Moved:
         assert self._weights is not None
         moved = Moved()
         # NaN - NaN is NaN: weights that are not finite cannot be moved by a difference.
-        if move.how == "take" or not self._weights.is_finite():
+        if move.how == "take" or not self._is_finite(self._weights):
             if self.joined_at == NO_VERSION:
                 self._weights.copy_in(move.base)
             else:

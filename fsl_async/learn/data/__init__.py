@@ -2,7 +2,7 @@
 
     base         the interface of all data sets: samples, labels, counts, a fingerprint
     arrays       MNIST-format files, CIFAR binary folders, NumPy archives
-    text         text by position, cut into windows (fsl_async.learn.data.corpus)
+    corpus       text by position, cut into windows
     hub          Hugging Face data sets saved to disk (needs pyarrow)
     find         opens the kind of data set that a path holds
     partition    IID, Dirichlet and sorted, from label counts and a seed

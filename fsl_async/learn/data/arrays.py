@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from fsl_async.errors import one_line
+from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import (
     AnyArray,
-    DataError,
     Dataset,
     Indices,
     cannot_read,
@@ -200,8 +199,10 @@ def is_cifar_folder(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pair in _CIFAR for pattern in pair)
 
 
-def open_cifar(folder: Path, *, split: str = "train") -> Arrays:
+def open_cifar(folder: Path, *, split: str = "train", classes: int | None = None) -> Arrays:
     """Open a folder of CIFAR: images uint8 (3, 32, 32), from any number of files.
+
+    classes: of no effect, because the kind of files tells them.
 
     Raises DataError.
     """

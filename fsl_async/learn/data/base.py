@@ -12,18 +12,6 @@ import numpy.typing as npt
 from fsl_async.errors import DataError
 from fsl_async.process.program import to_install
 
-__all__ = [
-    "AnyArray",
-    "DataError",
-    "Dataset",
-    "Indices",
-    "cannot_read",
-    "check_gaps",
-    "checked_split",
-    "extra",
-    "file_bytes",
-]
-
 AnyArray = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
 

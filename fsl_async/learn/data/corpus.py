@@ -27,8 +27,6 @@ import numpy.typing as npt
 
 from fsl_async.errors import DataError, TooShortError
 
-__all__ = ["TEXT_SUFFIXES", "Corpus", "DataError", "Span", "windows"]
-
 # fmt: off
 TEXT_SUFFIXES = frozenset({
     ".asm", ".bash", ".bib", ".c", ".cc", ".cfg", ".conf", ".cpp", ".cs", ".css", ".csv", ".cu",
@@ -186,11 +184,6 @@ class Corpus:
             out[done : done + taken] = source
             done += taken
             file += 1
-
-    def close(self) -> None:
-        """Close the memory maps. A later read maps the files again."""
-        while self._maps:
-            self._maps.popitem()[1].close()
 
     def _map(self, file: int) -> mmap.mmap:
         if file in self._maps:

@@ -73,22 +73,20 @@ class Source(ABC):
 class Documents(ABC):
     """All texts of a source with a length. size: in units; unit: their name, in the plural.
 
+    named: what tells these data from others; the fingerprint is its digest.
+
     Raises DataError for fewer than two units, or for none without a held-out part.
     """
 
     unit: str
 
-    def __init__(self, name: str, size: int, held_out: float) -> None:
+    def __init__(self, name: str, size: int, held_out: float, named: bytes) -> None:
         self.name, self.size = name, size
+        self.fingerprint = sha256(named).hexdigest()[:32]
         tail = max(1, int(size * held_out)) if held_out else 0
         if size <= tail:
             raise DataError(f"data {name!r} holds {size} {self.unit}: give more text")
         self.train, self.held_out = Span(0, size - tail), Span(size - tail, size)
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """32 hex characters over names and sizes."""
 
     @abstractmethod
     def pieces(self, span: Span) -> Iterator[Piece]:
@@ -126,13 +124,8 @@ class _Files(Documents):
     def __init__(self, name: str, files: Sequence[tuple[Path, int]], held_out: float) -> None:
         self._files = files
         self._starts = [0, *accumulate(size for _, size in files)]
-        super().__init__(name, self._starts[-1], held_out)
-
-    @property
-    def fingerprint(self) -> str:
-        """32 hex characters over names and sizes."""
-        named = "".join(f"{path.name}\0{size}\n" for path, size in self._files)
-        return sha256(named.encode(errors="surrogateescape")).hexdigest()[:32]
+        named = "".join(f"{path.name}\0{size}\n" for path, size in files)
+        super().__init__(name, self._starts[-1], held_out, named.encode(errors="surrogateescape"))
 
     def pieces(self, span: Span) -> Iterator[Piece]:
         """The pieces that begin in a span of bytes."""
@@ -284,13 +277,8 @@ class ParquetRows(Rows):
                 column = chosen_column(str(path), strings, column)
         self._column = column
         self._starts = [0, *accumulate(sizes)]
-        super().__init__(name, self._starts[-1], held_out)
-
-    @property
-    def fingerprint(self) -> str:
-        """32 hex characters over names, rows and column."""
-        named = [[path.name for path in self._files], self._starts, self._column]
-        return sha256(json.dumps(named).encode()).hexdigest()[:32]
+        named = json.dumps([[path.name for path in files], self._starts, column])
+        super().__init__(name, self._starts[-1], held_out, named.encode())
 
     def _texts(self, start: int, stop: int) -> Iterator[str | None]:
         for file, path in enumerate(self._files):
@@ -324,13 +312,8 @@ class SavedRows(Rows):
         table, _ = saved_table(folder)
         strings = [one.name for one in table.schema if str(one.type) in STRINGS]
         self._column = table.column(chosen_column(str(folder), strings, column))
-        super().__init__(str(folder), len(self._column), held_out)
-
-    @property
-    def fingerprint(self) -> str:
-        """32 hex characters over rows and their division into chunks."""
-        lengths = [len(chunk) for chunk in self._column.chunks]
-        return sha256(json.dumps([self.size, lengths]).encode()).hexdigest()[:32]
+        size, lengths = len(self._column), [len(chunk) for chunk in self._column.chunks]
+        super().__init__(str(folder), size, held_out, json.dumps([size, lengths]).encode())
 
     def _texts(self, start: int, stop: int) -> Iterator[str | None]:
         for first in range(start, stop, ROWS_AT_ONCE):

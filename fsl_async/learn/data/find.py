@@ -1,7 +1,9 @@
-"""Opens the kind of data set that a path holds."""
+"""Opens the kind of data set of samples that a path holds."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+from fsl_async.errors import DataError
 from fsl_async.learn.data.arrays import (
     is_cifar_folder,
     is_idx_name,
@@ -9,53 +11,42 @@ from fsl_async.learn.data.arrays import (
     open_idx,
     open_npz,
 )
-from fsl_async.learn.data.base import DataError, Dataset, checked_split
-from fsl_async.learn.data.corpus import Corpus
+from fsl_async.learn.data.base import Dataset, checked_split
 from fsl_async.learn.data.hub import is_hub_folder, open_saved
-from fsl_async.learn.data.text import TextWindows
 
-DEFAULT_CONTEXT = 256
+
+def _reader(root: Path) -> Callable[..., Dataset] | None:
+    """What opens the path, by the names of its files; None: it is text."""
+    if not root.is_dir():
+        if root.suffix == ".npz":
+            return open_npz
+        return open_idx if is_idx_name(root.name) else None
+    if is_hub_folder(root):
+        return open_saved
+    if is_cifar_folder(root):
+        return open_cifar
+    return open_idx if any(is_idx_name(one.name) for one in root.iterdir()) else None
 
 
 def is_text(root: Path) -> bool:
-    """Whether `open_dataset` opens the path as text."""
-    if not root.is_dir():
-        return root.suffix != ".npz" and not is_idx_name(root.name)
-    return not (
-        is_hub_folder(root)
-        or is_cifar_folder(root)
-        or any(is_idx_name(one.name) for one in root.iterdir())
-    )
+    """Whether a path holds text, and no data set of samples."""
+    return _reader(root) is None
 
 
-def open_dataset(
-    path: str | Path,
-    *,
-    split: str = "train",
-    classes: int | None = None,
-    context: int = DEFAULT_CONTEXT,
-) -> Dataset:
-    """Open the data set at `path`.
+def open_dataset(path: str | Path, *, split: str = "train", classes: int | None = None) -> Dataset:
+    """Open the data set at `path`: MNIST files, a CIFAR or Hugging Face folder, an .npz archive.
 
-    File names decide: MNIST files, a CIFAR or Hugging Face folder, an .npz archive, else text.
     classes: their number, where files do not give it (default: the largest label plus one).
-    context: of text only; its "train" and "test" are the `train` and `held_out` spans of `Corpus`.
     Raises DataError in one line.
     """
     checked_split(split)
     root = Path(path).expanduser()
     if not root.exists():
         raise DataError(f"cannot read data {str(root)!r} (no such file or directory)")
-    if root.is_dir():
-        if is_hub_folder(root):
-            return open_saved(root, split=split, classes=classes)
-        if is_cifar_folder(root):
-            return open_cifar(root, split=split)
-        if any(is_idx_name(one.name) for one in root.iterdir()):
-            return open_idx(root, split=split, classes=classes)
-    elif root.suffix == ".npz":
-        return open_npz(root, split=split, classes=classes)
-    elif is_idx_name(root.name):
-        return open_idx(root, split=split, classes=classes)
-    corpus = Corpus.open(root, context=context)
-    return TextWindows(corpus, corpus.train if split == "train" else corpus.held_out)
+    read = _reader(root)
+    if read is None:
+        raise DataError(
+            f"data {str(root)!r} holds none of MNIST files, a CIFAR folder, a Hugging Face folder"
+            " and an .npz archive"
+        )
+    return read(root, split=split, classes=classes)

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsl_async.errors import one_line
+from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.arrays import Arrays
 from fsl_async.learn.data.base import (
     AnyArray,
-    DataError,
     Dataset,
     Indices,
     cannot_read,

@@ -2,8 +2,7 @@
 
 A server has label counts only. From them and a seed it computes how many samples of each class a
 client gets; a site turns these numbers into indices by the labels of its samples. The arithmetic is
-integers from `counter` and decimals of stated precision (ADR 30), so no lists are sent, and a site
-with another result has another fingerprint.
+integers from `counter` and decimals of stated precision (ADR 30), so no lists are sent.
 
     iid              all samples, shuffled, in parts that differ by at most one
     dirichlet        each class, shuffled, cut by shares drawn from Dirichlet(alpha, ..., alpha)
@@ -21,9 +20,7 @@ most, from that client's largest class; ties go to the lower number. Nothing is 
 empty client does not change the parts of the others.
 """
 
-import hashlib
 import heapq
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
@@ -102,11 +99,6 @@ class PartitionSpec:
             edges = [_edges(row) for row in shares]
         return Partition(self, counts, tuple(edges))
 
-    def of(self, data: Dataset) -> "Partition":
-        """Divide a data set. Raises DataError for a division by classes without labels."""
-        self.check_labels(data)
-        return self.of_counts((data.samples,) if data.labels is None else data.label_counts())
-
     def check_labels(self, data: Dataset) -> None:
         """Raise DataError for a division by classes of data without labels."""
         if self.kind != "iid" and data.labels is None:
@@ -124,20 +116,6 @@ class Partition:
     spec: PartitionSpec
     counts: tuple[int, ...]
     edges: tuple[tuple[int, ...], ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of each client."""
-        return tuple(
-            sum(row[client + 1] - row[client] for row in self.edges)
-            for client in range(self.spec.clients)
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """32 hex characters over everything that decides the parts."""
-        text = json.dumps([self.spec.kind, self.spec.seed, self.counts, self.edges])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def indices(self, client: int, labels: npt.NDArray[np.int64] | None = None) -> Indices:
         """The samples of a client, ascending: int64.

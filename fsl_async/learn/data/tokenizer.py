@@ -53,7 +53,6 @@ class Coder(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Encode each text, without special tokens."""
-        ...
 
 
 class Bytes:

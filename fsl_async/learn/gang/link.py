@@ -14,7 +14,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -55,21 +55,11 @@ def listener(name: str) -> socket.socket:
     return made
 
 
-class RankLink(Protocol):
-    """A rank's connection with its node: `Link`, or `remote.RemoteLink` to another machine."""
-
-    def send(self, message: Message, files: Sequence[int] = ()) -> None:
-        """See `Link`."""
-
-    def receive(self, *, waits: bool = True) -> tuple[Message, list[int]] | None:
-        """See `Link`."""
-
-    def close(self) -> None:
-        """See `Link`."""
-
-
 class Link:
-    """One end of a connection. reads: the messages that the other end may send."""
+    """One end of a connection. reads: the messages that the other end may send.
+
+    A rank on another machine has a `remote.RemoteLink` instead.
+    """
 
     def __init__(self, connected: socket.socket, reads: Table, writes: Table) -> None:
         self._socket = connected

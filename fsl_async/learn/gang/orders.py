@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from fsl_async.errors import RefusedError, TaskError
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Order, RebaseOrder, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.client.schedule import RunClock
-from fsl_async.learn.gang.link import NodeLostError, RankLink
+from fsl_async.learn.gang.link import NodeLostError
 from fsl_async.learn.gang.memory import mapped
 from fsl_async.roles import gang_messages as msg
 
 if TYPE_CHECKING:
+    from fsl_async.learn.gang.link import Link
+    from fsl_async.learn.gang.remote import RemoteLink
     from fsl_async.roles.messages import Message
 
 CHECK_S = 1.0
@@ -65,19 +67,16 @@ class AgreedClock(RunClock):
         return super().decays_from if self._agreed is None else self._agreed[1]
 
 
-class RankOrders:
-    """The queue of a rank's training thread (`learn.client.orders.Orders`), filled by its node.
+class RankOrders(Orders):
+    """The queue of a rank's training thread, filled by its node. For that thread alone.
 
     check_s: how often ranks agree. on_check: called then, with nothing asked of it.
     """
 
-    def __init__(self, link: RankLink, rank: int, *, check_s: float = CHECK_S) -> None:
-        self.attention = True
-        self.stopped = False
+    def __init__(self, link: Link | RemoteLink, rank: int, *, check_s: float = CHECK_S) -> None:
+        super().__init__()
         self.is_leaving = False
         """Whether it was stopped because its client was asked to end."""
-        self.by_rounds = False
-        self.pace_steps = 0
         self.released = False
         """Whether the node has said that this process may end."""
         self.context: bytes | None = None
@@ -99,9 +98,7 @@ class RankOrders:
         self._group: dist.ProcessGroupGloo | None = None
         self._received: deque[tuple[Message, list[int]]] = deque()
         self._applied = 0
-        self._orders: deque[tuple[Order, Any]] = deque()
-        self._refusal: tuple[str, str] | None = None
-        self._holding = False
+        self._directives: deque[msg.Snapshot | msg.Round | msg.Move] = deque()  # of the orders
         self._left = 1  # steps until the next agreement
         self._every = 1
         self._agreed_at = time.monotonic()
@@ -116,53 +113,13 @@ class RankOrders:
                 self.agree()
         return self.attention
 
-    def attached(self) -> None:
-        """There is a model: from here on attention means that something is asked."""
-        self.attention = self.stopped or bool(self._orders)
-
-    def wait_for_first(self) -> None:
-        """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
-        while not (self.attention or self._refusal):
+    def _wait_for(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
+        while not holds():
             self.wait_one()
-        self.check_refusal()
-        if self.stopped and not self._orders:
-            raise RunFinishedError("the run ended before this client got its weights")
 
-    def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
-        """Wait for an order; or_stop: or the stop. Whether there is an order."""
-        while not (self._orders or (or_stop and self.stopped)):
-            self.wait_one()
-        return bool(self._orders)
-
-    def take(self) -> Order | None:
-        """The next order, or None; leaves a round to `take_round`. Waits while training is held."""
-        while self._holding and not (self._orders or self.stopped):
-            self.wait_one()
-        if not self._orders or self._round_is_next:
-            self.attention = self.stopped
-            return None
-        order, self.current = self._orders.popleft()
-        return order
-
-    def take_round(self) -> RoundOrder | None:
-        """The next order if that is a round."""
-        if not self._round_is_next:
-            return None
-        order, self.current = self._orders.popleft()
-        assert isinstance(order, RoundOrder)
-        return order
-
-    def hold(self, hold: bool) -> None:
-        """Wait in `take` from here on until the node resumes or stops; False: do not."""
-        self._holding = hold
-
-    def stop(self) -> None:
-        """Stop this rank; for its end."""
-        self.stopped = self.attention = True
-
-    @property
-    def _round_is_next(self) -> bool:
-        return self.by_rounds and bool(self._orders) and isinstance(self._orders[0][0], RoundOrder)
+    def _next_order(self) -> Order:
+        self.current = self._directives.popleft()
+        return super()._next_order()
 
     # --- agreement ---
 
@@ -208,11 +165,6 @@ class RankOrders:
         return min(MOST_STEPS, max(1, round(self._check_s / max(step_s, 1e-9))))
 
     # --- directives ---
-
-    def check_refusal(self) -> None:
-        """Raise RefusedError where the node has refused this gang."""
-        if self._refusal is not None:
-            raise RefusedError(self._refusal[1], self._refusal[0])
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Apply directives until something holds. Raises RefusedError and RunFinishedError."""
@@ -266,23 +218,24 @@ class RankOrders:
             case msg.Base():
                 self.base = message
             case msg.Resume():
-                self._holding = False
+                self.resume()
             case msg.Stop(leaving=leaving):
                 # Of the first one: all ranks must evaluate, or none.
                 self.is_leaving = self.is_leaving if self.stopped else leaving
                 self.stop()
             case msg.Refuse():
-                self._refusal = (message.code, message.text)
+                self.refuse(message.code, message.text)
             case msg.Position():
                 self.clock.announced(message.position)
             case msg.Pace(steps=steps):
-                self.pace_steps = steps
+                self.count_steps(steps)
             case msg.Leave():
                 self.released = True
                 self.stop()
 
     def _add(self, order: Order, directive: msg.Snapshot | msg.Round | msg.Move) -> None:
-        self._orders.append((order, directive))
+        self._orders.append(order)
+        self._directives.append(directive)
         self.attention = True
 
 

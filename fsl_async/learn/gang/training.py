@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import torch.distributed as dist
 from torch import nn
 
-from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Move, Moved, Vector, Work
@@ -57,43 +55,14 @@ def store_of_ranks(generation: int) -> Any:
     )
 
 
-class RankWeights(ModelWeights):
-    """The exchanged weights that this rank holds. `is_finite` is a collective."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        exchange: Sequence[str] | View | None,
-        orders: RankOrders,
-        rank: int,
-        buffers: Buffers = "average",
-        *,
-        checks_frozen: bool = True,
-    ) -> None:
-        super().__init__(
-            module,
-            exchange,
-            buffers=buffers,
-            checks_frozen=checks_frozen,
-            copies_plain=rank == 0,
-        )
-        self._orders = orders
-
-    def is_finite(self) -> bool:
-        """Whether no weight of any rank is NaN or infinite."""
-        return self._orders.all_true(super().is_finite())
-
-
 class RankExchange:
     """The `ExchangePort` of a rank: passes on to the node what concerns the vectors."""
 
     def __init__(self, orders: RankOrders, rank: int) -> None:
         self._orders = orders
         self._rank = rank
-        self.ranges: Callable[[], list[tuple[int, int]]] = list
-        """Gives the ranges that this rank copies out."""
-        self.reads: Callable[[], list[tuple[int, int]]] = list
-        """Gives those that it copies in: more, where ranks have replicas."""
+        self.weights: ModelWeights | None = None
+        """Of the attached model. Where ranks have replicas, a rank copies in more than out."""
 
     def free_vector(self, values: int) -> Vector:
         """The vector to copy into: at attach the first slot, later that of the order."""
@@ -109,11 +78,13 @@ class RankExchange:
 
     def attach(self, manifest: Manifest, own: Vector) -> None:
         """Tell the node that the first weights are copied, and of which model."""
+        weights = self.weights
+        assert weights is not None
         body = {
             "manifest": manifest.to_wire() if self._rank == 0 else [],
             "frozen": manifest.frozen_to_wire() if self._rank == 0 else [],
-            "ranges": self.ranges(),
-            "reads": self.reads(),
+            "ranges": weights.ranges(),
+            "reads": weights.ranges(copied_out=False),
         }
         file = written(msgpack.packb(body))
         try:
@@ -192,17 +163,19 @@ class RankTraining(Training):
         self.orders.agree()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
-        weights = RankWeights(
+        weights = ModelWeights(
             module,
             exchange,
-            self.orders,
-            self._rank,
-            self.buffers,
+            buffers=self.buffers,
             checks_frozen=self.checks_frozen,
+            copies_plain=self._rank == 0,
         )
-        self._ranks_exchange.ranges = weights.ranges
-        self._ranks_exchange.reads = partial(weights.ranges, copied_out=False)
+        self._ranks_exchange.weights = weights
         return weights
+
+    def _is_finite(self, weights: ModelWeights) -> bool:
+        """Whether no weight of any rank is NaN or infinite."""
+        return self.orders.all_true(weights.is_finite())
 
     def serve(self) -> None:
         """Carry out orders after the training function has returned, until the node is done."""

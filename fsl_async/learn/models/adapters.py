@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.heads import heads_of, tied_layers, trunk_of
-from fsl_async.learn.models.hf import extra, inject_adapters
-from fsl_async.learn.models.lora import linear_layers
+from fsl_async.learn.models.hf import extra
+from fsl_async.learn.models.lora import inject, linear_layers
 from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
 from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.models.targets import adapted_layers, without_adapters
@@ -45,62 +43,35 @@ SITE, TAIL = "site", "tail"
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 
-@frozen(kw_only=True)
-class AdapterSpec:
-    """Adapters of a run, and of one site in it.
+class Adapters:
+    """The adapters of `model`, which is changed in place and frozen but for them.
 
-    targets: last names of linear layers; none: all but heads; "none": no layer. full: patterns of
-    names of weights that train whole; heads: names of those that do beside `heads_of` the model.
-    layers: numbers of the blocks whose adapters train at this site, like "0-2,5"; empty: all.
+    tune: the run's; seed: of the run. heads: names of weights that train whole beside tune.full and
+    `heads_of` the model. site_rank: None for the run's. layers: numbers of the blocks whose
+    adapters train at this site, like "0-2,5"; empty: all.
+
+    Raises ConfigError in one line: no peft, no layer to adapt, a name that no weight has.
     """
 
-    rank: int
-    site_rank: int
-    scale: float
-    seed: int = 0
-    targets: Sequence[str] = ()
-    full: Sequence[str] = ()
-    heads: Sequence[str] = ()
-    layers: str = ""
-    checks_base: bool = True
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
+        model: nn.Module,
         tune: TuneConfig,
+        rule: AdapterRule,
         *,
         seed: int,
         heads: Sequence[str] = (),
         site_rank: int | None = None,
         layers: str = "",
-    ) -> Self:
-        """Those of a run; site_rank: None for the run's."""
-        return cls(
-            rank=tune.adapter_rank,
-            site_rank=tune.adapter_rank if site_rank is None else site_rank,
-            scale=tune.scale,
-            seed=seed,
-            targets=[name for name in tune.targets.split(",") if name],
-            full=[name for name in tune.full.split(",") if name],
-            heads=heads,
-            layers=layers,
-            checks_base=tune.base_check == "values",
-        )
-
-
-class Adapters:
-    """The adapters of `model`, which is changed in place and frozen but for them.
-
-    Raises ConfigError in one line: no peft, no layer to adapt, a name that no weight has.
-    """
-
-    def __init__(self, model: nn.Module, spec: AdapterSpec, rule: AdapterRule) -> None:
-        self.model = model
-        self.spec = spec
-        self.rule = rule
-        tail = spec.rank - spec.site_rank
+    ) -> None:
+        self.model, self.rule, self.scale, self._seed = model, rule, tune.scale, seed
+        self.rank = tune.adapter_rank
+        self.site_rank = self.rank if site_rank is None else site_rank
+        self._checks_base = tune.base_check == "values"
+        tail = self.rank - self.site_rank
+        asked = [name for name in tune.targets.split(",") if name]
         model.requires_grad_(False)
-        self.full = _full_names(model, spec)
+        self.full = _full_names(model, [name for name in tune.full.split(",") if name], heads)
         """Names of the weights that train whole."""
         dequantize_whole(model, self.full)
         to_fp32(model, self.full)
@@ -110,12 +81,12 @@ class Adapters:
             linear,
             shapes,
             trunk=trunk,
-            targets=spec.targets,
+            targets=asked,
             whole=self.full,
             tied=tied_layers(model, linear),
         )
         self.left_out = without_adapters(
-            shapes, trunk=trunk, adapted=targets, targets=spec.targets, whole=self.full
+            shapes, trunk=trunk, adapted=targets, targets=asked, whole=self.full
         )
         """A line about matrices that get no adapter, or ""."""
         if not targets and not self.full:
@@ -123,10 +94,10 @@ class Adapters:
                 "tune.targets = none leaves nothing to train: name weights by tune.full",
                 "tune.full",
             )
-        if targets:
-            _inject(model, targets, SITE, spec.site_rank, spec.scale)
-        if targets and tail:
-            _inject(model, targets, TAIL, tail, spec.scale)
+        for name, rank in ((SITE, self.site_rank), (TAIL, tail)):
+            if targets and rank:
+                alpha = self.scale * rank
+                inject(model, targets, name=name, rank=rank, alpha=alpha, key="tune.targets")
         self.layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
         """The adapted layers, of peft, by their names in the base."""
         for name, layer in self.layers.items():
@@ -136,17 +107,15 @@ class Adapters:
             self._start(name, layer)
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in self.full)
-        self._trains_here = {
-            name for name in self.layers if not spec.layers or _in_blocks(name, spec.layers)
-        }
+        self._trains_here = {name for name in self.layers if not layers or _in_blocks(name, layers)}
         if targets and not self._trains_here:
-            raise ConfigError(f"--layers {spec.layers}: no adapted layer is in these blocks")
+            raise ConfigError(f"--layers {layers}: no adapted layer is in these blocks")
         self.begin_version(0)
 
     @property
     def view(self) -> View:
         """What is exchanged."""
-        names = [SITE, TAIL] if self.spec.rank > self.spec.site_rank else [SITE]
+        names = [SITE, TAIL] if self.rank > self.site_rank else [SITE]
         found = []
         for layer in self.layers:
             if self.rule.exchanges_a:
@@ -160,12 +129,7 @@ class Adapters:
                 patch = Part(f"{layer}.base_layer.patch")
                 found.append(Exchanged(f"{layer}.patch", (patch,)))
         found += [Exchanged(name, (Part(name),)) for name in self.full]
-        return View(tuple(found), self.spec.checks_base)
-
-    @property
-    def changes_basis(self) -> bool:
-        """Whether each version has factors in another basis, in which moments mean nothing."""
-        return self.rule.changes_basis
+        return View(tuple(found), self._checks_base)
 
     def begin_version(self, version: int) -> None:
         """Train what the rule trains from `version` on."""
@@ -191,25 +155,15 @@ class Adapters:
     def _ever_a(self) -> bool:
         return any(self.rule.trains_a(version) for version in (0, 1))
 
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
+    def disabled(self) -> AbstractContextManager[None]:
         """Within it the model computes what its base does, but for full modules."""
-        gradients = {weight: weight.requires_grad for weight in self.model.parameters()}
-        for layer in self.layers.values():
-            layer.enable_adapters(enabled=False)
-        try:
-            yield
-        finally:
-            for layer in self.layers.values():
-                layer.enable_adapters(enabled=True)  # which sets requires_grad of all adapters
-            for weight, does in gradients.items():
-                weight.requires_grad_(does)
+        return adapters_off(self.model)
 
     def _start(self, name: str, layer: Any) -> None:
         """Set the weights that adapters begin with."""
         names = [SITE, TAIL] if TAIL in layer.lora_A else [SITE]
         factors: list[Tensor] = [layer.lora_A[one].weight for one in names]
-        start = torch.from_numpy(first_a(self.spec.seed, name, self.spec.rank, factors[0].shape[1]))
+        start = torch.from_numpy(first_a(self._seed, name, self.rank, factors[0].shape[1]))
         with torch.no_grad():
             done = 0
             for weight in factors:
@@ -219,6 +173,28 @@ class Adapters:
             for one in names:
                 weight = layer.lora_B[one].weight
                 weight.data = torch.zeros_like(weight, dtype=torch.float32)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within it the layers that peft put into `model` add nothing.
+
+    What trains is the same afterwards: peft itself would make both factors of every adapter train.
+    Weights that train whole (tune.full) stay as they are.
+    """
+    kind = extra("peft.tuners.tuners_utils").BaseTunerLayer
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, kind)]
+    were_off = [layer.disable_adapters for layer in layers]
+    trained = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        yield
+    finally:
+        for layer, was_off in zip(layers, were_off, strict=True):
+            layer.enable_adapters(enabled=not was_off)
+        for weight, trains in trained:
+            weight.requires_grad_(trains)
 
 
 class Patched(nn.Module):
@@ -243,33 +219,17 @@ class Patched(nn.Module):
         return found + functional.linear(values, self.patch.to(values.dtype))
 
 
-def _inject(model: nn.Module, targets: Sequence[str], name: str, rank: int, scale: float) -> None:
-    peft = extra("peft")
-    config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=scale * rank,
-        target_modules=list(targets),
-        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-            inject_adapters(config, model, adapter_name=name)
-    except ValueError as error:
-        raise ConfigError(f"LoRA: {one_line(str(error))}", "tune.targets") from error
-
-
-def _full_names(model: nn.Module, spec: AdapterSpec) -> list[str]:
+def _full_names(model: nn.Module, patterns: Sequence[str], more: Sequence[str]) -> list[str]:
     """Names of the weights that train whole, in the model's order."""
     names = [name for name, _ in model.named_parameters()]
-    for pattern in spec.full:
+    for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise ConfigError(f"tune.full: no weight of the base matches {pattern}", "tune.full")
-    heads = {*heads_of(model), *spec.heads}
+    heads = {*heads_of(model), *more}
     return [
         name
         for name in names
-        if name in heads or any(fnmatch.fnmatchcase(name, one) for one in spec.full)
+        if name in heads or any(fnmatch.fnmatchcase(name, one) for one in patterns)
     ]
 
 

@@ -7,6 +7,7 @@ loss of the next token then falls without anything being learned, because the to
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,16 +24,16 @@ MOST_CHANGE, MOST_NARROW_CHANGE = 1e-3, 3e-2
 have 0 to 1e-5, encoders with random weights 3e-3 and more; in bf16 rounding alone gives 1e-2."""
 
 
-def check_causal(model: nn.Module) -> str:
+def check_causal(model: nn.Module, log: Callable[[str], None]) -> None:
     """Raise ConfigError where a causal language model of transformers is not causal.
 
     One forward pass of two rows of 8 tokens, of which the last 4 differ: logits at the first 4 must
-    be the same. Models of other classes pass, such as those of masked language modeling. Returns a
-    line for the log where the model does not compute from tokens alone, else "".
+    be the same. Models of other classes pass, such as those of masked language modeling. A model
+    that does not compute from tokens alone is a line for the log.
     """
     found = _causal_class(model)
     if found is None:
-        return ""
+        return
     keep_packed(found)
     words = int(found.get_input_embeddings().weight.shape[0])
     device = found.get_input_embeddings().weight.device
@@ -42,7 +43,8 @@ def check_causal(model: nn.Module) -> str:
         with torch.no_grad(), evaluating(model):
             one, two = found(input_ids=torch.stack([first, other])).logits.float()
     except (RuntimeError, TypeError, ValueError) as error:
-        return f"not checked that {type(found).__name__} is causal: {one_line(str(error))[:200]}"
+        log(f"not checked that {type(found).__name__} is causal: {one_line(str(error))[:200]}")
+        return
     change = (one - two).abs().amax(-1)
     earlier, later = change[: TOKENS // 2].max(), change[TOKENS // 2 :].max()
     is_fp32 = next(found.parameters()).dtype.itemsize >= 4
@@ -52,7 +54,6 @@ def check_causal(model: nn.Module) -> str:
             " should predict: take a base that was trained to predict the next token, or"
             " tune.objective = classify"
         )
-    return ""
 
 
 def _causal_class(model: nn.Module) -> Any:

@@ -19,8 +19,9 @@ used any more.
 
 import copy
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from types import ModuleType
 
 import attrs
 from torch import Tensor, nn
@@ -55,31 +56,6 @@ class CutModel:
                 inputs = call(part, inputs, lengths)
         return inputs
 
-    def copies(self) -> "CutModel":
-        """Halves of their own with the same weights; ties between client and tail are kept."""
-        client, server, tail = copy.deepcopy((self.client, self.server, self.tail))
-        return attrs.evolve(self, client=client, server=server, tail=tail)
-
-    def whole_state(self) -> dict[str, Tensor]:
-        """The weights under the names that the uncut model has for them, for its `load_state_dict`.
-
-        Where a tie was cut both weights are listed: the model must then be one whose head is not
-        tied. The built-in GPT has no such form; its own head appears as "head".
-        """
-        found: dict[str, Tensor] = {}
-        for part in (self.client, self.server, self.tail):
-            if part is not None:
-                rename = getattr(part, "whole_name", str)
-                found.update({rename(name): value for name, value in part.state_dict().items()})
-        if isinstance(self.tail, gpt_parts.GPTPart):
-            del found["head"]  # it is the embedding
-        return found
-
-
-class _Cutter(Protocol):
-    def places(self, model: nn.Module) -> list[str]: ...
-    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]: ...
-
 
 class Chain(nn.Sequential):
     """Some children of an nn.Sequential under the names they had; lengths are ignored."""
@@ -91,26 +67,12 @@ class Chain(nn.Sequential):
         return values
 
 
-class _Sequential:
-    def places(self, model: nn.Module) -> list[str]:
-        # named_children leaves out a module that stands there twice
-        return list(model._modules)[:-1]  # noqa: SLF001
-
-    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
-        children = list(model._modules.items())  # noqa: SLF001
-        bounds = [0, *(place + 1 for place in places), len(children)]
-        found: list[nn.Module] = []
-        for start, stop in itertools.pairwise(bounds):
-            chain = Chain()
-            for name, child in children[start:stop]:
-                chain.add_module(name, child)
-            found.append(chain)
-        return found
-
-
 def cuts_of(model: nn.Module) -> tuple[str, ...]:
     """The cuts that exist, front to back. Raises CutError for a model that cannot be cut."""
-    return tuple(_cutter(model).places(model))
+    blocks = _blocks(model)
+    if blocks is None:
+        return tuple(model._modules)[:-1]  # noqa: SLF001 - one may stand there twice
+    return tuple(str(number) for number in range(blocks.layers(model)))
 
 
 def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -> CutModel:
@@ -118,17 +80,16 @@ def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -
 
     Raises CutError, in one line with the cuts that exist.
     """
-    cutter = _cutter(model)
-    places = cutter.places(model)
+    places = cuts_of(model)
     first = _place(model, places, cut, "cut", 0)
     if tail_cut is None:
-        client, server = cutter.parts(model, [first])
+        client, server = _parts(model, [first])
         return CutModel(client, _untied(server, client), None, places[first])
     # Blocks: the second cut may lie behind the last one, so that only the head is the client's
     # again.
-    ends = [*places, *cutter.ends(model)] if isinstance(cutter, _Blocks) else places
+    ends = places if _blocks(model) is None else (*places, str(len(places)))
     last = _place(model, ends, tail_cut, "tail cut", first + 1)
-    client, server, tail = cutter.parts(model, [first, last])
+    client, server, tail = _parts(model, [first, last])
     return CutModel(client, _untied(server, client, tail), tail, places[first], ends[last])
 
 
@@ -139,38 +100,41 @@ def whole(model: nn.Module) -> CutModel:
 
 def in_one(model: nn.Module) -> CutModel:
     """The same as one part, which takes lengths like any other."""
-    return CutModel(_cutter(model).parts(model, [])[0], None)
+    return CutModel(_parts(model, [])[0], None)
 
 
-class _Blocks:
-    """Decoder-only transformers: a cut is the number of blocks in front of it."""
+def _blocks(model: nn.Module) -> ModuleType | None:
+    """The module that cuts a decoder-only transformer; None for an nn.Sequential.
 
-    def __init__(self, module: object) -> None:
-        self._layers = module.layers  # type: ignore[attr-defined]
-        self._parts = module.parts  # type: ignore[attr-defined]
-
-    def places(self, model: nn.Module) -> list[str]:
-        return [str(number) for number in range(self._layers(model))]
-
-    def ends(self, model: nn.Module) -> list[str]:
-        return [str(self._layers(model))]
-
-    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
-        found: list[nn.Module] = self._parts(model, places)
-        return found
-
-
-def _cutter(model: nn.Module) -> _Cutter:
+    A cut of the former is the number of blocks in front of it. Raises CutError for other models.
+    """
     if isinstance(model, GPT):
-        return _Blocks(gpt_parts)
+        return gpt_parts
     if hf.is_family(model):
-        return _Blocks(hf)
+        return hf
     if isinstance(model, nn.Sequential):
-        return _Sequential()
+        return None
     raise CutError(
         f"a {type(model).__name__} cannot be cut: give an nn.Sequential, the built-in GPT, or a "
         f"Hugging Face model of the families {', '.join(hf.FAMILIES)}"
     )
+
+
+def _parts(model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
+    """Cut at the places with these numbers."""
+    blocks = _blocks(model)
+    if blocks is not None:
+        bounds = itertools.pairwise([0, *places, blocks.layers(model)])
+        return [
+            blocks.part(model, start, stop, first=not number, last=number == len(places))
+            for number, (start, stop) in enumerate(bounds)
+        ]
+    children = list(model._modules.items())  # noqa: SLF001 - one may stand there twice
+    ends = [0, *(place + 1 for place in places), len(children)]
+    return [
+        Chain(OrderedDict(children[start:stop]))  # type: ignore[arg-type]
+        for start, stop in itertools.pairwise(ends)
+    ]
 
 
 def _place(model: nn.Module, places: Sequence[str], cut: str | int, what: str, lowest: int) -> int:

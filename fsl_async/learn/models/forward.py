@@ -53,21 +53,17 @@ def untouched(*modules: nn.Module) -> Iterator[None]:
 
     Afterwards every submodule has its own back.
     """
-    parts = [part for module in modules for part in module.modules()]
-    modes = [(part, part.training) for part in parts]
-    tracking = [(part, part.track_running_stats) for part in parts if isinstance(part, _BatchNorm)]
-    try:
-        for module in modules:
-            module.eval()
-        for norm, _ in tracking:
-            norm.training = True  # by the batch ...
-            norm.track_running_stats = False  # ... and without a trace
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for norm, tracks in tracking:
-            norm.track_running_stats = tracks
+    norms = [part for one in modules for part in one.modules() if isinstance(part, _BatchNorm)]
+    tracking = [(norm, norm.track_running_stats) for norm in norms]
+    with evaluating(*modules):
+        try:
+            for norm in norms:
+                norm.training = True  # by the batch ...
+                norm.track_running_stats = False  # ... and without a trace
+            yield
+        finally:
+            for norm, tracks in tracking:
+                norm.track_running_stats = tracks
 
 
 @contextmanager

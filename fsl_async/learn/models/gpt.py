@@ -217,9 +217,3 @@ def initial_deviation(name: str, inputs: int, layers: int) -> float:
         return 0.02
     deep = name.endswith("_out.weight")
     return float(inputs**-0.5 / (math.sqrt(2 * layers) if deep else 1.0))
-
-
-def parameter_count(config: GPTConfig) -> int:
-    """Parameters, counted without allocating them."""
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in GPT(config).parameters())

@@ -8,7 +8,7 @@ therefore not needed here.
 # ruff: noqa: N806 - shapes are suffixes, as in gpt.py
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -97,19 +97,12 @@ def layers(model: GPT) -> int:
     return len(model.blocks)
 
 
-def parts(model: GPT, places: Sequence[int]) -> list[nn.Module]:
-    """Cut in front of the blocks with the numbers `places`."""
-    bounds = [0, *places, len(model.blocks)]
-    found: list[nn.Module] = []
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        last = number == len(places)
-        found.append(
-            GPTPart(
-                model.config,
-                {str(index): model.blocks[index] for index in range(start, stop)},
-                None if number else model.embedding,
-                model.norm if last else None,
-                model.embedding if last else None,
-            )
-        )
-    return found
+def part(model: GPT, start: int, stop: int, *, first: bool, last: bool) -> nn.Module:
+    """The blocks from `start` to `stop`; first and last: with the ends of the model."""
+    return GPTPart(
+        model.config,
+        {str(index): model.blocks[index] for index in range(start, stop)},
+        model.embedding if first else None,
+        model.norm if last else None,
+        model.embedding if last else None,
+    )

@@ -33,7 +33,7 @@ def heads_of(model: nn.Module) -> list[str]:
 
     That is what is outside the trunk, but for the head of a language model, which was pretrained
     with it; and what the files lacked from which transformers (5 and newer) has loaded the model.
-    What a loader reports as missing is added by the caller (`AdapterSpec.heads`).
+    What a loader reports as missing is added by the caller (`Adapters(heads=...)`).
     """
     trunk = trunk_of(model)
     weights = dict(model.named_parameters())

@@ -13,11 +13,9 @@ before.
 import copy
 import gc
 import importlib
-import itertools
 import logging
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -193,12 +191,11 @@ class HFPart(nn.Module):
     forward: ids int64 (B, T) or hidden states (B, T, C), lengths int64 (B,) or None.
     """
 
-    def __init__(self, trunk: Any, head: nn.Module | None, family: Family, offset: int) -> None:
+    def __init__(self, trunk: Any, head: nn.Module | None, family: Family) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
         self._family = family
-        self._offset = offset
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return hidden states, or logits (B, T, V) where this part has the head."""
@@ -216,39 +213,21 @@ class HFPart(nn.Module):
         found: nn.ModuleList = getattr(self.trunk, self._family.layers)
         return found
 
-    def whole_name(self, name: str) -> str:
-        """The uncut model's name for a weight of this part."""
-        if name.startswith("head."):
-            return f"lm_{name}"
-        blocks = re.escape(f"trunk.{self._family.layers}.")
-        moved = re.sub(
-            rf"^{blocks}(\d+)",
-            lambda found: f"trunk.{self._family.layers}.{int(found[1]) + self._offset}",
-            name,
-        )
-        return self._family.trunk + moved.removeprefix("trunk")
-
     def first_blocks(self, count: int) -> "HFPart":
         """A part of the same weights: only the first `count` blocks, then norm and head.
 
         For auxiliary models.
         """
         trunk = _trunk(self.trunk, self._family, 0, count, first=True, last=True)
-        return HFPart(trunk, self.head, self._family, self._offset)
+        return HFPart(trunk, self.head, self._family)
 
 
-def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
-    """Cut in front of the blocks with the numbers `places`."""
+def part(model: Any, start: int, stop: int, *, first: bool, last: bool) -> nn.Module:
+    """The blocks from `start` to `stop`; first and last: with the ends of the model."""
     family = FAMILIES[model.config.model_type]
-    bounds = [0, *places, layers(model)]
-    found: list[nn.Module] = []
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        last = number == len(places)
-        trunk = _trunk(
-            model.get_submodule(family.trunk), family, start, stop, first=not number, last=last
-        )
-        found.append(HFPart(trunk, model.lm_head if last else None, family, start))
-    return found
+    trunk = model.get_submodule(family.trunk)
+    own = _trunk(trunk, family, start, stop, first=first, last=last)
+    return HFPart(own, model.lm_head if last else None, family)
 
 
 def _trunk(whole: Any, family: Family, start: int, stop: int, *, first: bool, last: bool) -> Any:

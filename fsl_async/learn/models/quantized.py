@@ -77,15 +77,13 @@ def dequantize_whole(model: nn.Module, names: Iterable[str]) -> None:
     for name in dict.fromkeys(name.rpartition(".")[0] for name in names):
         layer = model.get_submodule(name)
         if any(base.__name__ in _LAYERS for base in type(layer).__mro__):
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, _dense(layer))
+            model.set_submodule(name, _dense(layer))
 
 
 def dequantize(model: nn.Module) -> None:
     """Replace all quantized layers by `dense_layer`, in place, and clear the config's note."""
     for name, layer in list(quantized_layers(model)):
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, dense_layer(layer))
+        model.set_submodule(name, dense_layer(layer))
     config: Any = getattr(model, "config", None)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.models.adapters import Adapters, Patched
+from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off
 from fsl_async.learn.models.heads import trunk_of
 from fsl_async.learn.models.peft_folder import (
     ADAPTER_CONFIG,
@@ -201,7 +201,7 @@ class SavePretrained:
         base = self._base_folder()
         if base is None:
             base = str(folder.resolve() / BASE)
-            with self._adapters.disabled():
+            with adapters_off(model):
                 self._save_whole(folder / BASE, **options)
         write_adapters(
             folder,
@@ -209,7 +209,7 @@ class SavePretrained:
             {name: _array(model.get_parameter(name)) for name in self._adapters.full},
             trunk=trunk_of(model),
             rank=len(next(iter(factors.values()))[0]),
-            scale=self._adapters.spec.scale,
+            scale=self._adapters.scale,
             task=task,
             base=base,
         )

@@ -125,8 +125,7 @@ class Alignment:
         Bounded by the model, its moments and `buffer_samples`.
         """
         found = weights.named_state(self.auxiliary, "auxiliary/", live=live)
-        moments = self._optimizer.state(live=live)
-        found |= {f"optimizer/{name}": value for name, value in moments.items()}
+        found |= weights.prefixed("optimizer/", self._optimizer.state(live=live))
         for number, kept in enumerate(self._buffer):
             for name, value in attrs.asdict(kept, recurse=False).items():
                 if value is not None:
@@ -136,8 +135,7 @@ class Alignment:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state`."""
         weights.load_named(self.auxiliary, "auxiliary/", state)
-        opened = {name for name in state if name.startswith("optimizer/")}
-        self._optimizer.load({name.removeprefix("optimizer/"): state[name] for name in opened})
+        self._optimizer.load(weights.under("optimizer/", state))
         device = weights.device_of(self.auxiliary)
         self._buffer.clear()
         self.samples = 0

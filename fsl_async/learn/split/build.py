@@ -6,7 +6,6 @@ from any cut model.
 """
 
 import functools
-import hashlib
 from collections.abc import Mapping
 
 import attrs
@@ -57,7 +56,7 @@ def client_part(
 ) -> ClientPart:
     """A client's part for this method, of the very modules given.
 
-    A second client needs `CutModel.copies`.
+    A second client needs copies of them.
     """
     check(method, model, auxiliary)
     if not method.has_server:
@@ -191,18 +190,9 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
         features = _through(facts, model.client, model.server)
     adapted(config, model, extra)
     if is_own(config.model.family) and chosen.lora_client:
-        found["frozen weights"] = _frozen_digest(model.client)
+        # They do not travel: a site with others would train another model.
+        found["frozen weights"] = weights_of(model.client).manifest.fingerprint
     return Parts(model, extra, found, features)
-
-
-def _frozen_digest(part: nn.Module) -> str:
-    """Digest the weights that do not travel: a site with others would train another model."""
-    digest = hashlib.sha256()
-    for name, weight in part.named_parameters():
-        if not weight.requires_grad:
-            digest.update(name.encode())
-            digest.update(weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _pieces(kind: str) -> int:

@@ -15,7 +15,7 @@ Random numbers. Forward passes draw dropout from (seed, part, owner, number of t
 `models.forward`. Backward passes draw nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -251,26 +251,6 @@ class ClientPart:
             raise ModelPartMisused(f"this client has no part {name!r}")
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything but open steps, as named tensors on the CPU."""
-        found = weights.named_state(self.model, "client/")
-        if self.auxiliary is not None:
-            found |= weights.named_state(self.auxiliary, "auxiliary/")
-        found |= _prefixed("optimizer/", self._optimizer.state())
-        found |= _prefixed("auxiliary_optimizer/", self._auxiliary_optimizer.state())
-        return found | {"steps": torch.tensor(self.steps)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`; steps that were open are forgotten."""
-        weights.load_named(self.model, "client/", state)
-        if self.auxiliary is not None:
-            weights.load_named(self.auxiliary, "auxiliary/", state)
-        self._optimizer.load(_under("optimizer/", state))
-        self._auxiliary_optimizer.load(_under("auxiliary_optimizer/", state))
-        self.steps = int(state["steps"])
-        self._optimizer.steps = self._auxiliary_optimizer.steps = self.steps
-        self._open = 0
-
     def _run(self, pending: Pending, part: str, values: Tensor) -> Tensor:
         with drawing(self.device, self._options.seed, part, self._options.name, pending.number):
             arguments = (part, values, pending.batch.lengths)
@@ -432,13 +412,13 @@ class ServerPart:
         Copies, or `live`, to be read before the next step.
         """
         found = weights.named_state(self.model, "server/", live=live)
-        found |= _prefixed("optimizer/", self._optimizer.state(live=live))
+        found |= weights.prefixed("optimizer/", self._optimizer.state(live=live))
         return found | {"steps": torch.tensor(self.steps), "updates": torch.tensor(self.updates)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state`."""
         weights.load_named(self.model, "server/", state)
-        self._optimizer.load(_under("optimizer/", state))
+        self._optimizer.load(weights.under("optimizer/", state))
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
         self._optimizer.steps = self.updates
 
@@ -477,22 +457,3 @@ def _gradients(
     if not inputs or not outputs.requires_grad:
         return [None] * len(inputs)
     return list(torch.autograd.grad(outputs, inputs, gradient, allow_unused=True))
-
-
-def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: value for name, value in state.items()}
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
-
-
-def total_loss(reports: Iterable[StepReport]) -> float:
-    """Mean loss over all samples of some steps; NaN for none."""
-    found = list(reports)
-    samples = sum(report.samples for report in found)
-    return (
-        sum(report.loss * report.samples for report in found) / samples if samples else float("nan")
-    )

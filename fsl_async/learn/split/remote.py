@@ -16,6 +16,7 @@ hands answers in and never waits, a worker codes what `payload` keeps. `batch_wo
 are the same two calls for a driver that must not block.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -92,23 +93,12 @@ class Run(Protocol):
     def post_split(self, event: Event) -> None: ...
 
 
-@attrs.frozen
-class TrainingOptions:
-    """A client's data and site, as far as its training needs them.
+class SplitTraining:
+    """See the module.
 
     classes: labels are in 0 ... classes - 1. features: of a U-shape, the shape of one sample's
     features where it differs from that of the activations in more than the last size. labels_stay:
     raise NotAllowedError instead of sending labels, whatever the method asks for.
-    """
-
-    classes: int
-    features: tuple[int, ...] = ()
-    labels_stay: bool = False
-
-
-class SplitTraining:
-    """See the module.
-
     `run.meter` gets the begin, end and network waits of each step, which detects one that hangs.
     """
 
@@ -116,8 +106,11 @@ class SplitTraining:
         self,
         part: ClientPart,
         method: Method,
-        options: TrainingOptions,
         run: Run,
+        classes: int,
+        *,
+        features: tuple[int, ...] = (),
+        labels_stay: bool = False,
     ) -> None:
         self.part = part
         self.method = method
@@ -127,7 +120,7 @@ class SplitTraining:
         """Seconds that the training thread has waited for a slot, an answer, a round's end."""
         self.installed = 0
         """Auxiliary models that came and were used."""
-        self._options = options
+        self._classes, self._features, self._labels_stay = classes, features, labels_stay
         self._run = run
         self._round = -1
         self._step = 0
@@ -280,7 +273,7 @@ class SplitTraining:
 
     def _payload(self, smashed: Smashed) -> Payload:
         values = smashed.values.detach().float().cpu().numpy()
-        if smashed.labels is not None and self._options.labels_stay:
+        if smashed.labels is not None and self._labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
         labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
         lengths: tuple[int, ...] = ()
@@ -289,7 +282,7 @@ class SplitTraining:
             values = valid_rows(values, lengths)
             if labels is not None and labels.ndim > 1:
                 labels = valid_rows(labels, lengths)
-        packed = b"" if labels is None else pack_labels(labels, self._options.classes)
+        packed = b"" if labels is None else pack_labels(labels, self._classes)
         # A copy: what is kept must not change, and must not hold the step's graph.
         return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
 
@@ -300,7 +293,9 @@ class SplitTraining:
             yield lambda: entry.key in self._answers
             with self._changed:
                 answer = self._answers.pop(entry.key, None)
-            crossing = None if answer is None else self._crossing(entry, *answer)
+            crossing: CutGradient | Features | None = None
+            with contextlib.suppress(ValueError):  # its size is not that of an answer to this step
+                crossing = None if answer is None else self._shaped(entry, *answer)
             if crossing is None:
                 entry.steps.close()
                 self._run.meter.left_out += 1
@@ -309,14 +304,8 @@ class SplitTraining:
             if report is not None:
                 return report.loss
 
-    def _crossing(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features | None:
-        """What came, in its shape; None where its size is not that of an answer to this step."""
-        try:
-            return self._shaped(entry, values, loss)
-        except ValueError:
-            return None
-
     def _shaped(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
+        """What came, in its shape. Raises ValueError for another size."""
         shape = entry.shape
         found: Any = values
         if entry.batch.lengths is not None:
@@ -325,7 +314,7 @@ class SplitTraining:
             found = put_back(rows, lengths, shape[1], 0.0)
         elif entry.labels_at_home and entry.leg == 0:
             # Where no shape is given, it may differ from that of the activations in the last size.
-            found = values.reshape(shape[0], *(self._options.features or (*shape[1:-1], -1)))
+            found = values.reshape(shape[0], *(self._features or (*shape[1:-1], -1)))
         else:
             found = values.reshape(shape)
         tensor = torch.from_numpy(found)
@@ -432,15 +421,14 @@ def open_training(
     Open the session, and wait until the weights are the run's.
 
     architecture: what must be the same at the split server, by name, in the order of comparison.
-    classes,
-    features: as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this
-    site's policy keeps here what the method sends.
+    classes, features: as in `SplitTraining`. Raises as `Fed.attach` does, and NotAllowedError where
+    this site's policy keeps here what the method sends.
     """
     if method.has_server:
         sent = [ACTIVATIONS] if method.rules.labels_at_home else [ACTIVATIONS, LABELS]
         fed.policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
-    options = TrainingOptions(classes, features, labels_stay=not fed.policy.lets(LABELS))
-    training = SplitTraining(part, method, options, fed)
+    labels_stay = not fed.policy.lets(LABELS)
+    training = SplitTraining(part, method, fed, classes, features=features, labels_stay=labels_stay)
     parts = {name: part.part(name) for name in method.averaged}
     whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
     fed.attach_rounds(whole, training, architecture if method.has_server else None)

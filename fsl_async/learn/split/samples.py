@@ -18,13 +18,12 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
-from torch import Tensor
 
 from fsl_async.config.settings import Config
 from fsl_async.errors import DataError
 from fsl_async.learn.client.pretrain import open_corpus
 from fsl_async.learn.data.base import AnyArray, Dataset, Indices
-from fsl_async.learn.data.corpus import Corpus, Span, held_out_windows, windows
+from fsl_async.learn.data.corpus import Corpus, held_out_windows, windows
 from fsl_async.learn.data.counter import Words, random_words
 from fsl_async.learn.data.facts import (
     Facts,
@@ -42,16 +41,8 @@ from fsl_async.learn.split.smashed import IGNORED
 EVALUATED_BATCH = 64
 
 
-class Samples(ABC):
-    """A client's part of the data."""
-
-    @abstractmethod
-    def round(self, number: int) -> Iterator[Batch]:
-        """The batches of a round."""
-
-
-def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples:
-    """Part `part[0]` of `part[1]` of the run's data.
+def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> "_Text | _Indexed":
+    """Part `part[0]` of `part[1]` of the run's data; its `round(number)` gives batches.
 
     Raises DataError in one line: missing, damaged, other data than the run's.
     """
@@ -94,36 +85,26 @@ def held_out(config: Config, facts: Facts, limit: int = 1 << 12) -> Iterator[Bat
         yield from found.take(indices[start : start + EVALUATED_BATCH])
 
 
-def batches(
-    corpus: Corpus, span: Span, config: Config, shard: int, number: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of round `number`: inputs and labels int64 (<= batch, context).
-
-    The last batch may be smaller.
-    """
-    batch = config.train.batch
-    left = config.split.samples or max(1, (span.bytes - 1) // (corpus.window_bytes - 1))
-    name = f"shard {shard}"
-    drawn = windows(corpus, span, batch=batch, seed=config.run.seed, name=name, start=number)
-    while left > 0:
-        window = next(drawn)[:left]
-        left -= len(window)
-        found = _window(window)
-        yield found.inputs, found.labels
-
-
-class _Text(Samples):
+class _Text:
     def __init__(self, config: Config, facts: Facts, part: tuple[int, int]) -> None:
         self._config, self._shard = config, part[0]
         self._corpus = _corpus(config, facts)
         self._span = self._corpus.shard(*part)
 
     def round(self, number: int) -> Iterator[Batch]:
-        for inputs, labels in batches(self._corpus, self._span, self._config, self._shard, number):
-            yield Batch(inputs, labels)
+        """Windows of a round: inputs and labels int64 (batch, context); the last may be fewer."""
+        config, corpus, span = self._config, self._corpus, self._span
+        left = config.split.samples or max(1, (span.bytes - 1) // (corpus.window_bytes - 1))
+        name, seed = f"shard {self._shard}", config.run.seed
+        batch = config.train.batch
+        for drawn in windows(corpus, span, batch=batch, seed=seed, name=name, start=number):
+            yield _window(drawn[:left])
+            left -= len(drawn[:left])
+            if not left:
+                return
 
 
-class _Indexed(Samples):
+class _Indexed(ABC):
     """Samples by index, in epochs that follow one another over the rounds."""
 
     def __init__(

@@ -121,11 +121,9 @@ class SplitServer:
             return self.common.state(live=live)
         found: dict[str, Tensor] = {}
         if client in self._replicas:
-            state = self._replicas[client].state(live=live)
-            found |= {f"replica/{name}": value for name, value in state.items()}
+            found |= weights.prefixed("replica/", self._replicas[client].state(live=live))
         if client in self._alignments:
-            state = self._alignments[client].state(live=live)
-            found |= {f"alignment/{name}": value for name, value in state.items()}
+            found |= weights.prefixed("alignment/", self._alignments[client].state(live=live))
         return found
 
     def restore(self, state: Mapping[str, Tensor], client: str | None = None) -> None:
@@ -133,8 +131,7 @@ class SplitServer:
         if client is None:
             self.common.restore(state)
             return
-        for kind in ("replica", "alignment"):
-            prefix = f"{kind}/"
-            found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            if found:
-                (self.part if kind == "replica" else self.alignment)(client).restore(found)
+        if found := weights.under("replica/", state):
+            self.part(client).restore(found)
+        if found := weights.under("alignment/", state):
+            self.alignment(client).restore(found)

@@ -48,19 +48,15 @@ class Smashed:
 
     def to(self, device: torch.device) -> "Smashed":
         """The same on `device`."""
-        return Smashed(
-            self.values.to(device),
-            None if self.labels is None else self.labels.to(device),
-            None if self.lengths is None else self.lengths.to(device),
-        )
+        return self._each(lambda tensor: tensor.to(device))
 
     def part(self, start: int, stop: int) -> "Smashed":
         """Samples start ... stop - 1, as views."""
-        return Smashed(
-            self.values[start:stop],
-            None if self.labels is None else self.labels[start:stop],
-            None if self.lengths is None else self.lengths[start:stop],
-        )
+        return self._each(lambda tensor: tensor[start:stop])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Smashed":
+        rest = (None if one is None else change(one) for one in (self.labels, self.lengths))
+        return Smashed(change(self.values), *rest)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

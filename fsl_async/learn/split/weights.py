@@ -76,11 +76,21 @@ def held(value: Tensor, *, live: bool) -> Tensor:
     return found if live else found.clone()
 
 
-def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> None:
-    """Take back what `named_state` gave. Raises ModelPartMisused when it is another module's."""
-    found = {
+def prefixed(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put a prefix in front of the names."""
+    return {prefix + name: value for name, value in state.items()}
+
+
+def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have a prefix, without it."""
+    return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
+
+
+def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> None:
+    """Take back what `named_state` gave. Raises ModelPartMisused when it is another module's."""
+    found = under(prefix, state)
     another = f"the saved {prefix.strip('/')} is of another model"
     differing = found.keys() ^ set(exchanged_names(module))
     if differing:

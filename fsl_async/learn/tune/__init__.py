@@ -3,7 +3,6 @@
     records       rows of jsonl, JSON and CSV files, as samples
     tokens        samples as token ids, and batches of them
     objectives    the losses: next token, labels, preferences (torch)
-    directions    steps along directions of signs, in torch
     zeroth        projected gradients of a round, from losses alone
     base          the base model and its tokenizer (torch, transformers)
     base_files    facts of a base model, from its files alone

@@ -33,17 +33,12 @@ from fsl_async.learn.models.hf import collector_paused, dtype_argument, extra
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
     BaseFacts,
-    Linear,
     base_facts,
     checked_folder,
     weight_files,
 )
 from fsl_async.process.program import to_install
-
-__all__ = [
-    "Base", "BaseFacts", "Linear", "base_facts", "load_base", "load_tokenizer", "quiet",
-    "save_base",
-]  # fmt: skip
+from fsl_async.store.available_memory import available_bytes
 
 HEAD_STD = 0.02
 """Standard deviation of a new head's weights, as of BERT, where the config names none."""
@@ -51,7 +46,6 @@ HEAD_STD = 0.02
 _TRUNK = re.compile(r"\.\d+\.|embed|wte|wpe")
 """In names of weights that no new head has: of blocks and embeddings."""
 _GGUF_MAGIC = b"GGUF"
-_MEMINFO = Path("/proc/meminfo")
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -339,23 +333,12 @@ def _check_quantizer(root: Path, facts: BaseFacts) -> bool:
 
 def _check_memory(root: Path, needed: int) -> None:
     """Raise ConfigError where the weights alone do not fit, before the system ends processes."""
-    free = _free_bytes()
+    free = available_bytes()
     if free is not None and needed > free:
         raise ConfigError(
             f"base {str(root)!r} needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are"
             " free: use a smaller base or a larger machine"
         )
-
-
-def _free_bytes() -> int | None:
-    """Memory that a process may still take, from /proc; None where there is none."""
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    table = dict(line.split(":", 1) for line in lines if ":" in line)
-    found = table.get("MemAvailable", "").split()
-    return int(found[0]) * 1024 if found else None
 
 
 @contextmanager

@@ -99,11 +99,6 @@ class Budget:
                     " new run, which spends a budget of its own"
                 )
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether no step is left."""
-        return self.spent.done >= self.spent.steps
-
     def charge(self) -> None:
         """Count one more step; it is durable on return. PrivacyError: none is left."""
         with self._locked():

@@ -10,8 +10,8 @@ Models are called as those of transformers: input_ids and attention_mask to .log
 # ruff: noqa: N806 - shapes are suffixes
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fsl_async.config.settings_tuning import Objective, TuneConfig
+from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.forward import evaluating
-from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.tokens import UNTRAINED, TokenBatch, Tokenized
 
 EVALUATED_BATCH = 8
@@ -129,20 +129,15 @@ class Dpo(Tuning):
     With log-probabilities of whole completions, and of the reference in brackets, a sample's loss
     is -log sigmoid(beta (chosen - [chosen] - rejected + [rejected])).
 
-    The reference's are computed once for each sample and kept: before training by `prepare`, or
-    when a sample is first met. The reference must not change during a run.
+    The reference's are computed once for each sample, when it is first met, and kept. The reference
+    must not change during a run; by default it is the model with its adapters off.
     """
 
-    def __init__(self, beta: float, reference: Reference) -> None:
+    def __init__(self, beta: float, reference: Reference = adapters_off) -> None:
         self._beta = beta
         self._reference = reference
         # By source of the tokens and number of the sample: [chosen] - [rejected].
         self._known: dict[tuple[int, int], float] = {}
-
-    def prepare(self, model: nn.Module, data: Tokenized, *, size: int = EVALUATED_BATCH) -> None:
-        """Compute the reference of all samples."""
-        for batch in data.batches(size):
-            self._margins(model, batch)
 
     def sums(self, model: nn.Module, batch: TokenBatch) -> Sums:
         """Loss of each sample, which counts as one."""
@@ -164,36 +159,14 @@ class Dpo(Tuning):
         return torch.tensor([self._known[key] for key in keys], dtype=torch.float32)
 
 
-def objective_of(tune: TuneConfig, reference: Reference | None = None) -> Tuning:
-    """The run's objective. reference: of dpo; by default the model with its adapters off."""
+def objective_of(tune: TuneConfig, reference: Reference = adapters_off) -> Tuning:
+    """Return the run's objective. reference: of dpo."""
     kinds: Mapping[Objective, Callable[[], Tuning]] = {
         "lm": Lm,
         "classify": lambda: Classify(tune.label_names),
-        "dpo": lambda: Dpo(tune.beta, reference or adapters_off),
+        "dpo": lambda: Dpo(tune.beta, reference),
     }
     return kinds[tune.objective]()
-
-
-@contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within it the layers that peft put into `model` add nothing.
-
-    What trains is the same afterwards: peft itself would make both factors of every adapter train.
-    Weights that train whole (tune.full) stay as they are.
-    """
-    kind = extra("peft.tuners.tuners_utils").BaseTunerLayer
-    layers: list[Any] = [part for part in model.modules() if isinstance(part, kind)]
-    were_off = [layer.disable_adapters for layer in layers]
-    trained = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
-        for layer in layers:
-            layer.enable_adapters(enabled=False)
-        yield
-    finally:
-        for layer, was_off in zip(layers, were_off, strict=True):
-            layer.enable_adapters(enabled=not was_off)
-        for weight, trains in trained:
-            weight.requires_grad_(trains)
 
 
 def completion_logps(model: nn.Module, batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,6 @@ between floating point numbers reveal nothing (Holohan and Braghin, arXiv:2107.1
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import os
 import warnings
@@ -56,9 +55,9 @@ from torch import Tensor, nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, one_line
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.budget import Budget, Spent, Wanted
-from fsl_async.process.program import to_install
 from fsl_async.roles.sync.delta import EPSILON, NOISE, PRIVATE_STEPS, SAMPLE_RATE
 
 Entropy = Callable[[int], bytes]
@@ -100,7 +99,7 @@ class Privacy:
                 " be ffa or fedsvd",
                 "tune.rule",
             )
-        hooks = _opacus("opacus.grad_sample.grad_sample_module").GradSampleHooks
+        hooks = extra("opacus.grad_sample.grad_sample_module", "dp").GradSampleHooks
         try:
             self._hooks = hooks(model, loss_reduction="sum", strict=True)
         except NotImplementedError as error:
@@ -109,7 +108,7 @@ class Privacy:
     @classmethod
     def of(
         cls,
-        fed: FedBase,
+        fed: Fed,
         model: nn.Module,
         records: int,
         *,
@@ -155,11 +154,6 @@ class Privacy:
     def epsilon(self) -> float:
         """What is spent so far; it never falls."""
         return epsilon_of(self._budget.spent)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no step is left."""
-        return self._budget.is_exhausted
 
     def facts(self) -> dict[str, float]:
         """Of every delta: epsilon, and noise, sample rate and steps, from which it follows."""
@@ -295,7 +289,7 @@ def noise_for(wanted: Wanted) -> float:
             f" tune.dp_delta = {wanted.delta:g}: at least {least:.2g}"
         )
     with _bounds_may_be_loose():
-        found = _opacus("opacus.accountants.utils").get_noise_multiplier(
+        found = extra("opacus.accountants.utils", "dp").get_noise_multiplier(
             target_epsilon=wanted.epsilon,
             target_delta=wanted.delta,
             sample_rate=wanted.sample_rate,
@@ -305,11 +299,6 @@ def noise_for(wanted: Wanted) -> float:
             alphas=_orders(wanted.epsilon),
         )
     return float(found)
-
-
-def epsilon_of(spent: Spent) -> float:
-    """Epsilon of the steps that are done, at the budget's delta; 0 before the first."""
-    return _epsilon(spent.noise, spent.sample_rate, spent.done, spent.delta, spent.epsilon)
 
 
 def _orders(epsilon: float) -> list[float]:
@@ -326,26 +315,18 @@ def _bound_of_endless_noise(delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=8)
-def _epsilon(noise: float, rate: float, steps: int, delta: float, budget: float) -> float:
-    if not steps:
+def epsilon_of(spent: Spent) -> float:
+    """Epsilon of the steps that are done, at the budget's delta; 0 before the first."""
+    if not spent.done:
         return 0.0
-    accountant = _opacus("opacus.accountants").RDPAccountant()
-    accountant.history = [(noise, rate, steps)]
+    accountant = extra("opacus.accountants", "dp").RDPAccountant()
+    accountant.history = [(spent.noise, spent.sample_rate, spent.done)]
     with _bounds_may_be_loose():
         # The bound of few steps with a large delta may be below 0.
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=_orders(budget))))
+        orders = _orders(spent.epsilon)
+        return max(0.0, float(accountant.get_epsilon(spent.delta, alphas=orders)))
 
 
 def _bounds_may_be_loose() -> warnings.catch_warnings[None]:
     """Within it Opacus does not warn that more orders might give a smaller bound."""
     return warnings.catch_warnings(action="ignore")
-
-
-def _opacus(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"this run trains privately, and {name} cannot be imported ({error}):"
-            f" {to_install('dp')}"
-        ) from error

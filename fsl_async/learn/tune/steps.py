@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from fsl_async.learn.client.fed_base import FedBase
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.tune.objectives import Tuning
 from fsl_async.learn.tune.tokens import TokenBatch
@@ -16,7 +16,7 @@ from fsl_async.learn.tune.tokens import TokenBatch
 class GradientSteps:
     """The run's optimizer and schedule on a model that `fed` has. One call a step."""
 
-    def __init__(self, fed: FedBase, model: nn.Module, objective: Tuning) -> None:
+    def __init__(self, fed: Fed, model: nn.Module, objective: Tuning) -> None:
         self._fed, self._model, self._objective = fed, model.train(), objective
         self._optimizer = fed.optimizer(model)
         self._scheduler = fed.scheduler(self._optimizer)

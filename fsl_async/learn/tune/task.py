@@ -8,18 +8,17 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import FedBase
 from fsl_async.learn.client.held_out import HeldOut
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.tune.base import Base, load_base
@@ -37,7 +36,7 @@ EVALUATED_SAMPLES = 256
 """Held-out samples on which versions are measured during training."""
 
 
-def train(fed: FedBase) -> None:
+def train(fed: Fed) -> None:
     """Train until the run ends, then report the metrics of the last version on held-out records."""
     tune = TuneConfig(**fed.config.get("tune", {}))
     threads = int(fed.config.get("train", {}).get("threads", 0))
@@ -45,7 +44,7 @@ def train(fed: FedBase) -> None:
         torch.set_num_threads(threads)
     site = Site(fed, tune)
     fed.log(site.data.summary)
-    if isinstance(fed, Fed) and fed.is_zeroth:
+    if fed.is_zeroth and not isinstance(fed, LocalFed):
         _train_by_losses(fed, site)
     elif tune.is_private:
         _train_privately(fed, site)
@@ -58,7 +57,7 @@ def train(fed: FedBase) -> None:
         fed.log(f"{shown} on {len(site.held):,} held-out samples, version {version}")
 
 
-def _train_by_gradients(fed: FedBase, site: Site) -> None:
+def _train_by_gradients(fed: Fed, site: Site) -> None:
     steps = GradientSteps(fed, site.model, site.objective)
     for batch in site.batches():
         count, metrics = steps.step(batch)
@@ -119,7 +118,7 @@ class _Losses:
         return sum(found) / len(found)
 
 
-def _train_privately(fed: FedBase, site: Site) -> None:
+def _train_privately(fed: Fed, site: Site) -> None:
     """Train within the site's privacy budget; see `fsl_async.learn.tune.privacy`.
 
     Each record's loss is a mean over what counts in it, and each step weighs as the batch that is
@@ -151,7 +150,7 @@ class Site:
     Raises ConfigError and DataError, each in one line.
     """
 
-    def __init__(self, fed: FedBase, tune: TuneConfig) -> None:
+    def __init__(self, fed: Fed, tune: TuneConfig) -> None:
         self._fed, self.tune = fed, tune
         data = fed.config["data"]
         # Records of a wrong kind are an error before the model is loaded.
@@ -170,11 +169,10 @@ class Site:
         holdout = float(data.get("holdout", HELD_OUT_SHARE))
         self.mine, self.held = self.data.split(holdout)
         self.model = fed.lora(base.model, heads=base.drawn)
-        self.objective = objective_of(tune, self._without_adapters)
+        self.objective = objective_of(tune)
         share = float(fed.config.get("train", {}).get("evaluate_share", 0.0))
+        share = 0.0 if self.held is None else share
         self.held_out = HeldOut(fed, lambda: self.measure(EVALUATED_SAMPLES), share)
-        if self.held is None:
-            self.held_out.never()
         self.shares: dict[str, float] = {}
         self._balances = False
         if tune.objective == "classify":
@@ -187,11 +185,6 @@ class Site:
                 f"share_{name}": count / len(self.mine)
                 for name, count in zip(tune.label_names, counts, strict=True)
             }
-
-    def _without_adapters(self, _: nn.Module) -> AbstractContextManager[Any]:
-        """The base alone, for dpo's reference."""
-        assert self._fed.adapters is not None
-        return self._fed.adapters.disabled()
 
     def batches(self) -> Iterator[TokenBatch]:
         """Batches of this site until the run ends."""

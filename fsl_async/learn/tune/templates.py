@@ -21,15 +21,11 @@ from typing import Any
 import attrs
 
 from fsl_async.errors import one_line
-from fsl_async.learn.tune.chats import Chat, Turn
+from fsl_async.learn.tune.chats import Chat, Turn, UnfitError
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]
 Render = Callable[..., str]
-
-
-class RefusedError(Exception):
-    """The template does not take a chat. Its text is the reason, as after "4 rows"."""
 
 
 @attrs.frozen(slots=True)
@@ -54,13 +50,13 @@ def render(
     """Render a chat: the texts that together train each trained turn once.
 
     whole: train all of the text. once: raise where one text is not enough.
-    Raises RefusedError. The first turn is trained by marks only: it has no prompt in front.
+    Raises UnfitError. The first turn is trained by marks only: it has no prompt in front.
     """
     refused = []
     for turns in _variants(chat.turns):
         try:
             return _rendered(attrs.evolve(chat, turns=turns), tokenizer, whole=whole, once=once)
-        except RefusedError as error:
+        except UnfitError as error:
             refused.append(error)
     # What a text lacks is a better reason than the error of another variant.
     raise min(refused, key=lambda error: str(error).startswith(_RAISED))
@@ -102,7 +98,7 @@ def _rendered(chat: Chat, tokenizer: Any, *, whole: bool, once: bool) -> list[Re
                 turns[:count], tools=tools, tokenize=False, add_generation_prompt=asks
             )
         except Exception as error:  # noqa: BLE001 - templates raise as they like
-            raise RefusedError(f"{_RAISED} ({_reason(error)})") from None
+            raise UnfitError(f"{_RAISED} ({_reason(error)})") from None
         return text
 
     if whole:
@@ -113,7 +109,7 @@ def _rendered(chat: Chat, tokenizer: Any, *, whole: bool, once: bool) -> list[Re
     spans = _marked_spans(chat, tokenizer, text)
     if spans:
         trained = "".join(text[start:stop] for start, stop in spans)
-        with suppress(RefusedError):  # earlier turns may lack their reasoning
+        with suppress(UnfitError):  # earlier turns may lack their reasoning
             _check(chat, text, len(turns), dict.fromkeys(chat.trained, trained))
             return [Rendered(text, spans)]
     return _by_prefixes(chat, text_of, tokenizer.eos_token or "", once=once)
@@ -122,7 +118,7 @@ def _rendered(chat: Chat, tokenizer: Any, *, whole: bool, once: bool) -> list[Re
 def _by_prefixes(chat: Chat, text_of: Render, end: str, *, once: bool) -> list[Rendered]:
     rest = [number for number in chat.trained if number]
     if not rest:
-        raise RefusedError("whose only trained message has no prompt")
+        raise UnfitError("whose only trained message has no prompt")
     found = []
     while rest:
         count = rest[-1] + 1
@@ -131,10 +127,10 @@ def _by_prefixes(chat: Chat, text_of: Render, end: str, *, once: bool) -> list[R
         known = {number: span for number, span in spans.items() if span is not None}
         rest = [number for number in rest if number not in known]
         if count - 1 not in known or (once and rest):
-            raise RefusedError("whose turns the chat template rewrites")
+            raise UnfitError("whose turns the chat template rewrites")
         try:
             _check(chat, text, count, {n: text[start:stop] for n, (start, stop) in known.items()})
-        except RefusedError:
+        except UnfitError:
             # The prompt for an answer may hold how it begins, such as <think>.
             wider = {n: text[len(text_of(n)) : stop] for n, (_, stop) in known.items()}
             _check(chat, text, count, wider)
@@ -189,7 +185,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check(chat: Chat, text: str, count: int, trained: Mapping[int, str]) -> None:
-    """Raise RefusedError where the first `count` turns are not all in the text.
+    """Raise UnfitError where the first `count` turns are not all in the text.
 
     trained: by number of a turn the part of the text that has it. Turns of the assistant that are
     not trained may be missing: templates shorten them. Space does not count.
@@ -197,7 +193,7 @@ def _check(chat: Chat, text: str, count: int, trained: Mapping[int, str]) -> Non
     squeezed = _squeezed(text)
     for tool in chat.tools:
         if not _appears(tool.get("function", tool).get("name", ""), squeezed):
-            raise RefusedError("whose tools the chat template leaves out")
+            raise UnfitError("whose tools the chat template leaves out")
     for number, turn in enumerate(chat.turns[:count]):
         is_answer = turn["role"] == "assistant"
         if is_answer and number not in trained:
@@ -205,14 +201,14 @@ def _check(chat: Chat, text: str, count: int, trained: Mapping[int, str]) -> Non
         here = _squeezed(trained[number]) if is_answer else squeezed
         for call in turn.get("tool_calls", ()):
             if not all(_appears(leaf, here) for leaf in _leaves(call["function"])):
-                raise RefusedError("whose tool calls the chat template leaves out")
+                raise UnfitError("whose tool calls the chat template leaves out")
         if is_answer and not _appears(turn.get("reasoning_content", ""), here):
-            raise RefusedError("whose reasoning the chat template leaves out")
+            raise UnfitError("whose reasoning the chat template leaves out")
         content = turn.get("content", "")
         parts = content if isinstance(content, list) else [{"text": content}]
         if not all(_appears(part["text"], here) for part in parts):
             role = turn["role"][:40]
-            raise RefusedError(f"of which the chat template leaves out a message of role {role}")
+            raise UnfitError(f"of which the chat template leaves out a message of role {role}")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -30,9 +30,9 @@ import numpy.typing as npt
 from fsl_async.config.settings_tuning import Objective, TrainedOn
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.tune.chats import Chat, chat_of, text_turn
+from fsl_async.learn.tune.chats import Chat, UnfitError, chat_of, text_turn
 from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
-from fsl_async.learn.tune.templates import RefusedError, Rendered, render
+from fsl_async.learn.tune.templates import Rendered, render
 from fsl_async.roles.phrasing import counted
 
 Ints = npt.NDArray[np.int64]
@@ -285,7 +285,7 @@ class _Store:
         """Return a row's samples, each a list of sequences; none where the template refuses it."""
         try:
             return _sequences(sample, self._tokenizer, trained_on)
-        except RefusedError as error:
+        except UnfitError as error:
             self._refused.add(str(error))
             return []
 
@@ -430,7 +430,7 @@ _BEGIN, _END = -1, -2
 def _sequences(sample: Sample, tokenizer: Any, trained_on: TrainedOn) -> list[list[Sequenced]]:
     """Return a row's samples: with lm of one sequence each, with dpo of two.
 
-    Raises RefusedError.
+    Raises UnfitError.
     """
     if sample.text:
         return [[[(_BEGIN, False), (sample.text, True), (_END, True)]]]
@@ -464,7 +464,7 @@ def _plain_parts(prompt: str, answer: str) -> list[Part]:
 def _plain_chat(chat: Chat) -> list[Part]:
     """A chat for a tokenizer without a template: "User: ...", a line for each turn."""
     if chat.tools or any({"tool_calls", "reasoning_content"} & set(turn) for turn in chat.turns):
-        raise RefusedError("with tools or reasoning, and the tokenizer has no chat template")
+        raise UnfitError("with tools or reasoning, and the tokenizer has no chat template")
     parts: list[Part] = [(_BEGIN, False)]
     for number, turn in enumerate(chat.turns):
         if turn["role"] == "assistant":

@@ -9,7 +9,7 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.quantized import dense_layer, dequantize
 from fsl_async.learn.models.saving import merged_weight, plain_layer
 from fsl_async.learn.tune.base import Base, load_base
@@ -28,8 +28,8 @@ class Tuned:
         self.tune = tune
         self.base: Base = load_base(path, tune.objective, labels=tune.label_names, seed=seed)
         self.model = self.base.model
-        spec = AdapterSpec.of(tune, seed=seed, heads=self.base.drawn)
-        self.adapters = Adapters(self.model, spec, adapter_rule_named(tune.rule))
+        rule = adapter_rule_named(tune.rule)
+        self.adapters = Adapters(self.model, tune, rule, seed=seed, heads=self.base.drawn)
         self._weights = ModelWeights(self.model, self.adapters.view)
         self._check(path, manifest)
 
@@ -47,8 +47,7 @@ class Tuned:
             for name, layer in self.adapters.layers.items():
                 merged, linear = merged_weight(layer), dense_layer(plain_layer(layer))
                 linear.weight.copy_(merged)  # type: ignore[operator]
-                parent, _, last = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), last, linear)
+                self.model.set_submodule(name, linear)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
         dequantize(self.model)

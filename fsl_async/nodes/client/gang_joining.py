@@ -22,7 +22,7 @@ from fsl_async.errors import FslError, TaskError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.learn.gang.link import Link, NodeLostError, RankLink, address_of
+from fsl_async.learn.gang.link import Link, NodeLostError, address_of
 from fsl_async.learn.gang.orders import CHECK_S, RankOrders
 from fsl_async.learn.gang.remote import RemoteLink, RemoteRanks
 from fsl_async.learn.gang.training import RankTraining, store_of_ranks
@@ -87,7 +87,9 @@ class Place:
 class RankSession:
     """This rank's connection with its node, and its side of training."""
 
-    def __init__(self, link: RankLink, place: Place, proxies: RemoteRanks | None = None) -> None:
+    def __init__(
+        self, link: Link | RemoteLink, place: Place, proxies: RemoteRanks | None = None
+    ) -> None:
         self.place = place
         self.link = link
         check_s = float(os.environ.get(CHECK, CHECK_S))
@@ -151,7 +153,7 @@ def dial(name: str, *, starts: Callable[[], None] | None = None) -> Link:
 
 def reach(
     place: Place, name: str, *, starts: Callable[[], None] | None = None
-) -> tuple[RankLink, RemoteRanks | None]:
+) -> tuple[Link | RemoteLink, RemoteRanks | None]:
     """Connect this rank with the node of its gang, by the name of its socket on rank 0's machine.
 
     Returns the connection and, in rank 0, the proxies of ranks on other machines, if there are

@@ -33,7 +33,7 @@ from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, ServerPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import Payload, Values
-from fsl_async.learn.split.remote import SplitTraining, StepKey, TrainingOptions
+from fsl_async.learn.split.remote import SplitTraining, StepKey
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining, UploadShape
@@ -306,7 +306,7 @@ class CheckedSplitTraining(SplitTraining):
     """
 
     def __init__(self, method: Method, run: RoundTraining, lineage: SplitLineage) -> None:
-        super().__init__(client_of(method, run.name), method, TrainingOptions(2), run)
+        super().__init__(client_of(method, run.name), method, run, 2)
         self._changed.notify_all = run.wake  # type: ignore[method-assign]
         self.lineage = lineage
         self.auxiliary = START.tobytes()

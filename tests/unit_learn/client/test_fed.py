@@ -125,19 +125,6 @@ def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
     assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
 
 
-def test_a_step_answers_a_snapshot_asked_by_another_thread():
-    """The loop thread asks; only the training thread may touch the model."""
-    fed, sides = connected()
-    fed.attach(nn.Linear(1, 1))
-    assert fed.step(tokens=3)
-    asking = threading.Thread(target=sides.exchange.request_snapshot, args=(1,))
-    asking.start()
-    asking.join()
-    assert not any(isinstance(event, Snapshotted) for event in sides.events)
-    assert fed.step(tokens=4)
-    assert sides.events[-1].tokens == 7
-
-
 def test_a_device_that_is_not_there_is_an_error_of_one_line():
     """The usual cause is a configuration written on another machine."""
     assert choose_device("cpu") == torch.device("cpu")

@@ -171,7 +171,7 @@ def test_a_rule_that_trains_one_factor_in_turn(made, monkeypatch):
         trains_a=lambda version: version % 2 == 1,
         trains_b=lambda version: version % 2 == 0,
     )
-    monkeypatch.setattr("fsl_async.learn.client.fed_base.adapter_rule_named", lambda _: rule)
+    monkeypatch.setattr("fsl_async.learn.client.fed.adapter_rule_named", lambda _: rule)
     trainer, fed = made(), alone(**LORA)
     fsl_async.hf.patch(trainer, fed=fed)
     weights = {name: w for name, w in trainer.model.named_parameters() if ".lora_" in name}

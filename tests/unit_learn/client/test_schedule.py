@@ -1,7 +1,6 @@
 """Learning rates follow the run, not a client's own steps."""
 
 import pytest
-import torch
 from client_sides import Sides
 from torch import nn
 
@@ -91,36 +90,3 @@ def test_alone_the_progress_is_that_of_the_steps():
     assert [progress for progress, _ in found] == [0.0, 0.25, 0.5, 0.75]
     assert found[0][1] == found[2][1] == 1.0
     assert found[3][1] == pytest.approx(0.02 + 0.98 * 0.25 / 0.5)
-
-
-def test_a_hugging_face_trainer_takes_both(tmp_path):
-    """`optimizers=(optimizer, scheduler)`: its schedule is the run's, not one of its own steps."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
-    fed = LocalFed(ClientContext("alone", config={"train": {"warmup_steps": 0}}), steps=8)
-    fed.attach(model)
-    optimizer = fed.optimizer(model)
-    rates = []
-
-    class EachStep(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            rates.append(optimizer.param_groups[0]["lr"])
-            control.should_training_stop = not fed.step(tokens=16)
-
-    item = {"input_ids": torch.arange(16), "labels": torch.arange(16)}
-    options = {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=100, per_device_train_batch_size=2, **options
-    )
-    transformers.Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=[item] * 40,
-        optimizers=(optimizer, fed.scheduler(optimizer)),
-        callbacks=[EachStep()],
-    ).train()
-    assert len(rates) == 8
-    assert rates[0] == pytest.approx(0.007)
-    assert rates[-1] == pytest.approx(0.007 * (0.02 + 0.98 * 0.125 / 0.5))

@@ -10,9 +10,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.data import arrays
 from fsl_async.learn.data.arrays import open_cifar, open_idx, open_npz, read_idx
 from fsl_async.learn.data.base import check_gaps
-from fsl_async.learn.data.corpus import Corpus, Span
 from fsl_async.learn.data.find import open_dataset
-from fsl_async.learn.data.text import TextWindows
 
 IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
 LABELS = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.uint8)
@@ -299,33 +297,11 @@ def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
         open_dataset(tmp_path)
 
 
-def test_text_windows_predict_each_byte_once(tmp_path):
-    """Text has numbered samples too, so that one partition serves all data."""
-    path = tmp_path / "x.txt"
-    content = bytes(i % 251 for i in range(1000))
-    path.write_bytes(content)
-    data = open_dataset(path, context=9)
-    corpus = Corpus.open(path, context=9)
-    assert data.samples == (corpus.train.bytes - 1) // 9
-    assert data.labels is None
-    whole = data.read(range(data.samples))
-    assert whole[:, 1:].tobytes() == content[1 : 1 + 9 * data.samples]
-    assert (whole[:-1, -1] == whole[1:, 0]).all()
-    tail = open_dataset(path, context=9, split="test")
-    assert tail.read([0])[0].tobytes() == content[corpus.held_out.start :][:10]
-    assert tail.fingerprint != data.fingerprint
-    refused("has no labels to count", data.label_counts)
-    # 90 bytes are 9 windows of 9 with their targets, and 8 bytes: a tenth lacks its last target.
-    spans = [TextWindows(corpus, Span(5, 5 + size)).samples for size in (89, 90, 91)]
-    assert spans == [9, 9, 10]
-    assert TextWindows(corpus).fingerprint == data.fingerprint
-
-
 def test_missing_paths_and_wrong_splits(tmp_path):
     """A wrong path is a new user's first mistake, so its error must be clear."""
     refused("cannot read data .*nowhere", open_dataset, tmp_path / "nowhere")
     refused("split 'all': use train or test", open_dataset, tmp_path, split="all")
-    refused("holds no text files", open_dataset, tmp_path)
+    refused("holds none of MNIST files", open_dataset, tmp_path)
 
 
 def test_the_fingerprint_depends_on_order_classes_and_labels(tmp_path):

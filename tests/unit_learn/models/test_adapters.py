@@ -8,13 +8,14 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import nn
 
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import hf
-from fsl_async.learn.models.adapters import Adapters, AdapterSpec
+from fsl_async.learn.models.adapters import Adapters, adapters_off
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 LLAMA = {
@@ -22,7 +23,6 @@ LLAMA = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16,
 }  # fmt: skip
 GPT2 = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
-SPEC = AdapterSpec(rank=4, site_rank=4, scale=2.0, seed=5)
 
 
 @frozen
@@ -65,9 +65,10 @@ def logits(model):
         return model(ids()).logits
 
 
-def site(rank, rule=AnyRule(), build=llama, **spec):
+def site(rank, rule=AnyRule(), build=llama, *, heads=(), layers="", seed=5, **tune):
     model = build()
-    adapters = Adapters(model, evolve(SPEC, site_rank=rank, **spec), rule)
+    how = {"heads": heads, "layers": layers, "site_rank": rank}
+    adapters = Adapters(model, TuneConfig(rank=4, scale=2.0, **tune), rule, seed=seed, **how)
     return model, adapters, ModelWeights(model, adapters.view)
 
 
@@ -79,7 +80,7 @@ def flat(weights):
 
 def test_what_trains_is_fp32_in_a_base_in_bf16():
     """The first weights are those of sites with a base in fp32, and small steps are not lost."""
-    sites = [site(4, build=build, full=("*norm.weight",)) for build in (llama, llama_in_bf16)]
+    sites = [site(4, build=build, full="*norm.weight") for build in (llama, llama_in_bf16)]
     model = sites[1][0]
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
     assert model.model.embed_tokens.weight.dtype == torch.bfloat16
@@ -197,10 +198,10 @@ def test_a_dense_patch_is_exchanged_and_computed_with():
 
 def test_without_adapters_the_model_is_its_base():
     """The reference of preference training; what trains is as before afterwards."""
-    model, adapters, weights = site(3)
+    model, _, weights = site(3)
     weights.copy_in(np.full(weights.layout.values, 0.2, np.float32))
     trains = [weight.requires_grad for weight in model.parameters()]
-    with adapters.disabled():
+    with adapters_off(model):
         assert torch.equal(logits(model), logits(llama()))
     assert not torch.equal(logits(model), logits(llama()))
     assert [weight.requires_grad for weight in model.parameters()] == trains
@@ -208,23 +209,21 @@ def test_without_adapters_the_model_is_its_base():
 
 def test_sites_choose_blocks_and_runs_choose_layers_and_whole_weights():
     """Names, patterns and numbers of blocks; each mistake is one line."""
-    _, adapters, weights = site(4, layers="0,2", targets=["q_proj", "v_proj"])
+    _, adapters, weights = site(4, layers="0,2", targets="q_proj,v_proj")
     assert len(weights.layout.tensors) == 2 * 2 * 3
     assert len(adapters.trained()) == 2 * 2 * 2
-    _, adapters, weights = site(
-        4, full=["model.norm.*"], targets=["q_proj"], heads=["lm_head.weight"]
-    )
+    _, adapters, weights = site(4, full="model.norm.*", targets="q_proj", heads=["lm_head.weight"])
     assert [spec.name for spec in weights.layout.tensors[-2:]] == [
         "model.norm.weight",
         "lm_head.weight",
     ]
     for spec, kind, words in (
         (
-            {"targets": ["qproj"]},
+            {"targets": "qproj"},
             ConfigError,
             "no linear layer qproj; .*: down_proj, ",
         ),
-        ({"full": ["norn.*"]}, ConfigError, "no weight of the base matches norn"),
+        ({"full": "norn.*"}, ConfigError, "no weight of the base matches norn"),
         ({"layers": "7"}, ConfigError, "no adapted layer is in these blocks"),
         ({"layers": "one"}, TaskError, "write numbers of blocks like 0-2,5"),
     ):

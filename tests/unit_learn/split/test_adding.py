@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import torch
+from split_lockstep import start
 from torch import nn
 
 from fsl_async.learn.models.cuts import split
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.plan.link import LinkSpec

@@ -10,12 +10,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from split_lockstep import start, whole_state
 from torch import nn
 
 from fsl_async.learn.models.cuts import split, whole
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
@@ -304,7 +304,7 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
         run.round({"a": data["a"][number]})
     found = run.model()
     assert found.tail.head is found.client.embedding
-    state = found.whole_state()
+    state = whole_state(found)
     assert difference(state, uncut.state_dict()) <= 1e-6
 
 

@@ -17,9 +17,10 @@ if not importlib.util.find_spec("peft"):
 
 import tiny_base
 
+from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.tune.base import load_base
-from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, adapters_off, objective_of
+from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
 
@@ -167,8 +168,8 @@ def test_the_reference_is_computed_once_for_a_sample(tmp_path):
     data = tokens(tmp_path, rows, "dpo")
     model = Favors(LETTER, 0.0).train()
     objective = Dpo(0.1, off)
-    objective.prepare(model, data.select([0, 1]), size=2)
-    assert model.calls == [(False, True)]
+    objective.loss(model, data.batch([0, 1]))
+    assert model.calls == [(False, True), (True, False)]
     model.calls.clear()
     found = objective.loss(model, data.batch([0, 1]))
     assert model.calls == [(True, False)]

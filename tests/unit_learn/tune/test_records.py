@@ -12,8 +12,8 @@ import pytest
 from fsl_async.errors import DataError
 from fsl_async.learn.tune import rows as files
 from fsl_async.learn.tune.chats import Chat
-from fsl_async.learn.tune.csv_rows import csv_rows
 from fsl_async.learn.tune.records import Records, Sample, check_records, parse_columns
+from fsl_async.learn.tune.rows import csv_rows
 
 LABELS = ("negative", "positive")
 
@@ -348,7 +348,7 @@ def test_many_open_quotes_are_read_in_the_time_of_their_length(monkeypatch):
 
         return reader(counting(), **options)
 
-    monkeypatch.setattr("fsl_async.learn.tune.csv_rows.csv.reader", counted)
+    monkeypatch.setattr("fsl_async.learn.tune.rows.csv.reader", counted)
     lines = ["text,label\n", *['x","\n'] * 2000, "y,0\n", '"y\nz",0\n']
     (*stray, one, other) = csv_rows(iter(enumerate(lines, 1)), "a.csv", longest=10_000)
     assert [str(row) for _, row in stray] == ["with a stray quote"] * 2000

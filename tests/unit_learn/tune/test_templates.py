@@ -11,8 +11,8 @@ if not importlib.util.find_spec("transformers"):
 
 import tiny_base
 
-from fsl_async.learn.tune.chats import chat_of, tools_of, turns_of
-from fsl_async.learn.tune.templates import RefusedError, render
+from fsl_async.learn.tune.chats import UnfitError, chat_of, tools_of, turns_of
+from fsl_async.learn.tune.templates import render
 
 USER = {"role": "user", "content": "Dose?"}
 CALL = {
@@ -199,13 +199,13 @@ def test_what_a_template_leaves_out_is_refused(template, messages, tools, reason
     """Trained without its calls, a chat teaches empty answers."""
     # A chat that is trained whole needs no prompt, and its turns are not looked for.
     for whole in {False, messages[0] is USER}:
-        with pytest.raises(RefusedError, match=reason):
+        with pytest.raises(UnfitError, match=reason):
             rendered(template, messages, tools, whole=whole)
 
 
 def test_an_answer_of_preferences_is_one_text():
     """Two answers of several turns are compared as wholes."""
-    with pytest.raises(RefusedError, match="whose turns the chat template rewrites"):
+    with pytest.raises(UnfitError, match="whose turns the chat template rewrites"):
         rendered(FORGETS, [USER, THOUGHT, USER, THOUGHT], once=True)
     assert rendered(PLAIN, [USER, ANSWER], whole=True) == ["{<user>Dose?</s><assistant>4 mg</s>}"]
 
@@ -234,7 +234,7 @@ def test_templates_of_real_models_train_all_answers_or_refuse(name):
         assert any(text in part.partition("}")[0] for part in trained.split("{")[1:])
     try:
         called = "".join(rendered(template, [USER, CALL, RESULT, ANSWER], TOOLS))
-    except RefusedError:
+    except UnfitError:
         assert not name.startswith(("qwen3", "llama3_1", "deepseekv3", "glm4", "gptoss"))
     else:
         assert "dose" in called

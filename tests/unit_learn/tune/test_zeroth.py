@@ -7,8 +7,7 @@ from torch import nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.tune.directions import add_steps, add_unpacked
-from fsl_async.learn.tune.zeroth import probe_round, probing
+from fsl_async.learn.tune.zeroth import add_steps, add_unpacked, probe_round, probing
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import add_signs, direction_keys
 
@@ -32,7 +31,7 @@ def vector(seed):
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 10_007])
 def test_torchs_operations_and_the_codec_give_the_same_bits(count, monkeypatch):
-    monkeypatch.setattr("fsl_async.learn.tune.directions._PIECE_WORDS", 3)
+    monkeypatch.setattr("fsl_async.learn.tune.zeroth._PIECE_WORDS", 3)
     generator = np.random.default_rng(count)
     values = generator.standard_normal(count).astype(np.float32)
     keys = direction_keys(3, 5, 1, 2, 3)

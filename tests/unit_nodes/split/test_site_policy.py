@@ -190,7 +190,7 @@ class TestWhatLeaves:
         from fsl_async.learn.split import remote
 
         training = object.__new__(remote.SplitTraining)
-        training._options = remote.TrainingOptions(4, labels_stay=True)
+        training._classes, training._labels_stay = 4, True
         import torch
 
         from fsl_async.learn.split.smashed import Smashed

@@ -11,17 +11,15 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from split_lockstep import Lockstep, check_equal, kept
 
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.config.site_code import SiteCode
 from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
-from fsl_async.learn.split import build, lockstep, weights
-from fsl_async.learn.split.samples import open_samples
-from fsl_async.learn.split.server import ServerSettings
-from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.tools.evaluation import load_last
+from fsl_async.learn.models.forward import Batch
+from fsl_async.learn.split import build
 
 needs_hf = pytest.mark.skipif(
     not (importlib.util.find_spec("peft") and importlib.util.find_spec("pyarrow")),
@@ -70,73 +68,6 @@ def sentences(tmp_path):
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
     (folder / "dataset_info.json").write_text("{}")
     return folder, rows
-
-
-def oracle(config, names=("site-a", "site-b")):
-    """The same computation in one process.
-
-    Returns the expected x_s and x_c after the run's rounds.
-    """
-    parts = build.build_parts(config, at_client=False)
-    server, method, *_ = build.build_server(config, torch.device("cpu"))
-    found = lockstep.start(
-        method,
-        parts.model,
-        names,
-        build.optimizer_of(config),
-        auxiliary=parts.auxiliary,
-        auxiliary_optimizer=build.client_options(config).auxiliary_optimizer,
-        seed=config.run.seed,
-        server=ServerSettings(
-            build.optimizer_of(config),
-            build.loss_of(config),
-            config.run.seed,
-            align=server.settings.align,
-        ),
-        loss=build.loss_of(config),
-        shares=dict.fromkeys(names, config.split.samples),
-    )
-    facts = facts_of(config)
-    parts_of = {
-        name: open_samples(config, facts, (shard, len(names))) for shard, name in enumerate(names)
-    }
-    if method.sequential:  # in a relay every turn is a round of its own
-        for turn in range(0, config.run.rounds, len(names)):
-            found.round(
-                {
-                    name: list(samples.round(turn + shard))
-                    for shard, (name, samples) in enumerate(parts_of.items())
-                }
-            )
-        return found
-    for number in range(config.run.rounds):
-        found.round({name: list(samples.round(number)) for name, samples in parts_of.items()})
-    return found
-
-
-def kept(run):
-    """The split server's checkpoint on disk: tensors of the common part, and all names."""
-    disk = ServerDisk(run.run_dir / "server")
-    state = disk.recover()
-    disk.close()
-    return state.common
-
-
-def check_equal(run, config):
-    """Both parts equal those of the computation in one process."""
-    wanted = oracle(config)
-    common = {k: v for k, v in wanted.server.state().items() if k.startswith("server/")}
-    found = kept(run)
-    for name, tensor in common.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
-    client = wanted.clients["site-b"]  # the last one in a relay
-    body = client.part("client")
-    if config.split.method == "cse-fsl":
-        body = torch.nn.ModuleDict({"client": body, "auxiliary": client.part("auxiliary")})
-    expected = weights.export(body)
-    load_last(run.run_dir / "ps", weights.weights_of(body))
-    np.testing.assert_allclose(weights.export(body), expected, rtol=1e-4, atol=1e-5)
-    return found
 
 
 LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0.05"]
@@ -358,9 +289,9 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
         assert cut.shape == (-1, 32)
         assert models.build_model(config, facts).get_submodule("").training
         half = build.client_part(method, parts.model, build.client_options(config, "a"))
-        run = lockstep.Lockstep(method, {"a": half}, server)
+        run = Lockstep(method, {"a": half}, server)
         ids = torch.arange(48).reshape(3, 16) % 7
-        batch = lockstep.Batch(ids, (ids + 1) % 7)
+        batch = Batch(ids, (ids + 1) % 7)
         losses = [run.round({"a": [batch]})["a"] for _ in range(4)]
         assert losses[-1] < losses[0] < 6.0
 

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from split_lockstep import start
 
 import fsl_transport
 from fsl_async.cli import main
@@ -54,7 +55,7 @@ def in_one_process(choices, method_name):
     facts, method = facts_of(config), split_method(config)
     parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
     settings = ServerSettings(optimizer, seed=config.run.seed)
-    found = lockstep.start(
+    found = start(
         method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )
     own = {

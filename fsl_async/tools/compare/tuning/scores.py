@@ -65,7 +65,7 @@ class TunedModel:
         self.model = self.fed.lora(loaded.model, heads=loaded.drawn)
         assert self.fed.adapters is not None
         self.adapters = self.fed.adapters
-        self.objective = objective_of(tune, lambda _: self.adapters.disabled())
+        self.objective = objective_of(tune)
 
     def score(self, held: Tokenized) -> Score:
         """Metrics of the model as it is."""
