@@ -299,7 +299,13 @@ class ClientNode:
             parts.exchange.pool.close()
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event; the split server's session gets the end of training too."""
+        """Give the machine an event; the split server's session gets the end of training too.
+
+        A version that training has moved onto is preceded by a note of the costs up to it.
+        """
+        if isinstance(event, ev.Rebased):
+            waited_s = round(self._parts.training.meter.waited_s, 6)
+            self._traffic_notes.write(version=event.version, waited_s=waited_s)
         self._shell.node.feed(event)
         if isinstance(event, TrainingEnded):
             self._end_split(event)
