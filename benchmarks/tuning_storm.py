@@ -34,7 +34,7 @@ from fsl_async.config import address as addresses
 from fsl_async.config.load import to_dict
 from fsl_async.config.settings import Config
 from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
-from fsl_async.tools.compare.alone import TuningScorer
+from fsl_async.tools.compare.alone import TunedModel
 from fsl_async.tools.compare.tune import TuningChoices
 from fsl_async.tools.proxy import Proxy
 
@@ -149,7 +149,7 @@ def row_of(bench: Bench, seed: int, rounds: int, faults_per_hour: float) -> dict
         report = asyncio.run(play.play(seed))
         audit = audit_run(play.run_dir)
         alarms = _alarms(play.run_dir)
-        score = TuningScorer(play.config, choices.base, bench.held)(play.run_dir)
+        score = TunedModel(play.config, choices.base, "scores", bench.held)(play.run_dir)
     return {
         "bench": "tuning_storm",
         "seed": seed,

@@ -62,13 +62,10 @@ def settings_of_split(command: Command) -> Command:
     help=f"{', '.join(names_of())}. With --base: {', '.join(get_args(AdapterRuleName))}.",
 )  # fmt: skip
 @click.option(
-    "--data",
-    required=True,
-    multiple=True,
-    metavar="PATH",
+    "--data", required=True, multiple=True, metavar="PATH",
     help="Images or other labeled samples with a test part; or text. With --base records as of"
     " --role client, once for each site.",
-)
+)  # fmt: skip
 @click.option(
     "--base", type=_FILE, metavar="MODEL_DIR",
     help="Tune this base model by rules of federated LoRA, and beside them on all records in one"
@@ -128,33 +125,26 @@ def settings_of_split(command: Command) -> Command:
     "--stop-at-target", "stops_at_target", is_flag=True, help="End a method's run at the target."
 )
 @click.option(
-    "--alpha",
-    type=Finite(0, min_open=True),
+    "--alpha", type=Finite(0, min_open=True),
     help="Divide by Dirichlet(alpha) over classes. [default: IID]",
-)
+)  # fmt: skip
 @click.option("--seed", type=Whole(0, 2**62), help="[default: 0]")
 @click.option(
-    "--net",
-    metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
+    "--net", metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
     help="Links between clients and servers: a profile of the network laboratory, with changes if"
     " needed (transatlantic:loss=0%; needs root), or a rate and one-way delay like 200mbit,45ms.",
-)
+)  # fmt: skip
 @click.option(
     "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."
 )
 @click.option(
-    "--png",
-    "png_path",
-    type=_FILE,
-    metavar="FILE",
-    help="Draw accuracy against bytes, rounds and seconds.",
-)
+    "--png", "png_path", type=_FILE, metavar="FILE",
+    help="Draw accuracy, or loss, against bytes, rounds and seconds.",
+)  # fmt: skip
 @click.option(
-    "--out",
-    type=_FILE,
-    metavar="DIR",
+    "--out", type=_FILE, metavar="DIR",
     help="Directory of the runs. [default: runs/compare-DATE-TIME]",
-)
+)  # fmt: skip
 def command(
     *,
     methods: str,
@@ -217,7 +207,10 @@ def command(
     if png_path is not None:
         from fsl_async.tools.compare.plot import draw
 
-        draw(found, png_path, f"{choices.title}, {between.words}")
+        used = choices.used(choices.run(choices.methods[0]))
+        trained = Path(used.get("base") or used["model"]).name
+        data_name = Path(choices.data[0]).name if len(choices.data) == 1 else "own records"
+        draw(found, png_path, f"{trained} on {data_name}, {clients}, {between.words}")
         output.say(f"picture: {png_path}")
 
 

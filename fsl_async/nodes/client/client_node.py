@@ -20,7 +20,6 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic import Traffic
 from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
@@ -148,11 +147,6 @@ class LoopSide:
 
     # --- the thread that made it ---
 
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes by category and direction, so far."""
-        return self._parts.traffic
-
     def wait_welcome(self) -> Membership:
         """Wait for the parameter server's welcome.
 
@@ -198,7 +192,7 @@ class LoopSide:
             tokens_acknowledged=machine.tokens_acknowledged,
             reason=self.finish.reason if self.finish is not None else "",
             seconds=round(time.monotonic() - self._begun, 3),
-            traffic=self.traffic.as_dict(),
+            traffic=self._parts.traffic.as_dict(),
             memory_grown=MemoryMark.grown(),
         )
 

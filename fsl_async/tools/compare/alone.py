@@ -36,13 +36,19 @@ from fsl_async.tools.evaluation import load_last
 class TunedModel:
     """The base model with a run's adapters, all of the run's rank, in a `LocalFed`.
 
-    steps, layers: of training; the blocks whose adapters train.
+    held: what it is scored on. steps, layers: of training; the blocks whose adapters train.
     """
 
-    def __init__(
-        self, config: Config, base: str, name: str, *, steps: int | None = None, layers: str = ""
+    def __init__(  # noqa: PLR0917 - what a site is given
+        self,
+        config: Config,
+        base: str,
+        name: str,
+        held: Tokenized,
+        steps: int | None = None,
+        layers: str = "",
     ) -> None:
-        self._config = config
+        self._config, self._held = config, held
         tune = config.tune
         device = choose_device(config.train.device)
         if config.train.threads:
@@ -64,15 +70,21 @@ class TunedModel:
             tuning=SiteTuning(layers=layers),
         )
         self._fed = LocalFed(context, steps=steps)
-        self.model = self._fed.lora(loaded.model, heads=loaded.drawn)
-        assert self._fed.adapters is not None
-        self.adapters = self._fed.adapters
-        self._objective = objective_of(tune, lambda _: self.adapters.disabled())
+        self._model = self._fed.lora(loaded.model, heads=loaded.drawn)
+        adapters = self._fed.adapters
+        assert adapters is not None
+        self._objective = objective_of(tune, lambda _: adapters.disabled())
+        self._weights = ModelWeights(self._model, adapters.view)
 
-    def score(self, held: Tokenized) -> Score:
+    def __call__(self, run_dir: Path) -> Score:
+        """Score the newest version in `run_dir`. Raises RunDirError."""
+        load_last(run_dir, self._weights)
+        return self.score()
+
+    def score(self) -> Score:
         """Metrics of the model as it is."""
         with autocast(self._fed.device):
-            found = self._objective.evaluate(self.model, held)
+            found = self._objective.evaluate(self._model, self._held)
         return Score(found.get("eval_accuracy"), found["eval_loss"])
 
     def train(self, data: Tokenized, *, stop: Stopper) -> float:
@@ -82,7 +94,7 @@ class TunedModel:
         error.
         """
         fed, batch_size = self._fed, self._config.train.batch
-        steps = GradientSteps(fed, self.model, self._objective)
+        steps = GradientSteps(fed, self._model, self._objective)
         begun = time.monotonic()
         with drawing(fed.device, fed.seed, fed.client_name):
             for batch in data.shuffled(batch_size, seed=fed.seed, name=fed.client_name):
@@ -92,20 +104,6 @@ class TunedModel:
                 if not fed.step(tokens=count):
                     break
         return time.monotonic() - begun
-
-
-class TuningScorer:
-    """Scores versions of a run. config: the run's."""
-
-    def __init__(self, config: Config, base: str, held: Tokenized) -> None:
-        self._tuned = TunedModel(config, base, "scores")
-        self._weights = ModelWeights(self._tuned.model, self._tuned.adapters.view)
-        self._held = held
-
-    def __call__(self, run_dir: Path) -> Score:
-        """Score the newest version in `run_dir`. Raises RunDirError."""
-        load_last(run_dir, self._weights)
-        return self._tuned.score(self._held)
 
 
 class TuningComparison(Comparison):
@@ -119,7 +117,7 @@ class TuningComparison(Comparison):
 
     def scorer(self, run: Run) -> Scorer:
         """Return what scores versions on the held-out records."""
-        return TuningScorer(run.config, self.choices.base, self.records.held)
+        return TunedModel(run.config, self.choices.base, "scores", self.records.held)
 
     def alone(self, stage: Stage) -> Iterator[Outcome]:
         """Train on all records in one process, then each site alone."""
@@ -145,9 +143,9 @@ class TuningComparison(Comparison):
         """Train from the base model; return the score and the seconds."""
         choices = self.choices
         config = choices.run(CENTRAL).config
-        tuned = TunedModel(config, choices.base, name, steps=steps, layers=choices.layers)
-        seconds = tuned.train(data, stop=stage.stop)
-        score = tuned.score(self.records.held)
+        held, layers = self.records.held, choices.layers
+        tuned = TunedModel(config, choices.base, name, held, steps, layers)
+        seconds, score = tuned.train(data, stop=stage.stop), tuned.score()
         stage.say(f"{label} {steps} steps, {words_of(score)}, {seconds:,.1f} s")
         return score, seconds
 

@@ -28,24 +28,15 @@ COMMON: Mapping[str, Any] = {
 """Settings of all runs, unless an option, --set or a preset has others."""
 
 SPLIT_SETTINGS: Mapping[str, str] = {
-    "model.sizes": "--sizes",
-    "split.cut": "--cut",
-    "split.auxiliary": "--auxiliary",
-    "split.samples": "--samples",
-    "split.optimizer": "--optimizer",
-    "split.upload_every": "--upload-every",
-    "split.align_every": "--align-every",
-    "split.align_passes": "--align-passes",
-    "split.align_rate": "--align-rate",
-    "split.buffer_samples": "--buffer-samples",
-    "split.mode": "--mode",
-    "split.in_flight": "--in-flight",
-    "split.up": "--format",
-    "split.down": "--format",
-    "train.batch": "--batch",
-    "train.learning_rate": "--learning-rate",
-    "train.weight_decay": "--weight-decay",
-}
+    f"{table}.{name}": f"--{name.replace('_', '-')}"
+    for table, name in (
+        ("model", "sizes"), ("split", "cut"), ("split", "auxiliary"), ("split", "samples"),
+        ("split", "optimizer"), ("split", "upload_every"), ("split", "align_every"),
+        ("split", "align_passes"), ("split", "align_rate"), ("split", "buffer_samples"),
+        ("split", "mode"), ("split", "in_flight"), ("train", "batch"), ("train", "learning_rate"),
+        ("train", "weight_decay"),
+    )
+} | {"split.up": "--format", "split.down": "--format"}  # fmt: skip
 """The option of the command that gives a setting of split learning as it is."""
 SPLIT_DEFAULTS: Mapping[str, Any] = {
     "split.samples": 0,
@@ -118,11 +109,6 @@ class Choices(ABC):
     def target(self) -> float:
         """The accuracy or loss that is the target; 0: there is none."""
         return self.target_loss if self.by_loss else self.target_accuracy
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What is trained, for the picture."""
 
     def check_target(self) -> None:
         """Raise UsageError for a target that cannot be reached."""

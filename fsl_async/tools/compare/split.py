@@ -77,13 +77,6 @@ class SplitChoices(Choices):
         """The clients, in the order of their shards."""
         return tuple(f"client-{number}" for number in range(1, self.clients + 1))
 
-    @property
-    def title(self) -> str:
-        """What is trained, for the picture."""
-        used = self.used(self.run(self.methods[0]))
-        name = Path(self.data[0]).name or self.data[0]
-        return f"{used['model']} on {name}, {self.clients} clients, {used['up']} at the cut"
-
     def run(self, method: str) -> Run:
         """Return the run of a method. Where clients take turns, each turn makes a version.
 
@@ -138,14 +131,12 @@ class SplitChoices(Choices):
 
         Raises FslError in one line.
         """
-        from fsl_async.learn.split import build, samples
+        from fsl_async.learn.split import samples
 
         for method in self.methods:
             config = self.run(method).config
-            build.build_parts(config, at_client=False)
-            facts = facts_of(config)
-            samples.open_samples(config, facts, (0, self.clients))
-            next(iter(samples.held_out(config, facts, 1)))
+            SplitScorer(config)
+            samples.open_samples(config, facts_of(config), (0, self.clients))
         return SplitComparison(self)
 
 

@@ -1,10 +1,7 @@
-"""The table of a comparison: drawn by rich where that is installed (extra `live`), aligned text
-elsewhere. 80 columns.
-"""
+"""The table of a comparison, at most 80 columns wide. Pure."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
@@ -140,28 +137,8 @@ def _category_lines(method: str, outcome: Outcome) -> list[str]:
 
 
 def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table, its first column to the left, the others to the right."""
+    """Return the lines of a table, its first column to the left, the others to the right."""
     every = [head, *rows]
-    return _drawn(every) or _aligned(every)
-
-
-def _drawn(every: Sequence[Sequence[str]]) -> list[str]:
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        return []
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for number, name in enumerate(every[0]):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for one in every[1:]:
-        table.add_row(*one)
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def _aligned(every: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
     return [
         "  ".join(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -13,7 +12,6 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.settings_tuning import RANK
 from fsl_async.config.site_tuning import Order, SiteTuning
 from fsl_async.errors import UsageError
-from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.adapters import RULES
 from fsl_async.tools.compare.choices import Choices, Run
@@ -91,11 +89,6 @@ class TuningChoices(Choices):
         return tuple(f"client-{number}" for number in range(1, len(self.data) + 1))
 
     @property
-    def title(self) -> str:
-        """What is trained, for the picture."""
-        return f"{Path(self.base).name}, {counted(len(self.data), 'site')}"
-
-    @property
     def by_loss(self) -> bool:
         """Whether there is no accuracy, so that the target is a loss."""
         return self.run(self.methods[0]).config.tune.objective == "lm"
@@ -116,7 +109,7 @@ class TuningChoices(Choices):
 
         found = TuningComparison(self)
         for method in self.methods:
-            TunedModel(self.run(method).config, self.base, method)
+            TunedModel(self.run(method).config, self.base, method, found.records.held)
         return found
 
     def run(self, method: str) -> Run:

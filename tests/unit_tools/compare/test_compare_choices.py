@@ -207,6 +207,7 @@ def test_rules_and_methods_of_split_learning_are_not_mixed():
         (("--methods", "sl", "--target-accuracy", "nan"), "not a finite number"),
         (("--methods", "sl", "--target-loss", "1"), "has --target-accuracy instead"),
         (("--methods", "sl", "--alpha", "0"), "'--alpha'"),
+        (("--methods", "sl", "--net", "moon"), "a profile of the network"),
         (("--methods", "sl", "--png", "x.xyz"), "call it x.xyz.png"),
         (("--methods", "sl", "--png", "no/x.png"), "there is no directory"),
         (("--methods", "sl", "--json", "no/x"), "there is no directory"),

@@ -3,7 +3,6 @@
 import json
 
 import attrs
-import pytest
 
 from fsl_async.tools.compare import table
 from fsl_async.tools.compare.outcome import (
@@ -199,11 +198,8 @@ def test_columns_without_a_value_are_left_out():
     assert found[3].split() == ["method", "total", "s", "idle"]
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_the_table_fits_80_columns_with_rich_and_without(drawn, monkeypatch):
+def test_the_table_fits_80_columns():
     """Terminals, mails and logs have 80 columns."""
-    if not drawn:
-        monkeypatch.setattr(table, "_drawn", lambda _: [])
     names = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "hetlora", "fedavg")
     big = {"client-1": traffic(123_456_789_012)}
     found = table.lines(
