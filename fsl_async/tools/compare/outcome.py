@@ -234,13 +234,14 @@ class Outcome:
     @property
     def reached(self) -> Point | None:
         """The first point at the target; None in training without a network."""
-        return next((p for p in self.points if p.coded and self._is_at_target(p)), None)
+        return next((p for p in self.points if p.coded and self.is_at_target(p)), None)
 
     def height(self, point: Point) -> float | None:
         """Return the figure that the target is of: accuracy, or loss."""
         return point.loss if self.by_loss else point.accuracy
 
-    def _is_at_target(self, point: Point) -> bool:
+    def is_at_target(self, point: Point) -> bool:
+        """Whether a point is at the target; never without one."""
         height = self.height(point)
         if not self.target or height is None:
             return False

@@ -198,8 +198,9 @@ class Runner:
         else:
             self.curve.scores[version] = Scored(at, time.monotonic() - at, score)
             self._unsaid.append(version)
-            if self._choices.stops_at_target and self._outcome().reached is not None:
-                answer = DRAIN
+            # Clients may not have written down yet what the round cost.
+            at_target = self._outcome().is_at_target(self.curve.point(version))
+            answer = DRAIN if self._choices.stops_at_target and at_target else ""
         put(mark_of(self._folder, version), answer)
 
     def _line(self, name: str, text: str) -> None:
