@@ -24,7 +24,7 @@ def test_a_picture_is_drawn(tmp_path):
     draw(runs, tmp_path / "x.png", "title")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     panel = figure_of(runs, "title").axes[0]
-    one, two, alone, _target = panel.get_lines()
+    one, two, _empty, alone, _target = panel.get_lines()
     assert list(one.get_ydata()) == [0.5, 0.7]
     assert one.get_color() == two.get_color() != alone.get_color()
     assert alone.get_linestyle() == "--"
