@@ -46,7 +46,6 @@ from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.store.store import Store
-from fsl_async.tools.compare.tuning import outcome
 
 FACTOR = 1.5
 EXPONENTS = (0.5, 1.0)
@@ -159,7 +158,7 @@ def tune(bench: Bench, spec: tuning.Spec, *sets: str) -> tuple[dict[str, Any], l
     choices = bench.choices(spec)
     choices = attrs.evolve(choices, sets=(*choices.sets, *sets))
     with tempfile.TemporaryDirectory(prefix="clip-cost-") as folder:
-        found = outcome.row(bench.run(spec, choices, Path(folder)), choices.as_dict())
+        found = bench.run(spec, choices, Path(folder)).row({})
         (ledger,) = Path(folder).rglob(LEDGER)
         facts = read_ledger(ledger)[0]
     versions = [one["merged"] for one in facts if one["fact"] == "version" and one["version"]]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 from attrs import frozen
 
-from fsl_async.tools.compare.choices import Choices
+from fsl_async.tools.compare.choices import SPLIT_SETTINGS
+from fsl_async.tools.compare.split import SplitChoices
 
 SEEDS = (0, 1, 2)
 RATE = 1e-3
@@ -26,6 +26,40 @@ LINK = "200mbit,45ms"
 LAB = "transatlantic"
 """A profile of the network laboratory: 200 Mbit/s, 45 ms each way, 0.1 % loss."""
 
+USUAL: dict[str, Any] = {
+    "sets": [],
+    "given": [],
+    "data": "-",
+    "model": "small-cnn",
+    "cut": "",
+    "sizes": "",
+    "auxiliary": "blocks:1",
+    "clients": 4,
+    "rounds": 10,
+    "target": 0.5,
+    "batch": 32,
+    "samples": 0,
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-4,
+    "optimizer": "adamw",
+    "upload_every": 5,
+    "align_every": 2,
+    "align_passes": 20,
+    "align_rate": 3e-3,
+    "buffer_samples": 256,
+    "alpha": 0.0,
+    "up": "bf16",
+    "down": "bf16",
+    "models": "fp32",
+    "step_log2": 14,
+    "mode": "free",
+    "in_flight": 2,
+    "evaluates": True,
+    "stops_at_target": False,
+}
+"""All values of a row; kept rows are found by them."""
+SETTINGS = {key.partition(".")[2]: key for key in SPLIT_SETTINGS}
+SETS = {"models": "split.models", "step_log2": "codec.step_log2"}
 COMMON: dict[str, Any] = {
     "model": "small-cnn",
     "clients": 5,
@@ -70,23 +104,36 @@ class Spec:
     more: tuple[tuple[str, Any], ...] = ()
     net: str = ""
 
-    def choices(self, path: str) -> Choices:
-        """The choices for `compare`."""
+    @property
+    def values(self) -> dict[str, Any]:
+        """All values by name."""
         common = IDLE if self.kind == "idle" else COMMON | OWN[self.kind]
-        return Choices(
-            methods=(self.method,), data=path, seed=self.seed, **{**common, **dict(self.more)}
+        own = {"methods": [self.method], "seed": self.seed}
+        return {**USUAL, **own, **common, **dict(self.more)}
+
+    def choices(self, path: str) -> SplitChoices:
+        """The choices for `compare`."""
+        values = self.values
+        names = ("model", "clients", "rounds", "stops_at_target", "seed")
+        return SplitChoices(
+            methods=(self.method,),
+            data=(path,),
+            target_accuracy=values["target"],
+            score_every=int(values["evaluates"]),
+            settings={key: values[name] for name, key in SETTINGS.items()},
+            sets=tuple(f"{key}={values[name]}" for name, key in SETS.items()),
+            **{name: values[name] for name in names},
         )
 
     @property
     def key(self) -> str:
         """One line that identifies the row, except where the data are."""
-        found = attrs.asdict(self.choices("-"))
-        found |= {"kind": self.kind, "data": self.data, "net": self.net}
+        found = self.values | {"kind": self.kind, "data": self.data, "net": self.net}
         return json.dumps(found, sort_keys=True)
 
     def has(self, name: str) -> Any:
         """Whether one of the choices is set."""
-        return getattr(self.choices("-"), name)
+        return self.values[name]
 
 
 @frozen

@@ -10,10 +10,10 @@
     python benchmarks/split_methods.py gray --data PATH --into DIR
         write a set of color images as MNIST-format files: gray, the middle 28x28
 
-Every row is a run of `fsl-node compare`: real nodes as threads of one process, real sockets on
-loopback, the codec, the stores. The joined model is scored after each round on the data's test
-part, while no client trains. Bytes are those that the streams carried, both directions, all
-clients, the first download included.
+Every row is a run of `fsl-node compare`: real nodes as processes, real sockets on loopback, the
+codec, the stores (kept rows are from when nodes were threads of one process). The joined model is
+scored after each round on the data's test part, while no client trains. Bytes are those that the
+streams carried, both directions, all clients, the first download included.
 
 "methods" compares true gradients (SplitFed V1), FSL-SAGE, and FSL-SAGE whose auxiliary models are
 never aligned, behind pool2, at the published learning rate. "idle" puts the proxy of
@@ -40,9 +40,9 @@ from split_tables import text_of
 
 from fsl_async.learn.data.find import open_dataset
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.comparison import Comparison
-from fsl_async.tools.compare.outcome import row as row_of
 from fsl_async.tools.compare.places import net_of
+from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.split import SplitComparison
 
 RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
@@ -57,15 +57,13 @@ def measure(spec: Spec, path: str) -> dict[str, Any]:
     begun = time.perf_counter()
     choices = spec.choices(path)
     with tempfile.TemporaryDirectory(prefix="split-methods-") as folder:
-        contest = Comparison(
-            choices,
-            Path(folder),
+        stage = Stage(
             net_of(spec.net or None, choices.names).make,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-            stop=Stopper(),
+            lambda text: print(text, file=sys.stderr, flush=True),
+            Stopper(),
         )
-        outcome = contest.run(spec.method)
-    found = row_of(outcome, {**choices.as_dict(), "data": spec.data})
+        outcome = SplitComparison(choices).play(spec.method, Path(folder), stage)
+    found = outcome.row({**spec.values, "data": spec.data})
     return {
         **found,
         "bench": "split_methods",

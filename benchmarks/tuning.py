@@ -25,8 +25,8 @@ sentences of rotten tomatoes, cut at 32 tokens, at 4 sites of unequal size; batc
     local      each site alone, as many steps as in a run, rank 8
     logistic   regression on frozen mean-pooled embeddings of all records (L2, C = 1)
 
-Runs are those of `fsl-node compare`: a parameter server in a process of its own, and sites as
-threads of this one, over loopback, with the default codec.
+Runs are those of `fsl-node compare`: a parameter server and sites, each a process, over loopback,
+with the default codec. Kept rows are from when sites were threads of one process.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from fsl_async.config.site_tuning import Order
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.process.stopper import Stopper
+from fsl_async.tools.compare.alone import TuningComparison
+from fsl_async.tools.compare.outcome import Outcome
 from fsl_async.tools.compare.places import Loopback
-from fsl_async.tools.compare.tuning.choices import LOCAL, METHODS, POOLED, TuningChoices
-from fsl_async.tools.compare.tuning.outcome import Result, row
-from fsl_async.tools.compare.tuning.records import SiteRecords, load_records
-from fsl_async.tools.compare.tuning.runs import TuningComparison
+from fsl_async.tools.compare.records import SiteRecords, load_records
+from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.tune import LOCAL, METHODS, POOLED, TuningChoices
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 LOGISTIC = "logistic"
@@ -203,8 +204,7 @@ class Bench:
             layers=setting.layers,
             rounds=min(setting.rounds, self._size.rounds or setting.rounds),
             score_every=setting.rounds,
-            batch=16,
-            learning_rate=2e-3,
+            settings={"train.batch": 16, "train.learning_rate": 2e-3},
             seed=spec.seed,
             sets=(*SETTINGS, *setting.sets),
         )
@@ -218,8 +218,8 @@ class Bench:
             found: dict[str, Any] = {"method": LOGISTIC, "accuracy": accuracy, "loss": loss}
         else:
             with tempfile.TemporaryDirectory(prefix="tuning-") as folder:
-                found = row(self.run(spec, choices, Path(folder)), choices.as_dict())
-            del found["choices"]  # it has paths of this machine; the module says what it is
+                found = self.run(spec, choices, Path(folder)).row({})
+            del found["choices"]  # they have paths of this machine; the module says what they are
         found.pop("points", None)
         return {
             **found,
@@ -230,19 +230,15 @@ class Bench:
             "wall_s": round(time.perf_counter() - begun, 1),
         }
 
-    def run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Result:
+    def run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Outcome:
         """Train a row by these choices."""
-        comparison = TuningComparison(
-            choices,
-            self._records,
-            folder,
-            Loopback,
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-            stop=Stopper(),
-        )
+        comparison = TuningComparison(choices, self._records)
+        stage = Stage(Loopback, lambda text: print(text, file=sys.stderr, flush=True), Stopper())
         if spec.name == POOLED:
-            return comparison.pooled()
-        return comparison.local() if spec.name == LOCAL else comparison.run(choices.methods[0])
+            return comparison.pooled(stage)
+        if spec.name == LOCAL:
+            return comparison.local(stage)
+        return comparison.play(choices.methods[0], folder, stage)
 
     def _logistic(self, seed: int) -> tuple[float, float]:
         """Accuracy and loss of logistic regression on embeddings of all records."""

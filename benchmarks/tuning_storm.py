@@ -34,8 +34,8 @@ from fsl_async.config import address as addresses
 from fsl_async.config.load import to_dict
 from fsl_async.config.settings import Config
 from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
-from fsl_async.tools.compare.tuning.choices import TuningChoices
-from fsl_async.tools.compare.tuning.scores import Scorer
+from fsl_async.tools.compare.alone import TunedModel
+from fsl_async.tools.compare.tune import TuningChoices
 from fsl_async.tools.proxy import Proxy
 
 RESULTS = Path(__file__).parent / "results" / "tuning_storm.jsonl"
@@ -57,7 +57,7 @@ class Play:
     @property
     def config(self) -> Config:
         """The run's configuration."""
-        return self.choices.config(METHOD)
+        return self.choices.run(METHOD).config
 
     def server(self) -> Child:
         """The parameter server."""
@@ -149,7 +149,7 @@ def row_of(bench: Bench, seed: int, rounds: int, faults_per_hour: float) -> dict
         report = asyncio.run(play.play(seed))
         audit = audit_run(play.run_dir)
         alarms = _alarms(play.run_dir)
-        score = Scorer(play.config, choices.base, bench.held)(play.run_dir)
+        score = TunedModel(play.config, choices.base, "scores", bench.held)(play.run_dir)
     return {
         "bench": "tuning_storm",
         "seed": seed,

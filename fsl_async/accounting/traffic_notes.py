@@ -1,7 +1,8 @@
 """Writes a node's byte counters to its journal, at most every `EVERY_S` seconds and at its end.
 
 A note "traffic" has the sums since the process started, so only the last one of each process
-counts. A killed process loses at most the counts of its last `EVERY_S` seconds.
+counts. A client also writes one with each version that its training has moved onto. A killed
+process loses at most the counts of its last `EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class TrafficNotes:
             self._journal.note("traffic", self._loop.time(), **found)
         self._timer = self._loop.call_at(self._loop.time() + EVERY_S, self._fire)
 
+    def write(self, **facts: Any) -> None:
+        """Write a note with further facts."""
+        self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict(), **facts)
+
     def close(self) -> None:
         """Write the last note."""
         self._timer.cancel()
-        self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict())
+        self.write()

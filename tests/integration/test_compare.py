@@ -69,24 +69,6 @@ def test_two_methods_with_table_rows_and_picture(tmp_path, images):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        (("--methods", "sl,splitfed-v3", "--data", "x"), "'splitfed-v3' is unknown; known: sl, "),
-        (("--methods", "sl", "--data", "/not/there"), "/not/there"),
-        (("--methods", "sl", "--data", ".", "--target-accuracy", "1.1"), "above 0 and at most 1"),
-        (("--methods", "sl", "--data", ".", "--net", "moon"), "a profile of the network"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, more, text):
-    """Bad input must be an error before any training or writing."""
-    done = compare(tmp_path, *more)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert text in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 FEDERATED = (
     "--set", "tune.objective=classify", "--set", 'tune.labels="no,yes"', "--set", "tune.steps=6",
     "--set", "tune.context=16", "--set", "train.warmup_steps=0", "--set", "train.device=cpu",

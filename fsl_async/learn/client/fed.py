@@ -28,7 +28,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import attrs
 from torch import nn
@@ -54,8 +53,6 @@ from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.fedit import FedIT
 from fsl_async.store.adapters.hetlora import HetLoRA
 
-T = TypeVar("T")
-
 
 class Fed(FedBase):
     """A client's view of a run. Used by the training thread, but for `status`."""
@@ -77,7 +74,6 @@ class Fed(FedBase):
         self._session = session
         self._rounds: RoundTraining | None = None
         self._refusal = ""  # why `step` cannot train
-        self._waited_s = 0.0
         self.evaluates_in_time = False
         """Of built-in tasks: end without the last evaluation where this process was asked to."""
 
@@ -282,10 +278,6 @@ class Fed(FedBase):
             self._session.open_split(training, dict(architecture))
         self._training.attach(model)
 
-    def now(self) -> float:
-        """Return seconds of the clock that times training."""
-        return self._own_training.now()
-
     def begin_batch(self) -> None:
         """Take the begin of a batch of split learning, which in a simulation costs time."""
 
@@ -305,12 +297,15 @@ class Fed(FedBase):
                 " after each step, until it returns False"
             )
         self._training.expect_rounds()
-        while (number := self._timed(self._training.next_round)) is not None:
+        number = self._training.next_round()  # a client waits from its first round on
+        while number is not None:
             if self._rounds is not None:
                 self._rounds.begin_round(number)
             yield number
             # In a loop that did not end its round, what it waits for now is no step.
             self.meter.step_dropped()
+            with self.meter.waiting():
+                number = self._training.next_round()
 
     def end_round(
         self,
@@ -332,20 +327,8 @@ class Fed(FedBase):
         if self._training.stopped:
             return False
         self.meter.count(samples, metrics, "fed.end_round", "samples")
-        return self._timed(lambda: self._training.end_round(scalars))
-
-    @property
-    def waited_s(self) -> float:
-        """How long training has waited for answers, calls and versions in a run by rounds."""
-        return self._waited_s + (self._rounds.waited_s if self._rounds is not None else 0.0)
-
-    def _timed(self, wait: Callable[[], T]) -> T:
-        now = self._own_training.now
-        begun = now()
-        try:
-            return wait()
-        finally:
-            self._waited_s += now() - begun
+        with self.meter.waiting():
+            return self._training.end_round(scalars)
 
     def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged.
@@ -369,7 +352,11 @@ class Fed(FedBase):
         training = self._training
         training.keep_pace()
         if training.orders.asked() or training.is_due:
-            goes_on = training.attend_round() if training.round_steps else training.attend()
+            if training.round_steps:
+                with self.meter.waiting():
+                    goes_on = training.attend_round()
+            else:
+                goes_on = training.attend()
             if not goes_on:
                 return self._ended()
         self.meter.step_begins()

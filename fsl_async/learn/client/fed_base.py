@@ -83,9 +83,6 @@ class ClientContext:
 class RoundTraining(Protocol):
     """What trains the batches of a round (`fsl_async.learn.split.remote.SplitTraining`)."""
 
-    waited_s: float
-    """Seconds that the training thread has waited in it for the network."""
-
     def begin_round(self, number: int) -> None:
         """The next batch is the first of this round."""
 

@@ -4,10 +4,11 @@ Written by the training thread only. The loop thread reads totals and copies; a 
 does no harm there.
 """
 
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.script_values import Metrics, Whole
@@ -46,6 +47,7 @@ class Meter:
         self.step_begun: float | None = None  # None while the training thread is not in a step
         self.step_times: deque[float] = deque(maxlen=STEPS_KEPT)
         self._before_wait_s = 0.0  # of the present step
+        self._waited: tuple[float, float | None] = (0.0, None)  # until the wait that has begun then
 
     @property
     def unsent_tokens(self) -> int:
@@ -110,6 +112,21 @@ class Meter:
     def step_begins(self) -> None:
         """The training thread goes back to the user's code."""
         self.step_begun = self._now()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time in the block in `waited_s`."""
+        self._waited = (self.waited_s, self._now())
+        try:
+            yield
+        finally:
+            self._waited = (self.waited_s, None)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that training has waited for answers, calls and versions in a run by rounds."""
+        waited, begun = self._waited
+        return waited if begun is None else waited + self._now() - begun
 
     def take(self) -> tuple[int, int, dict[str, float]]:
         """(tokens, steps, mean of each metric) since the last time, which now count as sent."""

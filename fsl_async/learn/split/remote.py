@@ -88,7 +88,6 @@ class Run(Protocol):
     def running(self) -> bool: ...
     @property
     def version(self) -> int: ...
-    def now(self) -> float: ...
     def begin_batch(self) -> None: ...
     def post_split(self, event: Event) -> None: ...
 
@@ -116,8 +115,6 @@ class SplitTraining:
         self.method = method
         self.server_loss = float("nan")
         """Of the newest upload that the split server has trained without an answer."""
-        self.waited_s = 0.0
-        """Seconds that the training thread has waited for a slot, an answer, a round's end."""
         self.installed = 0
         """Auxiliary models that came and were used."""
         self._classes, self._features, self._labels_stay = classes, features, labels_stay
@@ -337,11 +334,10 @@ class SplitTraining:
         with self._changed:
             if ready():
                 return
-            begun = self._run.now()
             in_step = self._run.meter.step_waits()
-            while not ready() and self._run.running:
-                self._changed.wait(POLL_S)
-            self.waited_s += self._run.now() - begun
+            with self._run.meter.waiting():
+                while not ready() and self._run.running:
+                    self._changed.wait(POLL_S)
             if in_step:
                 self._run.meter.step_begins()
 

@@ -165,7 +165,7 @@ class Site:
             device=fed.device,
             bf16=fed.device.type == "cuda" and not fed.is_zeroth,
         )
-        self.data = _tokenized(records, base, tune)
+        self.data = tokenized(records, base, tune)
         holdout = float(data.get("holdout", HELD_OUT_SHARE))
         self.mine, self.held = self.data.split(holdout)
         self.model = fed.lora(base.model, heads=base.drawn)
@@ -209,7 +209,8 @@ class Site:
         return {name: value for name, value in found.items() if "share" not in name}
 
 
-def _tokenized(records: Records, base: Base, tune: TuneConfig) -> Tokenized:
+def tokenized(records: Records, base: Base, tune: TuneConfig) -> Tokenized:
+    """Tokenize a site's records as its run does. Raises DataError in one line."""
     context = min(tune.context, base.context) if base.context else tune.context
     return tokenize(
         records,

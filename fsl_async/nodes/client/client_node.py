@@ -20,7 +20,6 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic import Traffic
 from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
@@ -148,11 +147,6 @@ class LoopSide:
 
     # --- the thread that made it ---
 
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes by category and direction, so far."""
-        return self._parts.traffic
-
     def wait_welcome(self) -> Membership:
         """Wait for the parameter server's welcome.
 
@@ -198,7 +192,7 @@ class LoopSide:
             tokens_acknowledged=machine.tokens_acknowledged,
             reason=self.finish.reason if self.finish is not None else "",
             seconds=round(time.monotonic() - self._begun, 3),
-            traffic=self.traffic.as_dict(),
+            traffic=self._parts.traffic.as_dict(),
             memory_grown=MemoryMark.grown(),
         )
 
@@ -299,7 +293,13 @@ class ClientNode:
             parts.exchange.pool.close()
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event; the split server's session gets the end of training too."""
+        """Give the machine an event; the split server's session gets the end of training too.
+
+        A version that training has moved onto is preceded by a note of the costs up to it.
+        """
+        if isinstance(event, ev.Rebased):
+            waited_s = round(self._parts.training.meter.waited_s, 6)
+            self._traffic_notes.write(version=event.version, waited_s=waited_s)
         self._shell.node.feed(event)
         if isinstance(event, TrainingEnded):
             self._end_split(event)

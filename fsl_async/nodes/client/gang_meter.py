@@ -27,6 +27,11 @@ class GangMeter:
         self._before = (0, 0)  # steps and tokens of the gangs before
         self._reports: dict[int, Mapping[str, Any]] = {}
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of waiting, which ranks do not report: 0."""
+        return 0.0
+
     def reported(self, rank: int, report: Mapping[str, Any]) -> None:
         """A rank has reported its totals and means."""
         # A new one: the loop's thread reads it meanwhile.

@@ -131,20 +131,10 @@ def start_line(context: ClientContext, threads: int | None) -> str:
     )
 
 
-def _fed(runtime: ClientRuntime, context: ClientContext) -> Fed:
-    return Fed(runtime.training, context, runtime)
-
-
-def join_run(
-    options: ClientOptions,
-    *,
-    stop: Stopper,
-    log: Callable[[str], None],
-    make_fed: Callable[[ClientRuntime, ClientContext], Fed] = _fed,
-) -> Summary:
+def join_run(options: ClientOptions, *, stop: Stopper, log: Callable[[str], None]) -> Summary:
     """Join a run and train in this thread until the run ends. Blocks.
 
-    make_fed: makes the task's argument. The task is loaded before the parameter server is dialed.
+    The task is loaded before the parameter server is dialed.
     Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
     own = load_task(options.task) if options.task else None
@@ -158,7 +148,7 @@ def join_run(
         function = own or built_in(member.config, options)
         log(start_line(context, options.threads))
         MemoryMark.take()
-        fed = make_fed(runtime, context)
+        fed = Fed(runtime.training, context, runtime)
         fed.evaluates_in_time = own is None
         function(fed)
     except RunFinishedError:

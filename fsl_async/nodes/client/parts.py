@@ -40,6 +40,11 @@ class Meter(Steps, Protocol):
     steps: int
     tokens: int
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that training has waited for the network in a run by rounds."""
+        ...
+
     def totals(self) -> dict[str, float]:
         """Counts alone."""
         ...

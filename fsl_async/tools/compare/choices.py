@@ -1,120 +1,195 @@
-"""What `compare` compares: the options, checked. Pure."""
+"""What a comparison is: runs that have a label, settings and clients. No torch."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 from attrs import frozen
 
-from fsl_async.config.rules import is_own
+from fsl_async.config.load import load, parse_override
+from fsl_async.config.presets import PUBLISHED
+from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
-from fsl_async.roles.split.methods import METHODS
 
-MODELS = ("small-cnn", "resnet18")
-GPT = "gpt-"
-SLOWEST_LEARNER = 1e-8
+if TYPE_CHECKING:
+    from fsl_async.tools.compare.runner import Comparison
+
+COMMON: Mapping[str, Any] = {
+    "session.heartbeat_every_s": 1.0,
+    "session.expire_after_s": 30.0,
+    "store.keep_versions": 1,
+    "train.learning_rate": 1e-3,
+    "train.threads": 1,
+}
+"""Settings of all runs, unless an option, --set or a preset has others."""
+
+SPLIT_SETTINGS: Mapping[str, str] = {
+    f"{table}.{name}": f"--{name.replace('_', '-')}"
+    for table, name in (
+        ("model", "sizes"), ("split", "cut"), ("split", "auxiliary"), ("split", "samples"),
+        ("split", "optimizer"), ("split", "upload_every"), ("split", "align_every"),
+        ("split", "align_passes"), ("split", "align_rate"), ("split", "buffer_samples"),
+        ("split", "mode"), ("split", "in_flight"), ("train", "batch"), ("train", "learning_rate"),
+        ("train", "weight_decay"),
+    )
+} | {"split.up": "--format", "split.down": "--format"}  # fmt: skip
+"""The option of the command that gives a setting of split learning as it is."""
+SPLIT_DEFAULTS: Mapping[str, Any] = {
+    "split.samples": 0,
+    "split.align_every": 2,
+    "split.align_rate": 3e-3,
+    "train.batch": 32,
+    "train.weight_decay": 1e-4,
+}
+"""Those that differ from a run's."""
 
 
 @frozen(kw_only=True)
-class Choices:
-    """One comparison. Every run has all of it in common but its method.
+class Run:
+    """One run of a comparison.
 
-    samples: of a client in a round; 0 = all of its shard (text: 128 windows). cut: where the model
-    is cut; "" = the model's default. alpha: of a Dirichlet partition of images; 0 = IID.
-    up, down, models: formats of activations, gradients and weights. sets: table.key=value, further
-    settings of the runs. given: options of the command line that a preset among them does not
-    replace.
+    method: its label. sets: its settings, TABLE.KEY=VALUE. clients: by name what `node` takes:
+    "data", "code" (`SiteCode`), "tuning" (`SiteTuning`). turns: versions of a round. ranks: of the
+    sites' adapters; empty: none.
     """
+
+    method: str
+    sets: tuple[str, ...]
+    clients: Mapping[str, Mapping[str, Any]]
+    turns: int = 1
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """The configuration. Raises ConfigError and DataError in one line."""
+        from fsl_async.learn.data.facts import described
+
+        return described(load(None, self.sets))
+
+
+@frozen(kw_only=True)
+class Choices(ABC):
+    """What the runs of a comparison have in common, all but the method.
+
+    data: paths. score_every: rounds from one score to the next; the last one is scored anyway;
+    0: none is. target_accuracy, target_loss: from which on, or down to which where there is no
+    accuracy, a method has reached its target; 0: none. settings: values that options of the command
+    have given, by key. sets: further settings, TABLE.KEY=VALUE.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, str]]
+    """The option of the command by the setting that it makes."""
 
     methods: tuple[str, ...]
-    data: str
-    model: str = "small-cnn"
-    cut: str = ""
-    sizes: str = ""
-    auxiliary: str = "blocks:1"
-    clients: int = 4
+    data: tuple[str, ...]
     rounds: int = 10
-    target: float = 0.5
-    batch: int = 32
-    samples: int = 0
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    optimizer: str = "adamw"
-    upload_every: int = 5
-    align_every: int = 2
-    align_passes: int = 20
-    align_rate: float = 3e-3
-    buffer_samples: int = 256
-    alpha: float = 0.0
-    up: str = "bf16"
-    down: str = "bf16"
-    models: str = "fp32"
-    step_log2: int = 14
-    mode: str = "free"
-    in_flight: int = 2
-    seed: int = 0
-    evaluates: bool = True
+    score_every: int = 1
+    target_accuracy: float = 0.0
+    target_loss: float = 0.0
     stops_at_target: bool = False
+    seed: int = 0
+    settings: Mapping[str, Any] = {}
     sets: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
-
-    def __attrs_post_init__(self) -> None:
-        if not self.methods:
-            raise UsageError(f"--methods: name at least one of {', '.join(METHODS)}")
-        if not 0 < self.target <= 1:
-            raise UsageError(
-                f"--target-accuracy {self.target:g}:"
-                " a share of right answers, above 0 and at most 1"
-            )
-        if not (self.model in MODELS or self.is_text or is_own(self.model)):
-            known = ", ".join(MODELS)
-            raise UsageError(
-                f"--model {self.model[:80]!r} is unknown; known: {known},"
-                " for text gpt-0.5m, gpt-1m, ..., and your own FILE.py:FUNCTION"
-            )
-        if not SLOWEST_LEARNER <= self.learning_rate <= 10:
-            raise UsageError(f"--learning-rate {self.learning_rate:g}: above 0, at most 10")
 
     @property
-    def is_text(self) -> bool:
-        """Whether the built-in GPT is trained, on text."""
-        return self.model.startswith(GPT)
-
-    @property
+    @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The clients, in the order of their shards."""
-        return tuple(f"client-{number}" for number in range(1, self.clients + 1))
+        """The clients, in the order of their parts of the data."""
 
-    def versions(self, method: str) -> int:
-        """Versions that the parameter server makes; where clients take turns each turn is one."""
-        return self.rounds * self.turns(method)
+    @property
+    def by_loss(self) -> bool:
+        """Whether there is no accuracy, so that the target is a loss."""
+        return False
 
-    def turns(self, method: str) -> int:
-        """Versions of one round: until every client has trained."""
-        return self.clients if METHODS[method].sequential else 1
+    @property
+    def target(self) -> float:
+        """The accuracy or loss that is the target; 0: there is none."""
+        return self.target_loss if self.by_loss else self.target_accuracy
 
-    def as_dict(self) -> dict[str, Any]:
-        """For rows, and for nodes that are processes of their own."""
-        return attrs.asdict(self)
+    def check_target(self) -> None:
+        """Raise UsageError for a target that cannot be reached."""
+        wrong, right = ("accuracy", "loss") if self.by_loss else ("loss", "accuracy")
+        if self.target_accuracy if self.by_loss else self.target_loss:
+            raise UsageError(f"--target-{wrong}: this objective has --target-{right} instead")
+        if self.stops_at_target and not self.target:
+            raise UsageError("--stop-at-target: there is no target")
 
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Choices:
-        """Undo `as_dict`, which may have been through JSON."""
-        return cls(**found | {name: tuple(found[name]) for name in ("methods", "sets", "given")})
+    @abstractmethod
+    def run(self, method: str) -> Run:
+        """Return the run of a method. Raises UsageError and ConfigError in one line."""
+
+    @abstractmethod
+    def checked(self) -> Comparison:
+        """Build everything once, so that errors are raised before anything is started.
+
+        Raises FslError in one line.
+        """
+
+    def used(self, run: Run) -> dict[str, Any]:
+        """Return all choices by name, for rows; settings with the values that the run has."""
+        found, config = attrs.asdict(self), run.config
+        del found["settings"]
+        for key in self.OPTIONS:
+            table, _, name = key.partition(".")
+            found.setdefault(name, getattr(getattr(config, table), name))
+        return found
+
+    def all_sets(self, usual: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return a run's settings: usual ones, those of --set, and those that options decide.
+
+        A preset among --set replaces the usual ones. Raises UsageError for a --set of a setting
+        that an option or `compare` decides, and ConfigError for one that is none.
+        """
+        wanted = {**wanted, "run.seed": self.seed}
+        given = dict(map(parse_override, self.sets))
+        for key in given:
+            if key in wanted or key in self.OPTIONS:
+                raise UsageError(f"--set {key}: is set by {self.OPTIONS.get(key, 'compare')}")
+        preset = PUBLISHED.get(str(given.get("split.preset")), {})
+        usual = {key: value for key, value in {**COMMON, **usual}.items() if key not in preset}
+        options = [f"{key}={value}" for key, value in self.settings.items()]
+        found = (*_texts(usual), *self.sets, *options, *_texts(wanted))
+        load(None, found, {**self.OPTIONS, **{key: f"--set {key}" for key in given}})
+        return found
 
 
-def parse_methods(text: str) -> tuple[str, ...]:
-    """Read "sl,fedavg": names in the order given, each once.
+def is_scored(version: int, every: int, rounds: int, turns: int) -> bool:
+    """Whether a version is scored: one at the end of a round, every so-manieth and the last."""
+    made, rest = divmod(version, turns)
+    if version < 1 or rest or not every:
+        return False
+    return made % every == 0 or made == rounds
 
-    Raises UsageError for a name that is none.
+
+def _texts(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+def parse_names(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Read "sl,fedavg": names in lower case, in the order given.
+
+    Raises UsageError for a name that is not known, and where there is none.
     """
-    found: list[str] = []
-    for name in filter(None, (part.strip().lower() for part in text.split(","))):
-        if name not in METHODS:
-            raise UsageError(f"--methods: {name[:80]!r} is unknown; known: {', '.join(METHODS)}")
-        if name not in found:
-            found.append(name)
+    known = tuple(known)
+    found = tuple(filter(None, (part.strip().lower() for part in text.split(","))))
+    for name in found:
+        if name not in known:
+            raise UsageError(f"{option}: {name[:80]!r} is unknown; known: {', '.join(known)}")
     if not found:
-        raise UsageError(f"--methods: name at least one of {', '.join(METHODS)}")
-    return tuple(found)
+        raise UsageError(f"{option}: name at least one of {', '.join(known)}")
+    return found
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Read "2,4,8": natural numbers. Raises UsageError."""
+    try:
+        found = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        found = (-1,)
+    if any(not 0 <= one < 1 << 62 for one in found):
+        raise UsageError(f"{option} {text[:80]!r}: write numbers like 2,4,8")
+    return found

@@ -1,12 +1,9 @@
 """Where the nodes of a comparison run, and the links between them.
 
-    Loopback     every node is a thread of this process, nothing between them
-    Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
-    Sites        the network laboratory: a site for the servers and one for each client,
-                 "--net PROFILE[:KEY=VALUE...]"
-
-The words of `prefix` enter a node's site; the node is then a process of its own
-(`fsl_async.tools.compare.nodes`).
+Loopback     every node is on this machine, nothing between them
+Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
+Sites        the network laboratory: a site for the servers and one for each client,
+             "--net PROFILE[:KEY=VALUE...]"
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ SERVERS = "server"
 
 
 class Loopback:
-    """All nodes in this process. Made for each run, and closed after it."""
+    """All nodes on this machine. Made for each run, and closed after it."""
 
-    def prefix(self, node: str) -> tuple[str, ...] | None:
-        """The words before a node's command, where it is a process; None: a thread of this one."""
-        return None
+    def prefix(self, node: str) -> tuple[str, ...]:
+        """Return the words before a node's command, which enter its site."""
+        return ()
 
     def listen(self) -> dict[str, str]:
         """Where the servers listen ("ps", "split"), and clients reach the split server ("reach").
@@ -82,7 +79,7 @@ class Sites(Loopback):
         if changes:
             self._lab.set("all", *changes)
 
-    def prefix(self, node: str) -> tuple[str, ...] | None:
+    def prefix(self, node: str) -> tuple[str, ...]:
         """Enter the node's site."""
         return self._lab.command(node, ())
 

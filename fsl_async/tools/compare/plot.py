@@ -1,4 +1,4 @@
-"""Accuracy against bytes, rounds and seconds, as a PNG. Needs matplotlib (extra `plot`)."""
+"""Accuracy or loss against bytes, rounds and seconds, as a PNG. Needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import UsageError
 from fsl_async.process.program import to_install
 from fsl_async.tools.compare.outcome import Outcome, Point
+from fsl_async.tools.compare.table import by_method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,14 +43,12 @@ _WIDE = 10.0
 
 
 def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
-    """Write the picture: three panels side by side with one line for each method, and the
-    target.
-    """
+    """Write the picture."""
     figure_of(outcomes, title).savefig(path, dpi=130)
 
 
 def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
-    """Make the picture."""
+    """Make the picture: three panels with a line for each run; dashed what needs no network."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,13 +56,10 @@ def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(_AXES), sharey=True)
     for panel, (label, place, is_wide) in zip(panels, _AXES, strict=True):
-        for outcome in outcomes:
-            points = [p for p in outcome.points if p.accuracy is not None]
-            heights = [p.accuracy for p in points]
-            panel.plot(
-                [place(p) for p in points], heights, marker=".", label=outcome.method, linewidth=1.4
-            )
-        panel.axhline(outcomes[0].target, color="0.6", linewidth=0.8, linestyle="--")
+        for number, (method, group) in enumerate(by_method(outcomes).items()):
+            _plot(panel, place, method, group, f"C{number % 10}")
+        if outcomes[0].target:
+            panel.axhline(outcomes[0].target, color="0.6", linewidth=0.8, linestyle=":")
         panel.set_xlabel(label)
         panel.grid(visible=True, alpha=0.25)
         limits = panel.dataLim
@@ -70,11 +67,34 @@ def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
             logarithmic(panel)
         else:
             panel.xaxis.get_major_locator().set_params(nbins=LABELS, integer=label == "rounds")
-    panels[0].set_ylabel("accuracy on the held-out set")
-    panels[-1].legend(loc="lower right", fontsize=8)
+    what = "loss" if outcomes[0].by_loss else "accuracy"
+    panels[0].set_ylabel(f"{what} on the held-out set")
+    panels[-1].legend(fontsize=8)
     readable = title.encode(errors="replace").decode()  # a path may be no valid text
     figure.suptitle(readable, fontsize=10, parse_math=False)
     return figure
+
+
+def _plot(
+    panel: Axes, place: Callable[[Point], float], method: str, group: Sequence[Outcome], color: str
+) -> None:
+    """Draw the runs of a method, one for each seed."""
+    if group[0].is_alone:
+        ends = [one.height(last) for one in group if (last := one.last) is not None]
+        known = [height for height in ends if height is not None]
+        if known:
+            panel.axhline(fmean(known), color=color, linestyle="--", linewidth=1.0, label=method)
+        return
+    for count, one in enumerate(group):
+        found = [(place(p), height) for p in one.points if (height := one.height(p)) is not None]
+        panel.plot(
+            [at for at, _ in found],
+            [height for _, height in found],
+            marker=".",
+            color=color,
+            linewidth=1.4,
+            label=None if count else method,
+        )
 
 
 def logarithmic(panel: Axes) -> None:

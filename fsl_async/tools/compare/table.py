@@ -1,56 +1,144 @@
-"""The table of a comparison: drawn by rich where that is installed (extra `live`), aligned text
-elsewhere. 80 columns.
-"""
+"""The table of a comparison, at most 80 columns wide. Pure."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 
-from fsl_async.tools.compare.outcome import HEAD, Outcome, categories, cells
+from fsl_async.roles.phrasing import megabytes
+from fsl_async.tools.compare.outcome import Outcome, Point
 
 WIDTH = 80
+NONE = "-"
+
+Group = Sequence[Outcome]
+"""The runs of one method, one for each seed."""
+Column = Callable[[Group], str]
+
+
+def by_method(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Return the runs of each method, one for each seed, in the order of the first ones."""
+    found: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        found.setdefault(one.method, []).append(one)
+    return found
 
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the lines printed at the end."""
-    rows = cells(outcomes)
-    shown = drawn(HEAD, rows)
-    shown += [
-        "",
-        "MB by category, all clients, to the target, or else to the end:",
-    ]
-    for outcome in outcomes:
-        parts = [f"{name} {size:,.3f}" for name, size in categories(outcome)]
-        shown += wrapped(f"  {outcome.method}: ", parts)
-        if outcome.problem:
-            shown.append(f"  {outcome.method}: {outcome.problem}"[:WIDTH])
+    """Return the lines printed at the end: scores and bytes, costs up to the target, categories."""
+    groups = by_method(outcomes)
+    shown = [*_table(_SCORES, groups), "", *_table(_costs(outcomes), groups), ""]
+    if any(one.target for one in outcomes):
+        shown.append("rounds, MB, against, seconds: to the target; against: over the least MB")
+    if any(one.sites for one in outcomes):
+        shown.append("up, down: coded bytes of a client in a round, mean over clients")
+    if len({one.seed for one in outcomes}) > 1:
+        shown.append("±: standard deviation over seeds")
+    if any(one.parts for one in outcomes):
+        shown.append("local: mean and standard deviation over sites")
+    if any(one.sites for one in outcomes):
+        shown.append("bytes of a client in a round, by category: payload / coded")
+    for method, group in groups.items():
+        shown += _category_lines(method, group[0])
+        shown += [f"  {method}: {one.problem}"[:WIDTH] for one in group if one.problem]
     return shown
 
 
+def _table(columns: Mapping[str, Column], groups: Mapping[str, Group]) -> list[str]:
+    """Draw the columns in which some method has a value."""
+    found = {head: list(map(text, groups.values())) for head, text in columns.items()}
+    kept = {head: cells for head, cells in found.items() if set(cells) != {NONE}}
+    return drawn(list(kept), list(zip(*kept.values(), strict=True)))
+
+
+def _method(group: Group) -> str:
+    return group[0].method
+
+
+def _rank(group: Group) -> str:
+    ranks = group[0].ranks
+    least, most = min(ranks, default=0), max(ranks, default=0)
+    return NONE if not ranks else str(most) if least == most else f"{least}-{most}"
+
+
+def _mean(figure: Callable[[Outcome], float | None], shown: str | Callable[[float], str]) -> Column:
+    """Return a column: the mean of a figure over the runs that have it."""
+    text = shown.format if isinstance(shown, str) else shown
+
+    def column(group: Group) -> str:
+        known = [value for one in group if (value := figure(one)) is not None]
+        return text(fmean(known)) if known else NONE
+
+    return column
+
+
+def _spread(which: int, factor: float, digits: int, unit: str = "") -> Column:
+    """Return a column: mean and deviation of the scores' accuracy (0) or loss (1)."""
+
+    def column(group: Group) -> str:
+        scores = [score[which] for one in group for score in one.scores]
+        known = [factor * score for score in scores if score is not None]
+        spread = f"±{stdev(known):.{digits}f}" if len(known) > 1 else ""
+        return f"{fmean(known):.{digits}f}{spread}{unit}" if known else NONE
+
+    return column
+
+
+def _sent(direction: str) -> Column:
+    def size(one: Outcome) -> float | None:
+        found = [size for name, size in one.traffic["coded"].items() if name.endswith(direction)]
+        return sum(found) if found else None
+
+    return _mean(size, megabytes)
+
+
+_SCORES: Mapping[str, Column] = {
+    "method": _method,
+    "rank": _rank,
+    "accuracy": _spread(0, 100.0, 1, "%"),
+    "best": _mean(lambda one: one.best, "{:.1%}"),
+    "loss": _spread(1, 1.0, 3),
+    "up": _sent(" up"),
+    "down": _sent(" down"),
+    "PS MB": _mean(lambda one: one.memory and one.memory / 1e6, "{:,.0f}"),
+}
+
+
+def _costs(outcomes: Sequence[Outcome]) -> dict[str, Column]:
+    """Return the columns of costs: up to the target, and of the whole run."""
+    least = min((one.reached.bytes for one in outcomes if one.reached), default=0) or 1
+
+    def reached(figure: Callable[[Point], float], shown: str) -> Column:
+        return _mean(lambda one: figure(one.reached) if one.reached else None, shown)
+
+    def seeds(group: Group) -> str:
+        return f"{sum(one.reached is not None for one in group)} of {len(group)}"
+
+    return {
+        "method": _method,
+        "rounds": reached(lambda point: point.round, "{:.3g}"),
+        "MB": reached(lambda point: point.bytes / 1e6, "{:,.2f}"),
+        "against": reached(lambda point: point.bytes / least, "{:.2f}x"),
+        "seconds": reached(lambda point: point.seconds, "{:,.1f}"),
+        "seeds": lambda group: seeds(group) if len(group) > 1 and group[0].target else NONE,
+        "total s": _mean(lambda one: one.last.seconds if one.last else None, "{:,.1f}"),
+        "idle": _mean(lambda one: one.points[-1].idle_share if one.sites else None, "{:.0%}"),
+    }
+
+
+def _category_lines(method: str, outcome: Outcome) -> list[str]:
+    payload, coded, sockets = (outcome.traffic[kind] for kind in ("payload", "coded", "sockets"))
+    parts = [
+        f"{name} {megabytes(payload.get(name, 0))} / {megabytes(coded.get(name, 0))}"
+        for name in sorted({*payload, *coded})
+    ]
+    parts += [f"sockets {name} {megabytes(size)}" for name, size in sockets.items()]
+    return wrapped(f"  {method}: ", parts) if parts else []
+
+
 def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table, its first column to the left, the others to the right."""
+    """Return the lines of a table, its first column to the left, the others to the right."""
     every = [head, *rows]
-    return _drawn(every) or _aligned(every)
-
-
-def _drawn(every: Sequence[Sequence[str]]) -> list[str]:
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        return []
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for number, name in enumerate(every[0]):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for one in every[1:]:
-        table.add_row(*one)
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def _aligned(every: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
     return [
         "  ".join(

@@ -41,3 +41,16 @@ def test_heartbeats_carry_the_last_evaluation_and_not_a_mean():
     assert meter.report()["eval_loss"] == 2.0
     assert meter.report()["eval_version"] == 2.0
     assert meter.report()["loss"] == pytest.approx(3.9)
+
+
+def test_a_wait_that_goes_on_counts_too():
+    """A client notes what it has waited before a version while its training thread still waits."""
+    now = [10.0]
+    meter = Meter(lambda: now[0])
+    with meter.waiting():
+        now[0] = 12.0
+        assert meter.waited_s == 2.0
+    now[0] = 20.0
+    with meter.waiting():
+        now[0] = 21.0
+    assert meter.waited_s == 3.0

@@ -12,8 +12,9 @@ from attrs import frozen
 from fsl_async.errors import UsageError
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.records import Records
-from fsl_async.learn.tune.tokens import Tokenized, tokenize
-from fsl_async.tools.compare.tuning.choices import TuningChoices
+from fsl_async.learn.tune.task import tokenized
+from fsl_async.learn.tune.tokens import Tokenized
+from fsl_async.tools.compare.tune import TuningChoices
 
 _SOURCES = itertools.count(-1, -1)
 """Numbers of joined data; those of a file are not negative."""
@@ -37,7 +38,7 @@ def load_records(choices: TuningChoices) -> SiteRecords:
 
     Raises, in one line, ConfigError and DataError, before anything is started.
     """
-    config = choices.config(choices.methods[0])
+    config = choices.run(choices.methods[0]).config
     tune = config.tune
     paths = [*choices.data, *filter(None, [choices.held_out])]
     # Records of a wrong kind are an error before the model is loaded.
@@ -45,18 +46,7 @@ def load_records(choices: TuningChoices) -> SiteRecords:
         Records(path, tune.objective, tune.label_names, columns=choices.columns) for path in paths
     ]
     base = load_base(choices.base, tune.objective, labels=tune.label_names)
-    context = min(tune.context, base.context) if base.context else tune.context
-    found = [
-        tokenize(
-            one,
-            base.tokenizer,
-            tune.objective,
-            context=context,
-            trained_on=tune.trained_on,
-            labels=tune.label_names,
-        )
-        for one in opened
-    ]
+    found = [tokenized(one, base, tune) for one in opened]
     sites = [one.split(config.data.holdout) for one in found[: len(choices.data)]]
     held = found[len(sites) :] or [part for _, part in sites if part is not None]
     if not held:

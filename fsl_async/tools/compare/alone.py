@@ -1,0 +1,170 @@
+"""Tuned models in this process: scores of a run's versions, and training without a network.
+
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from fsl_async.config.load import to_wire
+from fsl_async.config.settings import Config
+from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
+from fsl_async.learn.client.pretrain import autocast
+from fsl_async.learn.models.forward import drawing
+from fsl_async.learn.tune.base import load_base
+from fsl_async.learn.tune.objectives import objective_of
+from fsl_async.learn.tune.steps import GradientSteps
+from fsl_async.learn.tune.tokens import Tokenized
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.compare.choices import Run
+from fsl_async.tools.compare.outcome import Outcome, Point, Score
+from fsl_async.tools.compare.records import SiteRecords, load_records
+from fsl_async.tools.compare.runner import Comparison, Scorer, Stage, words_of
+from fsl_async.tools.compare.tune import CENTRAL, LOCAL, POOLED, TuningChoices
+from fsl_async.tools.evaluation import load_last
+
+
+class TunedModel:
+    """The base model with a run's adapters, all of the run's rank, in a `LocalFed`.
+
+    held: what it is scored on. steps, layers: of training; the blocks whose adapters train.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a site is given
+        self,
+        config: Config,
+        base: str,
+        name: str,
+        held: Tokenized,
+        steps: int | None = None,
+        layers: str = "",
+    ) -> None:
+        self._config, self._held = config, held
+        tune = config.tune
+        device = choose_device(config.train.device)
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        loaded = load_base(
+            base,
+            tune.objective,
+            labels=tune.label_names,
+            seed=config.run.seed,
+            device=device,
+            bf16=device.type == "cuda",
+        )
+        context = ClientContext(
+            name,
+            seed=config.run.seed,
+            device=device,
+            config=to_wire(config),
+            log=lambda _: None,
+            tuning=SiteTuning(layers=layers),
+        )
+        self._fed = LocalFed(context, steps=steps)
+        self._model = self._fed.lora(loaded.model, heads=loaded.drawn)
+        adapters = self._fed.adapters
+        assert adapters is not None
+        self._objective = objective_of(tune, lambda _: adapters.disabled())
+        self._weights = ModelWeights(self._model, adapters.view)
+
+    def __call__(self, run_dir: Path) -> Score:
+        """Score the newest version in `run_dir`. Raises RunDirError."""
+        load_last(run_dir, self._weights)
+        return self.score()
+
+    def score(self) -> Score:
+        """Metrics of the model as it is."""
+        with autocast(self._fed.device):
+            found = self._objective.evaluate(self._model, self._held)
+        return Score(found.get("eval_accuracy"), found["eval_loss"])
+
+    def train(self, data: Tokenized, *, stop: Stopper) -> float:
+        """Train as the built-in task does, to the end of the model's steps; returns the seconds.
+
+        The order of the samples follows from the seed and the model's name. Raises the stopper's
+        error.
+        """
+        fed, batch_size = self._fed, self._config.train.batch
+        steps = GradientSteps(fed, self._model, self._objective)
+        begun = time.monotonic()
+        with drawing(fed.device, fed.seed, fed.client_name):
+            for batch in data.shuffled(batch_size, seed=fed.seed, name=fed.client_name):
+                if stop.requested:
+                    raise stop.error(f"the comparison was ended by {stop.reason}")
+                count, _ = steps.step(batch)
+                if not fed.step(tokens=count):
+                    break
+        return time.monotonic() - begun
+
+
+class TuningComparison(Comparison):
+    """Plays rules of federated LoRA, and trains without a network. records: None: read now."""
+
+    choices: TuningChoices
+
+    def __init__(self, choices: TuningChoices, records: SiteRecords | None = None) -> None:
+        super().__init__(choices)
+        self.records = records or load_records(choices)
+
+    def scorer(self, run: Run) -> Scorer:
+        """Return what scores versions on the held-out records."""
+        return TunedModel(run.config, self.choices.base, "scores", self.records.held)
+
+    def alone(self, stage: Stage) -> Iterator[Outcome]:
+        """Train on all records in one process, then each site alone."""
+        yield self.pooled(stage)
+        yield self.local(stage)
+
+    def pooled(self, stage: Stage) -> Outcome:
+        """Train one process on all records, as many steps as all sites make."""
+        steps = self.choices.steps * len(self.choices.data)
+        found = self._train(f"{POOLED}:", POOLED, self.records.all_trained, steps, stage)
+        return self._outcome(POOLED, [found])
+
+    def local(self, stage: Stage) -> Outcome:
+        """Train each site alone, as many steps as it makes in a run; the mean over sites."""
+        sites = zip(self.choices.names, self.records.trained, strict=True)
+        steps = self.choices.steps
+        found = [self._train(f"{LOCAL}: {name}", name, data, steps, stage) for name, data in sites]
+        return self._outcome(LOCAL, found)
+
+    def _train(
+        self, label: str, name: str, data: Tokenized, steps: int, stage: Stage
+    ) -> tuple[Score, float]:
+        """Train from the base model; return the score and the seconds."""
+        choices = self.choices
+        config = choices.run(CENTRAL).config
+        held, layers = self.records.held, choices.layers
+        tuned = TunedModel(config, choices.base, name, held, steps, layers)
+        seconds, score = tuned.train(data, stop=stage.stop), tuned.score()
+        stage.say(f"{label} {steps} steps, {words_of(score)}, {seconds:,.1f} s")
+        return score, seconds
+
+    def _outcome(self, method: str, found: Sequence[tuple[Score, float]]) -> Outcome:
+        choices, scores = self.choices, [score for score, _ in found]
+        known = [score.accuracy for score in scores if score.accuracy is not None]
+        end = Point(
+            round=choices.rounds,
+            accuracy=fmean(known) if known else None,
+            loss=fmean(score.loss for score in scores),
+            # Sites alone would train at the same time, each on its own machine.
+            seconds=round(max(seconds for _, seconds in found), 3),
+        )
+        return Outcome(
+            method=method,
+            seed=choices.seed,
+            ranks=choices.run(CENTRAL).ranks,
+            points=(end,),
+            by_loss=choices.by_loss,
+            target=choices.target,
+            parts=tuple(scores) if method == LOCAL else (),
+        )
