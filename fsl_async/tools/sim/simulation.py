@@ -142,6 +142,8 @@ class Simulation:
         self.counts = self.world.counts
         self.participation = self.world.participation
         self.server = f"{place}{SERVER_NAME}"
+        self.networks = [(self.network, self.server)]
+        """The networks of a client, and the name of the server in each."""
         self.run_name = "sim"
         self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
@@ -384,7 +386,12 @@ class Simulation:
         """Add to a parameter server's process, incarnation `number`, before it starts."""
 
     def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+        self,
+        name: str,
+        incarnation: int,
+        clock: ProcessClock,
+        on_event: Callable[[Event], None],
+        chance: random.Random,
     ) -> Trainer:
         """The training thread of a client's process."""
         return VirtualTraining(
@@ -410,7 +417,7 @@ class Simulation:
         def feed(event: Event) -> None:
             shell.node.feed(event)
 
-        training = self._training(clock, feed, chance)
+        training = self._training(name, incarnation, clock, feed, chance)
         configure_exchange(training.exchange, self.config)
         training.exchange.pool.threads = 1
         self._launched(name, incarnation, training)
@@ -503,7 +510,8 @@ class Simulation:
         if process is None:
             return False
         process.clock.alive = False
-        self.network.kill(name)
+        for network, _ in self.networks:
+            network.kill(name)
         if process.training is not None:
             process.training.end()
         if name == self.server:
@@ -550,19 +558,30 @@ class Simulation:
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _reset(self, name: str) -> None:
-        if name in self.processes and not self._calm:
-            self.counts.fault("connection reset")
-            self.network.reset(name, self.server)
+        if self._is_up(name) and not self._calm:
+            self._count_fault("connection reset", name)
+            for network, server in self.networks:
+                network.reset(name, server)
         self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
         if self._calm:
             return
-        self.counts.fault("partition")
-        self.network.cut(name, self.server)
-        until_s = self._chance_of(name, "_cut").uniform(*self.profile.partition_s)
+        self._count_fault("partition", name)
+        for network, server in self.networks:
+            network.cut(name, server)
+        until_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
         self._at(until_s, self._heal, name)
 
     def _heal(self, name: str) -> None:
-        self.network.heal(name, self.server)
+        for network, server in self.networks:
+            network.heal(name, server)
         self._plan_fault(self.profile.partition_every_s, self._cut, name)
+
+    def _is_up(self, name: str) -> bool:
+        """Whether a client has a connection that can break."""
+        return name in self.processes
+
+    def _count_fault(self, kind: str, name: str) -> None:
+        """Count a fault of a client's connection."""
+        self.counts.fault(kind)

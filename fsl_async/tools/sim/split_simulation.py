@@ -35,12 +35,11 @@ from typing import Any
 
 from attrs import field, mutable
 
-import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
+from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
-from fsl_async.nodes.split_server.shell import Workers
+from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.split_audit import LEDGER, audit_split
@@ -53,20 +52,10 @@ from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import (
-    SERVER_NAME,
-    STEP_S,
-    Simulation,
-    SimulationSettings,
-)
-from fsl_async.tools.sim.split_processes import (
-    SPLIT_NAME,
-    SplitRun,
-    SplitServerProcess,
-    SplitSupervisor,
-)
+from fsl_async.tools.sim.simulation import STEP_S, SimulationSettings
+from fsl_async.tools.sim.split_processes import SplitServerSimulation
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
     SPLIT_DIR,
@@ -203,7 +192,7 @@ def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
     return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
 
 
-class SplitSimulation(Simulation):
+class SplitSimulation(SplitServerSimulation):
     """A simulated run; `invariants`, `split_invariants` and `counts` hold the result."""
 
     def __init__(
@@ -213,60 +202,34 @@ class SplitSimulation(Simulation):
         *,
         keep_journal: Journal | None = None,
     ) -> None:
-        self.method = method_of(rules)
         config = settings.config(
-            f"sync.trigger={self.method.trigger}",
+            f"sync.trigger={method_of(rules).trigger}",
             f"sync.round_cap_s={ROUND_CAP_S}",
             f"sync.min_clients={settings.clients if rules.lockstep else 1}",
             "outer.optimizer=average",
         )
         super().__init__(settings, keep_journal=keep_journal, config=config)
-        self.rules = rules
+        self.add_split_server(rules, FORMATS, self.network_conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
-        network = tp.MemNetwork(self.scheduler, settings.seed + 1, self.network_conditions)
-        self.split = SplitRun(
-            seed=settings.seed,
-            rules=rules,
-            formats=FORMATS,
-            transport=self._transport,
-            network=network,
-        )
-        self.supervisor = SplitSupervisor(
-            self.scheduler,
-            self.profile,
-            self._chance,
-            self.counts,
-            make=self._split_process,
-            failed=lambda line: self.invariants.violated(line, self.scheduler.time()),
-            calm=lambda: self._calm,
-            ending=lambda: self._ending,
-        )
-        self.split_disk = MemoryDisk()
-        self.split_files = MemoryFiles(self.split_disk)
-        """The disk as the newest split server sees it."""
         self.split_invariants = SplitInvariants(self.lineage, self.invariants.violations)
-        self.client_traffic, self.server_traffic = Traffic(), Traffic()
-        self.split_clients: dict[str, SplitClientShell] = {}
+        self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
-        self._launching = ""  # the client whose process is made
         self.architecture = {**ARCHITECTURE, "method": rules.method}
 
     # --- processes ---
 
-    def _launch_server(self) -> None:
-        super()._launch_server()
-        if self.method.has_server and self.supervisor.is_new:
-            self.supervisor.launch()
-            self.supervisor.plan_faults()
-
-    def _split_process(self) -> SplitServerProcess:
-        clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation(SPLIT_NAME)
+    def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, CheckedTraining]:
         machine = SplitServerMachine(self.rules, self.architecture)
-        self.split_files = MemoryFiles(self.split_disk)
-        training = CheckedTraining(machine.method, self.split_files, self.lineage)
+        return machine, CheckedTraining(machine.method, files, self.lineage)
+
+    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+        return self.server_traffic, self.journal
+
+    def _split_launched(self, shell: SplitServerShell) -> None:
+        machine, training, in_order = shell.machine, shell.training, self.left_in_order
+        assert isinstance(training, CheckedTraining)
 
         def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
@@ -274,36 +237,31 @@ class SplitSimulation(Simulation):
                 self.invariants.violated("a split server that ended in order lost uploads", now)
             self.split_invariants.after_server(machine, training, event, effects, now)
 
-        in_order = self.supervisor.left_in_order
-        process = SplitServerProcess(
-            self.split,
-            clock,
-            incarnation,
-            machine,
-            training,
-            workers=Workers(*(self._worker(clock, name) for name in ("code", "train", "write"))),
-            traffic=self.server_traffic,
-            journal=self.journal,
-            say=self._split_note,
-            closed=self.split_files.die,
-        )
-        process.shell.node.machine = CheckedMachine(machine, check)
-        return process
+        shell.node.machine = CheckedMachine(machine, check)
 
-    def _split_note(self, note: Note) -> None:
-        """A line of a split server, or of a client about one."""
+    def _split_failed(self, text: str) -> None:
+        self.invariants.violated(text, self.scheduler.time())
+
+    def _split_says(self, note: Note) -> None:
+        """A line of a split server, or of a client."""
         if "broke the protocol" in note.text:
-            self.invariants.violated(note.text, self.scheduler.time())
+            self._split_failed(note.text)
 
-    def _launch_client(self, name: str) -> None:
-        self.split_clients.pop(name, None)
-        self._launching = name
-        super()._launch_client(name)
+    def _client_says(self, name: str, note: Note) -> None:
+        self._split_says(note)
+
+    def _session_finished(self, name: str, finish: Finish) -> None:
+        if finish.exit_code:
+            self._split_failed(f"{name} gave up: {finish.reason}")
 
     def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+        self,
+        name: str,
+        incarnation: int,
+        clock: ProcessClock,
+        on_event: Callable[[Event], None],
+        chance: random.Random,
     ) -> Trainer:
-        name = self._launching
         self.trainings[name] = RoundTraining(
             clock,
             on_event,
@@ -311,67 +269,28 @@ class SplitSimulation(Simulation):
             self.method,
             self.lineage,
             name=name,
-            incarnation=self._incarnations,
+            incarnation=incarnation,
             step_s=chance.uniform(0.5, 1.5) * STEP_S,
         )
         return self.trainings[name]
-
-    def _run_over(self, name: str, event: Event) -> None:
-        if name in self.split_clients:
-            self.split_clients[name].feed(event)
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         """Open a client's session with the split server, once."""
         if not self.method.has_server or name in self.split_clients:
             return
-        clock, training = self.processes[name].clock, self.trainings[name]
+        training = self.trainings[name]
+        facts = Facts(welcome.run, welcome.shard, self.architecture)
+        shell = self._open_session(name, training.incarnation, training.split, facts)
+        machine = shell.machine
 
         def check(event: Event, _: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.split_invariants.after_client(machine, training, event, now)
 
-        def finished(effect: Finish) -> None:
-            if effect.exit_code:
-                self.invariants.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
-
-        shell = self.split.client(
-            name,
-            training.incarnation,
-            clock,
-            training.split,
-            facts=Facts(welcome.run, welcome.shard, self.architecture),
-            worker=self._worker(clock, name),
-            traffic=self.client_traffic,
-            journal=self.journal,
-            say=self._split_note,
-            finished=finished,
-        )
-        machine = shell.machine
         shell.node.machine = CheckedMachine(machine, check)
-        self.split_clients[name] = shell
         shell.dial()
 
-    # --- faults and the end ---
-
-    def _kill(self, name: str) -> bool:
-        killed = super()._kill(name)
-        if killed and name != SERVER_NAME:
-            self.split.network.kill(name)
-        return killed
-
-    def _reset(self, name: str) -> None:
-        if name in self.processes and not self._calm:
-            self.split.network.reset(name, SPLIT_NAME)
-        super()._reset(name)
-
-    def _cut(self, name: str) -> None:
-        if not self._calm:
-            self.split.network.cut(name, SPLIT_NAME)
-        super()._cut(name)
-
-    def _heal(self, name: str) -> None:
-        self.split.network.heal(name, SPLIT_NAME)
-        super()._heal(name)
+    # --- the end ---
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
         return True
@@ -379,7 +298,7 @@ class SplitSimulation(Simulation):
     @property
     def has_ended(self) -> bool:
         """Whether all clients have ended, and the split server."""
-        return super().has_ended and self.supervisor.run_over
+        return super().has_ended and self.split_run_over
 
     def check_end(self) -> None:
         """See `Simulation.check_end`."""
@@ -389,7 +308,7 @@ class SplitSimulation(Simulation):
         for name in self.names:
             if name not in self._ended:
                 self.invariants.violated(f"{name} did not end with its run", now)
-        if not self.supervisor.run_over:
+        if not self.split_run_over:
             self.invariants.violated("the split server did not end with its run", now)
         self.invariants.run_ended({}, [], now)
         self.split_invariants.ended(self._ledger(), now)

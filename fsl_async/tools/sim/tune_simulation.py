@@ -209,7 +209,12 @@ class TuneSimulation(Simulation):
         return VirtualWorker(clock, cost_s, lambda: REPORT_S)
 
     def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+        self,
+        name: str,
+        incarnation: int,
+        clock: ProcessClock,
+        on_event: Callable[[Event], None],
+        chance: random.Random,
     ) -> RoundTraining:
         kind = ScalarTraining if self.tune.mode == "zeroth" else AdapterTraining
         return kind(

@@ -19,14 +19,16 @@ import attrs
 from torch import nn
 
 from fsl_async.config.load import from_wire
+from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
+from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext, RoundTraining
+from fsl_async.learn.client.fed_base import ClientContext, RoundTraining, SplitPort
 from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
@@ -44,7 +46,6 @@ from fsl_async.tools.sim.simulation import SERVER_NAME
 from fsl_async.tools.sim.world import ProcessClock
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
 from fsl_async.tools.simulate.residents import Residents
-from fsl_async.tools.simulate.split_session import SplitSession, own_code
 
 if TYPE_CHECKING:
     import threading
@@ -168,7 +169,7 @@ class SimulatedFed(Fed):
         time: StepTime,
         *,
         changed: Changed,
-        session: SplitSession | None,
+        session: SplitPort | None,
     ) -> None:
         super().__init__(training, context, session)
         self.changed = cast("threading.Condition", changed)
@@ -238,8 +239,9 @@ class OwnTraining:
         self._site, self._feed = site, feed
         self._number, self._rate = number, rate
         self._member: Membership | None = None
-        self.split: SplitSession | None = None
-        """The client's session with the split server, if the run has one."""
+        self.opens_session: Callable[[Any, dict[str, str]], None] | None = None
+        """Opens the session with the split server, if the run has one; `on_split` feeds it."""
+        self.on_split: Callable[[Event], None] = lambda _: None
         self._time: StepTime | None = None
         self.changed = Changed(clock)
         self.orders = LateOrders(cast("threading.Condition", self.changed))
@@ -283,11 +285,6 @@ class OwnTraining:
         self.thread.kill()
         self._site.residents.forget(self.name)
 
-    def end_split(self, event: Event) -> None:
-        """End the session with the split server: the run, or this client's training, is over."""
-        if self.split is not None:
-            self.split.end(event)
-
     def welcomed(self, welcome: Welcome) -> None:
         """Take the first welcome, with the settings of the run."""
         if self._member is None:
@@ -305,7 +302,16 @@ class OwnTraining:
             self._site.attached(event.values)
         self.clock.call_at(self.clock.time(), self._feed, event)
         if isinstance(event, TrainingEnded):
-            self.clock.call_at(self.clock.time(), self.end_split, event)
+            self.post_split(event)
+
+    def open_split(self, training: Any, architecture: dict[str, str]) -> None:
+        """See `SplitPort.open_split`."""
+        assert self.opens_session is not None, "a client without a session opens none"
+        self.clock.call_at(self.clock.time(), self.opens_session, training, architecture)
+
+    def post_split(self, event: Event) -> None:
+        """See `SplitPort.post_split`."""
+        self.clock.call_at(self.clock.time(), self.on_split, event)
 
     def _train(self) -> None:
         training = self.training
@@ -318,7 +324,7 @@ class OwnTraining:
                     self._context(self._member),
                     self._time,
                     changed=self.changed,
-                    session=self.split,
+                    session=None if self.opens_session is None else self,
                 )
                 self._site.task(fed)
         self.orders.is_late = False
@@ -357,3 +363,9 @@ class OwnTraining:
         part = (member.welcome.shard, member.welcome.shards)
         index, count = part if part[1] else (self._number, site.clients)
         return attrs.evolve(context, config=tables, shard_index=index, shard_count=count)
+
+
+def own_code(config: Config) -> SiteCode:
+    """Return the user's own models of split learning, which each site of a real run is given."""
+    model, auxiliary = config.model.family, config.split.auxiliary
+    return SiteCode(model if is_own(model) else None, auxiliary if is_own(auxiliary) else None)

@@ -128,12 +128,41 @@ class SilentJournal:
 
 @frozen
 class ServerBooks:
-    """The books of one process of the parameter server."""
+    """The books of one process of a server."""
 
+    clock: ProcessClock
     writer: JournalWriter
     reporter: Reporter
     traffic: Traffic
     notes: TrafficNotes
+
+    @classmethod
+    def opened(cls, folder: Path, clock: ProcessClock, wall: Callable[[], float]) -> ServerBooks:
+        """Open the journal in a server's folder. wall: seconds since 1970."""
+        writer, traffic = JournalWriter(folder / JOURNAL, wall), Traffic()
+        reporter = Reporter(writer, lambda _: None, clock.time, wall)
+        return cls(clock, writer, reporter, traffic, TrafficNotes(clock, reporter, traffic))
+
+    def started(self, role: str, name: str, **facts: Any) -> None:
+        """Record the start of the process; name: in the simulated network."""
+        address = f"mem://{name}"
+        self.reporter.note(
+            "node_started",
+            self.clock.time(),
+            role=role,
+            address=address,
+            pid=os.getpid(),
+            host="simulated",
+            encrypted=False,
+            **facts,
+        )
+
+    def close(self, *, in_order: bool) -> None:
+        """Close the journal; in_order: with the last traffic, and the end of the process."""
+        if in_order:
+            self.notes.close()
+            self.reporter.note("node_ended", self.clock.time())
+        self.writer.close()
 
 
 class OwnSimulation(Simulation):
@@ -170,7 +199,6 @@ class OwnSimulation(Simulation):
         self._log, self._progress = log, progress
         self._logged: set[str] = set()
         self._chances: dict[str, random.Random] = {}
-        self._launching = ""
         self._books: ServerBooks | None = None
         self.traffics: list[Traffic] = []
         """The traffic of all processes of the servers."""
@@ -197,10 +225,14 @@ class OwnSimulation(Simulation):
             attached=self._check_memory,
             finished=self._ended_itself,
         )
+        self._set_links(self.network, self.server)
+
+    def _set_links(self, network: tp.MemNetwork, server: str) -> None:
+        """Give the clients' links to a server their conditions."""
         for number, name in enumerate(self.names):
-            up, down = settings.link_of(number).conditions(profile)
-            self.network.set_direction(name, self.server, up)
-            self.network.set_direction(self.server, name, down)
+            up, down = self.own.link_of(number).conditions(self.profile)
+            network.set_direction(name, server, up)
+            network.set_direction(server, name, down)
 
     # --- running ---
 
@@ -332,10 +364,8 @@ class OwnSimulation(Simulation):
         books, store = self._books, self._store_open
         assert books is not None, "a run ends at its parameter server"
         assert store is not None
-        books.notes.close()
-        books.reporter.note("node_ended", self.scheduler.time())
         store.finish_snapshot()
-        books.writer.close()
+        books.close(in_order=True)
 
     def _check_versions(self, before: int) -> None:
         newest = self._points[-1].version if self._points else -1
@@ -357,12 +387,9 @@ class OwnSimulation(Simulation):
     def _journal_of(self, name: str, clock: ProcessClock) -> Journal:
         if name != self.server:
             return SilentJournal()
-        writer, traffic = JournalWriter(self.root / JOURNAL, self._wall), Traffic()
-        reporter = Reporter(writer, lambda _: None, clock.time, self._wall)
-        notes = TrafficNotes(clock, reporter, traffic)
-        self._books = ServerBooks(writer, reporter, traffic, notes)
-        self.traffics.append(traffic)
-        return reporter
+        books = self._books = ServerBooks.opened(self.root, clock, self._wall)
+        self.traffics.append(books.traffic)
+        return books.reporter
 
     def _wall(self) -> float:
         return WALL_S + self.scheduler.time()
@@ -384,17 +411,7 @@ class OwnSimulation(Simulation):
         self._store_open, books = store, self._books
         assert books is not None, "a process has books"
         keep_settings(self.root, self.config, recovered.version)
-        books.reporter.note(
-            "node_started",
-            self.scheduler.time(),
-            role="ps",
-            run=self.run_name,
-            address=f"mem://{self.server}",
-            pid=os.getpid(),
-            host="simulated",
-            encrypted=False,
-            **start_facts(self.config),
-        )
+        books.started("ps", self.server, run=self.run_name, **start_facts(self.config))
 
     def _server_says(self, note: Note) -> None:
         if self._books is not None:
@@ -408,7 +425,7 @@ class OwnSimulation(Simulation):
     def _server_finished(self, finish: Finish) -> None:
         super()._server_finished(finish)
         if not finish.exit_code:
-            self._wants_calm = True
+            self._wants_calm = self._ending = True
             self._reason = self._reason or finish.reason
 
     def _after_server(
@@ -447,7 +464,6 @@ class OwnSimulation(Simulation):
 
     def _launch_client(self, name: str) -> None:
         self.parts[name].launches += 1
-        self._launching = name
         super()._launch_client(name)
 
     def _next_incarnation(self, name: str) -> int:
@@ -456,9 +472,13 @@ class OwnSimulation(Simulation):
         return super()._next_incarnation(name)
 
     def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
+        self,
+        name: str,
+        incarnation: int,
+        clock: ProcessClock,
+        on_event: Callable[[Event], None],
+        chance: random.Random,
     ) -> Trainer:
-        name = self._launching
         part, seed = self.parts[name], self.config.run.seed
         return OwnTraining(
             self._site,
@@ -467,7 +487,7 @@ class OwnSimulation(Simulation):
             name,
             number=self.names.index(name),
             rate=part.rate,
-            seed=f"{seed}/{name}/{part.launches}/training",
+            seed=f"{seed}/{name}/{incarnation}/training",
         )
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
@@ -539,29 +559,20 @@ class OwnSimulation(Simulation):
             part.waited_s += process.training.thread.waited_s
             part.steps += process.training.steps
         elif self._books is not None:
-            self._books.writer.close()
+            self._books.close(in_order=False)
         return super()._kill(name)
 
     def _kill_client(self, name: str) -> None:
         if self.places.is_here(name):
             super()._kill_client(name)
 
-    def _reset(self, name: str) -> None:
-        if not self._calm:
-            self._count_fault("connection reset", name)
-            self.network.reset(name, self.server)
-        self._plan_fault(self.profile.reset_every_s, self._reset, name)
-
-    def _cut(self, name: str) -> None:
-        if not self._calm:
-            self._count_fault("partition", name)
-            self.network.cut(name, self.server)
-            seconds = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
-            self._at(seconds, self._heal, name)
+    def _is_up(self, name: str) -> bool:
+        """See `Simulation`. Its process may be elsewhere."""
+        return True
 
     def _count_fault(self, kind: str, name: str) -> None:
         if self.places.is_here(name):
-            self.counts.fault(kind)
+            super()._count_fault(kind, name)
 
 
 def _named(name: str, error: BaseException) -> BaseException:
