@@ -158,7 +158,7 @@ def passed(kind):
     """Run without a crash, which must find no violation; returns all points passed."""
     simulation = CrashSplit(kind)
     simulation.run()
-    assert simulation.invariants.violations == [], simulation.invariants.violations
+    assert simulation.violations == [], simulation.violations
     return simulation.points.all()
 
 
@@ -167,7 +167,7 @@ def attempt(kind, point: Point):
     simulation = CrashSplit(kind, point)
     simulation.run()
     fired = [] if simulation.points.fired else [f"{point} was not reached"]
-    return fired + [one for one in simulation.invariants.violations if not one.endswith(WAITS)]
+    return fired + [one for one in simulation.violations if not one.endswith(WAITS)]
 
 
 def spread(points, most):

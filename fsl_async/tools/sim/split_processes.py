@@ -25,8 +25,8 @@ from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.world import ProcessClock
 
 if TYPE_CHECKING:
+    from fsl_async.learn.split.remote import SplitTraining
     from fsl_async.learn.split.server_training import ServerTraining
-    from fsl_async.nodes.client.split_shell import Training as ClientTraining
     from fsl_async.nodes.runtime import Journal
 
 SPLIT_NAME = "split"
@@ -178,7 +178,7 @@ class SplitServerSimulation(Simulation):
         super()._launch_client(name)
 
     def _open_session(
-        self, name: str, incarnation: int, training: ClientTraining, facts: Facts
+        self, name: str, incarnation: int, training: SplitTraining, facts: Facts
     ) -> SplitClientShell:
         """Return a client's side of its session with the split server; the caller dials."""
         clock = self.processes[name].clock

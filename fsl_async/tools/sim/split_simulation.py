@@ -28,7 +28,6 @@ checked after every event, values of tensors after every call of the split serve
 from __future__ import annotations
 
 import functools
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -54,7 +53,7 @@ from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import STEP_S, SimulationSettings
+from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_processes import SplitServerSimulation
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
@@ -68,7 +67,7 @@ from fsl_async.tools.sim.split_training import (
     exchanged,
 )
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import CheckedMachine, ProcessClock
+from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, ProcessClock
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -78,17 +77,13 @@ FORMATS = Formats("fp32", "fp32", "fp32")
 
 @mutable
 class SplitInvariants:
-    """Events of split learning, and the violations found."""
+    """Events of split learning. violated: takes each violation that is found."""
 
     lineage: SplitLineage
-    violations: list[str]
+    violated: Callable[[str], None]
     auxiliary: dict[tuple[str, int], bytes] = field(factory=dict)
     settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
     done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
-
-    def violated(self, text: str, now: float) -> None:
-        """Record a violation."""
-        self.violations.append(f"at {now:.3f} s: {text}")
 
     def after_server(
         self,
@@ -96,27 +91,24 @@ class SplitInvariants:
         training: CheckedTraining,
         event: Event,
         effects: list[Effect],
-        now: float,
     ) -> None:
         """Check what an event of the split server may have touched."""
         if isinstance(event, sev.Aligned) and not event.problem:
             made = self.lineage.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
-                self.violated(f"version {made[0]} of {event.client} has two contents", now)
+                self.violated(f"version {made[0]} of {event.client} has two contents")
         if isinstance(event, sev.RoundDoneReceived):
             done = self.done.setdefault(event.round, {})
             if done.setdefault(event.peer, event.samples) != event.samples:
-                self.violated(f"{event.peer} reports round {event.round} with other samples", now)
-        self._bounded(
-            machine, training, machine.peers.get(getattr(event, "peer", "")), effects, now
-        )
+                self.violated(f"{event.peer} reports round {event.round} with other samples")
+        self._bounded(machine, training, machine.peers.get(getattr(event, "peer", "")), effects)
         for effect in effects:
             if isinstance(effect, split.TrainUpload):
-                self._averaged_before(machine, effect.key, now)
+                self._averaged_before(machine, effect.key)
             elif isinstance(effect, split.AverageReplicas):
                 done = self.done.get(effect.round, {})
                 if any(done.get(name) != n for name, n in effect.samples.items()):
-                    self.violated(f"round {effect.round} averages unreported replicas", now)
+                    self.violated(f"round {effect.round} averages unreported replicas")
 
     def _bounded(
         self,
@@ -124,37 +116,36 @@ class SplitInvariants:
         training: CheckedTraining,
         peer: Peer | None,
         effects: list[Effect],
-        now: float,
     ) -> None:
         bound = machine.method.in_flight
         if peer is not None:
             counts = Counter(key.incarnation for key in peer.uploads)
             if any(count > bound for count in counts.values()):
-                self.violated(f"{peer.name} has more than {bound} uploads here", now)
+                self.violated(f"{peer.name} has more than {bound} uploads here")
             if len(peer.answers) > bound:
-                self.violated(f"more than {bound} answers are kept for {peer.name}", now)
+                self.violated(f"more than {bound} answers are kept for {peer.name}")
             if training.buffered(peer.name) > BUFFER_SAMPLES:
-                self.violated(f"the buffer of {peer.name} is not bounded", now)
+                self.violated(f"the buffer of {peer.name} is not bounded")
         # The effects are carried out after this; one upload may be trained and not acknowledged
         # yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
         here += sum(isinstance(effect, split.DropUpload) for effect in effects)
         if len(training.uploads) > here:
-            self.violated("uploads are kept that the machine has forgotten", now)
+            self.violated("uploads are kept that the machine has forgotten")
         kept = sum(len(each.answers) for each in machine.peers.values())
         kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
         if len(training.answers) > kept + 1:
-            self.violated("answers are kept that the machine has forgotten", now)
+            self.violated("answers are kept that the machine has forgotten")
 
-    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
+    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
         if not machine.method.replicas:
             return
         done = [peer.book.done_round for peer in machine.peers.values()]
         if any(machine.averaged < number < key.round for number in done):
-            self.violated(f"{key.text} is trained before the round before it is averaged", now)
+            self.violated(f"{key.text} is trained before the round before it is averaged")
 
     def after_client(
-        self, machine: SplitClientMachine, training: RoundTraining, event: Event, now: float
+        self, machine: SplitClientMachine, training: RoundTraining, event: Event
     ) -> None:
         """Check what an event of a client may have touched."""
         if isinstance(
@@ -165,26 +156,26 @@ class SplitInvariants:
             self.settled[event.key] = "declined"
         bound = machine.method.in_flight + machine.rules.retain
         if len(machine.sent) > bound:
-            self.violated(f"{machine.name} keeps more than {bound} uploads", now)
+            self.violated(f"{machine.name} keeps more than {bound} uploads")
         # The effects of AuxiliaryReceived are carried out after this.
         if not isinstance(event, sev.AuxiliaryReceived):
             version = machine.auxiliary
             made = self.auxiliary.get((machine.name, version), START.tobytes())
             if training.split.auxiliary != made:
-                self.violated(f"{machine.name} holds another version {version}", now)
+                self.violated(f"{machine.name} holds another version {version}")
 
-    def ended(self, lines: Sequence[Mapping[str, Any]], now: float) -> None:
+    def ended(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
         for problem in audit_split(lines).problems:
-            self.violated(problem, now)
+            self.violated(problem)
         fates = fates_of(lines)
         for key, received in self.settled.items():
             fate = fates.get(key)
             if fate is None or (received == "declined" and fate != "declined"):
                 text = f"a client received that {key.text} is {received}; ledger: {fate}"
-                self.violated(text, now)
+                self.violated(text)
         if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
-            self.violated("the ledger lists other uploads than the weights were trained on", now)
+            self.violated("the ledger lists other uploads than the weights were trained on")
 
 
 def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
@@ -193,7 +184,9 @@ def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
 
 
 class SplitSimulation(SplitServerSimulation):
-    """A simulated run; `invariants`, `split_invariants` and `counts` hold the result."""
+    """A simulated run; `violations` and `counts` hold the result."""
+
+    kind = "split"
 
     def __init__(
         self,
@@ -213,7 +206,7 @@ class SplitSimulation(SplitServerSimulation):
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
-        self.split_invariants = SplitInvariants(self.lineage, self.invariants.violations)
+        self.split_invariants = SplitInvariants(self.lineage, self.world.violated)
         self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
         self.architecture = {**ARCHITECTURE, "method": rules.method}
@@ -231,16 +224,16 @@ class SplitSimulation(SplitServerSimulation):
         machine, training, in_order = shell.machine, shell.training, self.left_in_order
         assert isinstance(training, CheckedTraining)
 
-        def check(event: Event, effects: list[Effect], now: float) -> None:
+        def check(event: Event, effects: list[Effect]) -> None:
             self.counts.events += 1
             if isinstance(event, sev.SplitRecovered) and event.lost and in_order:
-                self.invariants.violated("a split server that ended in order lost uploads", now)
-            self.split_invariants.after_server(machine, training, event, effects, now)
+                self.world.violated("a split server that ended in order lost uploads")
+            self.split_invariants.after_server(machine, training, event, effects)
 
         shell.node.machine = CheckedMachine(machine, check)
 
     def _split_failed(self, text: str) -> None:
-        self.invariants.violated(text, self.scheduler.time())
+        self.world.violated(text)
 
     def _split_says(self, note: Note) -> None:
         """A line of a split server, or of a client."""
@@ -254,25 +247,11 @@ class SplitSimulation(SplitServerSimulation):
         if finish.exit_code:
             self._split_failed(f"{name} gave up: {finish.reason}")
 
-    def _training(
-        self,
-        name: str,
-        incarnation: int,
-        clock: ProcessClock,
-        on_event: Callable[[Event], None],
-        chance: random.Random,
-    ) -> Trainer:
-        self.trainings[name] = RoundTraining(
-            clock,
-            on_event,
-            functools.partial(self._run_over, name),
-            self.method,
-            self.lineage,
-            name=name,
-            incarnation=incarnation,
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
-        )
-        return self.trainings[name]
+    def _training(self, launch: Launch) -> Trainer:
+        on_split = functools.partial(self._run_over, launch.name)
+        made = RoundTraining(launch, on_split, self.method, self.lineage)
+        self.trainings[launch.name] = made
+        return made
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         """Open a client's session with the split server, once."""
@@ -283,14 +262,22 @@ class SplitSimulation(SplitServerSimulation):
         shell = self._open_session(name, training.incarnation, training.split, facts)
         machine = shell.machine
 
-        def check(event: Event, _: list[Effect], now: float) -> None:
+        def check(event: Event, _: list[Effect]) -> None:
             self.counts.events += 1
-            self.split_invariants.after_client(machine, training, event, now)
+            self.split_invariants.after_client(machine, training, event)
 
         shell.node.machine = CheckedMachine(machine, check)
         shell.dial()
 
     # --- the end ---
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """See `Simulation.run`. No training thread is left."""
+        try:
+            super().run(progress)
+        finally:
+            for training in self.trainings.values():
+                training.end()
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
         return True
@@ -302,16 +289,15 @@ class SplitSimulation(SplitServerSimulation):
 
     def check_end(self) -> None:
         """See `Simulation.check_end`."""
-        now = self.scheduler.time()
-        if self.invariants.violations:
+        if self.violations:
             return
         for name in self.names:
             if name not in self._ended:
-                self.invariants.violated(f"{name} did not end with its run", now)
+                self.world.violated(f"{name} did not end with its run")
         if not self.split_run_over:
-            self.invariants.violated("the split server did not end with its run", now)
-        self.invariants.run_ended({}, [], now)
-        self.split_invariants.ended(self._ledger(), now)
+            self.world.violated("the split server did not end with its run")
+        self.invariants.run_ended({}, [])
+        self.split_invariants.ended(self._ledger())
 
     def _ledger(self) -> list[Mapping[str, Any]]:
         """Return the lines of the split server's ledger."""
@@ -321,7 +307,7 @@ class SplitSimulation(SplitServerSimulation):
         lines = self.split_disk.file(path).content.splitlines()
         return [members for line in lines if (members := from_checksummed(bytes(line)))]
 
-    def split_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Events at the split server."""
         fates = Counter(fates_of(self._ledger()).values())
         return {

@@ -9,18 +9,19 @@ processes; without it the times of steps are measured, and differ from one compu
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import re
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from attrs import evolve, frozen
+from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
@@ -54,9 +55,9 @@ from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.world import ProcessClock, World
+from fsl_async.tools.sim.world import Launch, ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
-from fsl_async.tools.simulate.client import ClientSite, OwnTraining
+from fsl_async.tools.simulate.client import OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places
 from fsl_async.tools.simulate.residents import Residents
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, by_category, loss_of
@@ -211,20 +212,11 @@ class OwnSimulation(Simulation):
         self._points: list[Point] = []
         self._merged: tuple[MergedDelta, ...] = ()
         self._is_sized = False
-        self._states = RandomStates()
-        self._residents = Residents(run_dir / CLIENTS, settings.resident)
-        self._site = ClientSite(
-            task=task,
-            config=given,
-            clients=settings.clients,
-            step_seconds=settings.step_seconds,
-            folder=run_dir / CLIENTS,
-            states=self._states,
-            residents=self._residents,
-            log=functools.partial(self.places.note, "say"),
-            attached=self._check_memory,
-            finished=self._ended_itself,
-        )
+        self.states = RandomStates()
+        self.task, self.given, self.folder = task, given, run_dir / CLIENTS
+        self.residents = Residents(self.folder, settings.resident)
+        self.owners: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+        """Module -> the training that it belongs to."""
         self._set_links(self.network, self.server)
 
     def _set_links(self, network: tp.MemNetwork, server: str) -> None:
@@ -246,10 +238,10 @@ class OwnSimulation(Simulation):
         finally:
             self.places.close()
             self.leave()
-            self._states.leave()
-            self._residents.close()
+            self.states.leave()
+            self.residents.close()
             self.write_out()
-            shutil.rmtree(self.root / CLIENTS, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         return Result(
             self.root,
             self.run_name,
@@ -268,20 +260,18 @@ class OwnSimulation(Simulation):
         self.disk.write_to(self.root, self.run_dir)
 
     def begin(self) -> None:
-        """Launch the processes that are here, and plan what happens to them."""
-        if self.places.is_here(self.server):
-            self._launch_server()
-            self._plan(self.profile.server_kill_every_s, self._kill_server)
-            self._plan(self.profile.disk_full_every_s, self._fill_disk)
+        """See `Simulation.begin`."""
+        super().begin()
+        if self._is_here(self.server):
             if self.own.hours is not None:
                 self._at(self.own.hours * HOUR_S, self.end_run, "the simulated time is over")
             self._at(NO_VERSION_S, self._check_versions, -1)
-        for name in self.names:
-            self._plan_client_faults(name)
-            if self.places.is_here(name):
-                self._at(
-                    self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch_client, name
-                )
+
+    def _is_here(self, name: str) -> bool:
+        return self.places.is_here(name)
+
+    def _plan_launch(self, name: str) -> None:
+        self._at(self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch_client, name)
 
     @property
     def is_over(self) -> bool:
@@ -429,17 +419,17 @@ class OwnSimulation(Simulation):
             self._reason = self._reason or finish.reason
 
     def _after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
         """Record a version once it is durable, and what it has merged."""
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
-            self._add_point(machine, now)
+            self._add_point(machine)
         for effect in effects:
             if isinstance(effect, do.Average):
                 self._merged = effect.merged
 
-    def _add_point(self, machine: ParameterServerMachine, now: float) -> None:
+    def _add_point(self, machine: ParameterServerMachine) -> None:
         merged, self._merged = self._merged, ()
         for one in merged:
             part = self.parts[one.key.client]
@@ -449,7 +439,7 @@ class OwnSimulation(Simulation):
         point = Point(
             machine.version,
             machine.digest,
-            now / HOUR_S,
+            self.scheduler.time() / HOUR_S,
             machine.tokens_total,
             sum(one.sockets["up"] for one in self.traffics),
             sum(one.sockets["down"] for one in self.traffics),
@@ -471,24 +461,9 @@ class OwnSimulation(Simulation):
             return self.parts[name].launches
         return super()._next_incarnation(name)
 
-    def _training(
-        self,
-        name: str,
-        incarnation: int,
-        clock: ProcessClock,
-        on_event: Callable[[Event], None],
-        chance: random.Random,
-    ) -> Trainer:
-        part, seed = self.parts[name], self.config.run.seed
-        return OwnTraining(
-            self._site,
-            clock,
-            on_event,
-            name,
-            number=self.names.index(name),
-            rate=part.rate,
-            seed=f"{seed}/{name}/{incarnation}/training",
-        )
+    def _training(self, launch: Launch) -> Trainer:
+        number = self.names.index(launch.name)
+        return OwnTraining(self, launch, number=number, rate=self.own.rate_of(number))
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         training = self.processes[name].training
@@ -510,16 +485,17 @@ class OwnSimulation(Simulation):
 
     def _client_finished(self, name: str, effect: Finish) -> None:
         failed = RefusedError(effect.reason) if effect.exit_code else None
-        self._at(0.0, self._ended_itself, name, failed)
+        self._at(0.0, self.ended_itself, name, failed)
 
-    def _ended_itself(self, name: str, error: BaseException | None) -> None:
+    def ended_itself(self, name: str, error: BaseException | None) -> None:
+        """Take the end of a client by itself, and the error that ended it."""
         if error is not None:
             self.places.note("failed", name, _named(name, error))
         elif name in self.processes:
             self._kill(name)
             self.places.note("ended", name, None)
 
-    def _check_memory(self, values: int) -> None:
+    def check_memory(self, values: int) -> None:
         """Decide how many models are in memory at once. Raises UsageError if none fits."""
         if self._is_sized:
             return
@@ -538,7 +514,7 @@ class OwnSimulation(Simulation):
         need = clients * exchanged + limit * trained
         line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
         if limit < clients:
-            self._residents.limit = max(1, limit // places)
+            self.residents.limit = max(1, limit // places)
             line += f", with the models of {limit} in memory and the others in files (--resident)"
         self.places.note("say", "", line)
 
@@ -563,16 +539,12 @@ class OwnSimulation(Simulation):
         return super()._kill(name)
 
     def _kill_client(self, name: str) -> None:
-        if self.places.is_here(name):
+        if self._is_here(name):
             super()._kill_client(name)
 
     def _is_up(self, name: str) -> bool:
         """See `Simulation`. Its process may be elsewhere."""
         return True
-
-    def _count_fault(self, kind: str, name: str) -> None:
-        if self.places.is_here(name):
-            super()._count_fault(kind, name)
 
 
 def _named(name: str, error: BaseException) -> BaseException:

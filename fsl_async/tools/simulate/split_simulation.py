@@ -153,4 +153,4 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
 
     def _session_finished(self, name: str, finish: Finish) -> None:
         if finish.exit_code:
-            self._at(0.0, self._ended_itself, name, RefusedError(finish.reason))
+            self._at(0.0, self.ended_itself, name, RefusedError(finish.reason))
