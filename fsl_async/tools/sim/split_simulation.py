@@ -32,8 +32,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import field, mutable
-
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.nodes.client.split_shell import Facts
@@ -60,6 +58,7 @@ from fsl_async.tools.sim.split_training import (
     SPLIT_DIR,
     START,
     STEPS,
+    CheckedSplitTraining,
     CheckedTraining,
     RoundTraining,
     SplitLineage,
@@ -73,109 +72,6 @@ ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
 FORMATS = Formats("fp32", "fp32", "fp32")
 """They keep every bit, so that what arrives can be compared with what was sent."""
-
-
-@mutable
-class SplitInvariants:
-    """Events of split learning. violated: takes each violation that is found."""
-
-    lineage: SplitLineage
-    violated: Callable[[str], None]
-    auxiliary: dict[tuple[str, int], bytes] = field(factory=dict)
-    settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
-    done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
-
-    def after_server(
-        self,
-        machine: SplitServerMachine,
-        training: CheckedTraining,
-        event: Event,
-        effects: list[Effect],
-    ) -> None:
-        """Check what an event of the split server may have touched."""
-        if isinstance(event, sev.Aligned) and not event.problem:
-            made = self.lineage.auxiliary[event.client]
-            if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
-                self.violated(f"version {made[0]} of {event.client} has two contents")
-        if isinstance(event, sev.RoundDoneReceived):
-            done = self.done.setdefault(event.round, {})
-            if done.setdefault(event.peer, event.samples) != event.samples:
-                self.violated(f"{event.peer} reports round {event.round} with other samples")
-        self._bounded(machine, training, machine.peers.get(getattr(event, "peer", "")), effects)
-        for effect in effects:
-            if isinstance(effect, split.TrainUpload):
-                self._averaged_before(machine, effect.key)
-            elif isinstance(effect, split.AverageReplicas):
-                done = self.done.get(effect.round, {})
-                if any(done.get(name) != n for name, n in effect.samples.items()):
-                    self.violated(f"round {effect.round} averages unreported replicas")
-
-    def _bounded(
-        self,
-        machine: SplitServerMachine,
-        training: CheckedTraining,
-        peer: Peer | None,
-        effects: list[Effect],
-    ) -> None:
-        bound = machine.method.in_flight
-        if peer is not None:
-            counts = Counter(key.incarnation for key in peer.uploads)
-            if any(count > bound for count in counts.values()):
-                self.violated(f"{peer.name} has more than {bound} uploads here")
-            if len(peer.answers) > bound:
-                self.violated(f"more than {bound} answers are kept for {peer.name}")
-            if training.buffered(peer.name) > BUFFER_SAMPLES:
-                self.violated(f"the buffer of {peer.name} is not bounded")
-        # The effects are carried out after this; one upload may be trained and not acknowledged
-        # yet.
-        here = sum(len(each.uploads) for each in machine.peers.values())
-        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
-        if len(training.uploads) > here:
-            self.violated("uploads are kept that the machine has forgotten")
-        kept = sum(len(each.answers) for each in machine.peers.values())
-        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
-        if len(training.answers) > kept + 1:
-            self.violated("answers are kept that the machine has forgotten")
-
-    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
-        if not machine.method.replicas:
-            return
-        done = [peer.book.done_round for peer in machine.peers.values()]
-        if any(machine.averaged < number < key.round for number in done):
-            self.violated(f"{key.text} is trained before the round before it is averaged")
-
-    def after_client(
-        self, machine: SplitClientMachine, training: RoundTraining, event: Event
-    ) -> None:
-        """Check what an event of a client may have touched."""
-        if isinstance(
-            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
-        ):
-            self.settled[event.key] = "trained"
-        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
-            self.settled[event.key] = "declined"
-        bound = machine.method.in_flight + machine.rules.retain
-        if len(machine.sent) > bound:
-            self.violated(f"{machine.name} keeps more than {bound} uploads")
-        # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived):
-            version = machine.auxiliary
-            made = self.auxiliary.get((machine.name, version), START.tobytes())
-            if training.split.auxiliary != made:
-                self.violated(f"{machine.name} holds another version {version}")
-
-    def ended(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
-        for problem in audit_split(lines).problems:
-            self.violated(problem)
-        fates = fates_of(lines)
-        for key, received in self.settled.items():
-            fate = fates.get(key)
-            if fate is None or (received == "declined" and fate != "declined"):
-                text = f"a client received that {key.text} is {received}; ledger: {fate}"
-                self.violated(text)
-        if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
-            self.violated("the ledger lists other uploads than the weights were trained on")
 
 
 def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
@@ -206,7 +102,12 @@ class SplitSimulation(SplitServerSimulation):
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
-        self.split_invariants = SplitInvariants(self.lineage, self.world.violated)
+        self.auxiliary: dict[tuple[str, int], bytes] = {}
+        """Client and version -> content of its auxiliary model."""
+        self.settled: dict[UploadKey, str] = {}
+        """Outcomes of uploads as clients received them."""
+        self.done: dict[int, dict[str, int]] = {}
+        """Round -> client -> samples that it reported."""
         self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
         self.architecture = {**ARCHITECTURE, "method": rules.method}
@@ -221,16 +122,8 @@ class SplitSimulation(SplitServerSimulation):
         return self.server_traffic, self.journal
 
     def _split_launched(self, shell: SplitServerShell) -> None:
-        machine, training, in_order = shell.machine, shell.training, self.left_in_order
-        assert isinstance(training, CheckedTraining)
-
-        def check(event: Event, effects: list[Effect]) -> None:
-            self.counts.events += 1
-            if isinstance(event, sev.SplitRecovered) and event.lost and in_order:
-                self.world.violated("a split server that ended in order lost uploads")
-            self.split_invariants.after_server(machine, training, event, effects)
-
-        shell.node.machine = CheckedMachine(machine, check)
+        check = functools.partial(self._after_split, shell.machine, shell.training)
+        shell.node.machine = CheckedMachine(shell.machine, check)
 
     def _split_failed(self, text: str) -> None:
         self.world.violated(text)
@@ -260,14 +153,111 @@ class SplitSimulation(SplitServerSimulation):
         training = self.trainings[name]
         facts = Facts(welcome.run, welcome.shard, self.architecture)
         shell = self._open_session(name, training.incarnation, training.split, facts)
-        machine = shell.machine
-
-        def check(event: Event, _: list[Effect]) -> None:
-            self.counts.events += 1
-            self.split_invariants.after_client(machine, training, event)
-
-        shell.node.machine = CheckedMachine(machine, check)
+        check = functools.partial(self._after_session, shell.machine, training.split)
+        shell.node.machine = CheckedMachine(shell.machine, check)
         shell.dial()
+
+    # --- checks ---
+
+    def _after_split(
+        self,
+        machine: SplitServerMachine,
+        training: CheckedTraining,
+        event: Event,
+        effects: list[Effect],
+    ) -> None:
+        """Check what an event of the split server may have touched."""
+        self.counts.events += 1
+        if isinstance(event, sev.SplitRecovered) and event.lost and self.left_in_order:
+            self.world.violated("a split server that ended in order lost uploads")
+        if isinstance(event, sev.Aligned) and not event.problem:
+            made = self.lineage.auxiliary[event.client]
+            if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
+                self.world.violated(f"version {made[0]} of {event.client} has two contents")
+        if isinstance(event, sev.RoundDoneReceived):
+            done = self.done.setdefault(event.round, {})
+            if done.setdefault(event.peer, event.samples) != event.samples:
+                self.world.violated(f"{event.peer} reports round {event.round} with other samples")
+        self._bounded(machine, training, machine.peers.get(getattr(event, "peer", "")), effects)
+        for effect in effects:
+            if isinstance(effect, split.TrainUpload):
+                self._averaged_before(machine, effect.key)
+            elif isinstance(effect, split.AverageReplicas):
+                done = self.done.get(effect.round, {})
+                if any(done.get(name) != n for name, n in effect.samples.items()):
+                    self.world.violated(f"round {effect.round} averages unreported replicas")
+
+    def _bounded(
+        self,
+        machine: SplitServerMachine,
+        training: CheckedTraining,
+        peer: Peer | None,
+        effects: list[Effect],
+    ) -> None:
+        bound = machine.method.in_flight
+        if peer is not None:
+            counts = Counter(key.incarnation for key in peer.uploads)
+            if any(count > bound for count in counts.values()):
+                self.world.violated(f"{peer.name} has more than {bound} uploads here")
+            if len(peer.answers) > bound:
+                self.world.violated(f"more than {bound} answers are kept for {peer.name}")
+            if training.buffered(peer.name) > BUFFER_SAMPLES:
+                self.world.violated(f"the buffer of {peer.name} is not bounded")
+        # The effects are carried out after this; one upload may be trained and not acknowledged
+        # yet.
+        here = sum(len(each.uploads) for each in machine.peers.values())
+        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
+        if len(training.uploads) > here:
+            self.world.violated("uploads are kept that the machine has forgotten")
+        kept = sum(len(each.answers) for each in machine.peers.values())
+        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
+        if len(training.answers) > kept + 1:
+            self.world.violated("answers are kept that the machine has forgotten")
+
+    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
+        if not machine.method.replicas:
+            return
+        done = [peer.book.done_round for peer in machine.peers.values()]
+        if any(machine.averaged < number < key.round for number in done):
+            self.world.violated(f"{key.text} is trained before the round before it is averaged")
+
+    def _after_session(
+        self,
+        machine: SplitClientMachine,
+        training: CheckedSplitTraining,
+        event: Event,
+        effects: list[Effect],
+    ) -> None:
+        """Check what an event of a client's session may have touched."""
+        self.counts.events += 1
+        if isinstance(
+            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
+        ):
+            self.settled[event.key] = "trained"
+        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
+            self.settled[event.key] = "declined"
+        bound = machine.method.in_flight + machine.rules.retain
+        if len(machine.sent) > bound:
+            self.world.violated(f"{machine.name} keeps more than {bound} uploads")
+        # The effects of AuxiliaryReceived are carried out after this.
+        if not isinstance(event, sev.AuxiliaryReceived):
+            version = machine.auxiliary
+            made = self.auxiliary.get((machine.name, version), START.tobytes())
+            if training.auxiliary != made:
+                self.world.violated(f"{machine.name} holds another version {version}")
+
+    def _check_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
+        for problem in audit_split(lines).problems:
+            self.world.violated(problem)
+        fates = fates_of(lines)
+        for key, received in self.settled.items():
+            fate = fates.get(key)
+            if fate is None or (received == "declined" and fate != "declined"):
+                text = f"a client received that {key.text} is {received}; ledger: {fate}"
+                self.world.violated(text)
+        if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
+            self.world.violated("the ledger lists other uploads than the weights were trained on")
 
     # --- the end ---
 
@@ -297,7 +287,7 @@ class SplitSimulation(SplitServerSimulation):
         if not self.split_run_over:
             self.world.violated("the split server did not end with its run")
         self.invariants.run_ended({}, [])
-        self.split_invariants.ended(self._ledger())
+        self._check_ledger(self._ledger())
 
     def _ledger(self) -> list[Mapping[str, Any]]:
         """Return the lines of the split server's ledger."""
