@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
@@ -122,7 +122,8 @@ class SplitSimulation(SplitServerSimulation):
         return self.server_traffic, self.journal
 
     def _split_launched(self, shell: SplitServerShell) -> None:
-        check = functools.partial(self._after_split, shell.machine, shell.training)
+        training = cast("CheckedTraining", shell.training)
+        check = functools.partial(self._after_split, shell.machine, training)
         shell.node.machine = CheckedMachine(shell.machine, check)
 
     def _split_failed(self, text: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import Factory, define, field, mutable
@@ -71,11 +71,16 @@ class WatchedExchange(Exchange):
         return frame
 
 
-class Trainer(Protocol):
+class Trainer:
     """The training side of a client's process."""
 
     exchange: Exchange
     """The client's exchange, which gives the orders."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether training waits in a step."""
+        return False
 
     def announced(self, position: RunPosition) -> None:
         """Take the position of the run, with each version."""
@@ -85,7 +90,7 @@ class Trainer(Protocol):
 
     def report(self) -> dict[str, Any]:
         """Return what a heartbeat reports."""
-        ...
+        return {}
 
     def stop(self) -> None:
         """End training at the next step."""

@@ -40,6 +40,7 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.events import Attached
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.tools.sim.simulation import SERVER_NAME
+from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, TrainingThread
 from fsl_async.tools.simulate.residents import Residents
@@ -178,7 +179,7 @@ class SimulatedFed(Fed):
         return goes_on
 
 
-class OwnTraining:
+class OwnTraining(Trainer):
     """The training side of a client's process: the user's function in a thread of its own.
 
     simulation: that it is in. number: of the client, from 0; rate: its speed.
