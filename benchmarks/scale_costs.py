@@ -173,7 +173,7 @@ def check() -> None:
     several = GroupsSimulation(evolve(settings, groups=4))
     several.run()
     assert not several.violations, several.violations
-    facts = several.group_facts()
+    facts = several.facts()
     held = facts["held_s_per_group_and_round"]
     report("groups, 1 B, 4 x 4, 1 Gbit/s: pause without disks", ring_s(sites), held)
     print(f"  {facts}")

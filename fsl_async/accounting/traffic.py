@@ -11,39 +11,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
-
-class Tensor(Protocol):
-    """A tensor of a manifest."""
-
-    @property
-    def name(self) -> str:
-        """The name in the model."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The dimensions."""
-
-    @property
-    def offset(self) -> int:
-        """Its first index in the flat vector."""
-
-
-class Manifest(Protocol):
-    """The part of `fsl_async.store.manifest.Manifest` that is needed here."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """In the order of the flat vector."""
-
-    def chunk_range(self, index: int) -> tuple[int, int]:
-        """Start and stop of a chunk, in values of the flat vector."""
+if TYPE_CHECKING:
+    from fsl_async.store.manifest import Manifest
 
 
 class Traffic:

@@ -4,101 +4,65 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import asdict
 
 from fsl_async.commands import sim_task
 from fsl_async.commands.options import Finite, Whole
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
-from fsl_async.roles.split.methods import METHODS, names_of
+from fsl_async.roles.split.methods import METHODS
 
-_NOT_SIMULATED = {
+_SOMETIMES = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
     *("trace_sha256", "split", "tune", "groups"),
 }
+"""Members of the result that people see only with a value: losses are not simulated."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fsl_async.nodes.runtime import Journal
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-    from fsl_async.tools.sim.report import Report
-    from fsl_async.tools.sim.simulation import Pace, Simulation, SimulationSettings
+    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
     Simulated = Simulation | GroupsSimulation
 
 
-def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
-    """The result; for people without empty rows (losses and transfers are not simulated)."""
-    found = asdict(result)
-    return {
-        key: value for key, value in found.items() if as_json or value or key not in _NOT_SIMULATED
-    }
-
-
-def _split(
-    method: str, *, lockstep: bool
-) -> Callable[[SimulationSettings, Journal | None], Simulation]:
-    """A function that makes a simulation of a method. Raises UsageError with all names."""
-    from fsl_async.roles.split.methods import SplitRules
-    from fsl_async.tools.sim.split_simulation import SplitSimulation
-
-    if method not in METHODS:
-        raise UsageError(f"--split {method}: no such method: {', '.join(METHODS)}")
-    rules = SplitRules(method=method, lockstep=lockstep)
-    return lambda settings, journal: SplitSimulation(settings, rules, keep_journal=journal)
-
-
-def _tune(mode: str) -> Callable[[SimulationSettings, Journal | None], Simulation]:
-    """A function that makes a simulation of tuning. Raises UsageError with all modes."""
-    from fsl_async.tools.sim.tune_simulation import MODES, TuneSettings, TuneSimulation
-
-    found = next((one for one in MODES if one == mode), None)
-    if found is None:
-        raise UsageError(f"--tune {mode}: no such mode: {', '.join(MODES)}")
-    return lambda settings, journal: TuneSimulation(
-        settings, TuneSettings(found), keep_journal=journal
-    )
-
-
 def _simulation_of(
-    settings: SimulationSettings, method: str, mode: str, *, lockstep: bool, journal: Journal | None
+    settings: SimulationSettings,
+    method: str | None,
+    mode: Any,
+    *,
+    lockstep: bool,
+    journal: Journal | None,
 ) -> Simulated:
     """A simulation: of split learning, of tuning, or of pretraining, in groups or not."""
+    pace, groups = settings.pace, settings.groups > 1
+    if pace != "called" and (method or mode):
+        raise UsageError("--pace is for pretraining: --split and --tune train by rounds")
+    if method and mode:
+        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
+    if groups and (method or mode):
+        raise UsageError("--groups is for pretraining: leave out --split and --tune")
+    if groups and pace != "called":
+        raise UsageError(f"--groups merge by the clock: leave out --pace {pace}")
+    if settings.latest and pace == "called":
+        raise UsageError("--latest is for clients that send by themselves: add --pace own")
+    if method:
+        from fsl_async.roles.split.methods import SplitRules
+        from fsl_async.tools.sim.split_simulation import SplitSimulation
+
+        rules = SplitRules(method=method, lockstep=lockstep)
+        return SplitSimulation(settings, rules, keep_journal=journal)
+    if mode:
+        from fsl_async.tools.sim.tune_simulation import TuneSimulation
+
+        return TuneSimulation(settings, mode, keep_journal=journal)
     from fsl_async.tools.sim.groups_simulation import GroupsSimulation
     from fsl_async.tools.sim.simulation import Simulation
 
-    if method and mode:
-        raise UsageError("--split and --tune are both set: a run tunes a model or splits one")
-    if settings.groups > 1 and (method or mode):
-        raise UsageError("--groups is for pretraining: leave out --split and --tune")
-    if settings.groups > 1 and settings.pace != "called":
-        raise UsageError(f"--groups merge by the clock: leave out --pace {settings.pace}")
-    if settings.latest and settings.pace == "called":
-        raise UsageError("--latest is for clients that send by themselves: add --pace own")
-    if method:
-        return _split(method, lockstep=lockstep)(settings, journal)
-    if mode:
-        return _tune(mode)(settings, journal)
-    if settings.groups > 1:
-        return GroupsSimulation(settings, keep_journal=journal)
-    return Simulation(settings, keep_journal=journal)
-
-
-def _pace(given: str, *, has_rounds: bool) -> Pace:
-    """When clients send. Raises UsageError, with all names."""
-    from fsl_async.tools.sim.simulation import Pace
-
-    found: Pace | None = next((one for one in get_args(Pace) if one == given), None)
-    if found is None:
-        raise UsageError(f"--pace {given}: no such pace: {', '.join(get_args(Pace))}")
-    if found != "called" and has_rounds:
-        raise UsageError("--pace is for pretraining: --split and --tune train by rounds")
-    return found
+    return (GroupsSimulation if groups else Simulation)(settings, keep_journal=journal)
 
 
 def _journal_writer(file: str | None) -> JournalWriter | None:
@@ -131,18 +95,19 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
     help="Seconds from one sync to the next; with --tune, how long a round waits for its clients.",
 )  # fmt: skip
 @click.option(
-    "--split", "method", default="", metavar="METHOD",
-    help=f"Simulate split learning: {', '.join(names_of())}.",
+    "--split", "method", type=click.Choice(list(METHODS)), metavar="METHOD",
+    help=f"Simulate split learning: {', '.join(METHODS)}.",
 )  # fmt: skip
 @click.option(
     "--lockstep", is_flag=True, help="With --split: one client, and one upload, at a time."
 )
 @click.option(
-    "--tune", "mode", default="", metavar="MODE",
+    "--tune", "mode", type=click.Choice(["lora", "zeroth"]), metavar="MODE",
     help="Simulate tuning by rounds: lora (a rule that merges products) or zeroth.",
 )  # fmt: skip
 @click.option(
     "--pace", default="called", show_default=True, metavar="PACE",
+    type=click.Choice(["called", "time", "steps", "speed", "own"]),
     help="When clients send: called, or by themselves: time, steps, speed (DyLU), own (anarchic).",
 )  # fmt: skip
 @click.option(
@@ -158,20 +123,13 @@ def _journal_writer(file: str | None) -> JournalWriter | None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     *,
-    clients: int,
-    hours: float | None,
-    seed: int | None,
-    faults: str | None,
-    every_s: float,
-    method: str,
+    method: str | None,
     lockstep: bool,
-    mode: str,
-    pace: str,
-    latest: bool,
-    groups: int,
+    mode: str | None,
     journal: str | None,
     as_json: bool,
-    own: sim_task.TaskOptions,
+    own: dict[str, Any],
+    **given: Any,
 ) -> int:
     """Simulate a run: production code, virtual time, and a model of 8 values.
 
@@ -181,23 +139,14 @@ def command(
     code 0 when all held, 1 when one was violated.
     """
     output = Output(as_json=as_json)
-    if own.task:
-        return sim_task.run(
-            own, output, clients=clients, hours=hours, seed=seed, faults=faults or "none"
-        )
+    if own["task"]:
+        around = {name: given[name] for name in ("clients", "hours", "seed")}
+        return sim_task.run(own, output, faults=given["faults"] or "none", **around)
     from fsl_async.tools.sim.report import report
     from fsl_async.tools.sim.simulation import SimulationSettings
 
-    settings = SimulationSettings(
-        clients=clients,
-        hours=hours or 24.0,
-        seed=seed or 0,
-        faults=faults or "storm",
-        every_s=every_s,
-        pace=_pace(pace, has_rounds=bool(method or mode)),
-        latest=latest,
-        groups=groups,
-    )
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = SimulationSettings(**chosen)
     writer = _journal_writer(journal)
     simulation = _simulation_of(settings, method, mode, lockstep=lockstep, journal=writer)
     begun = time.monotonic()
@@ -215,8 +164,11 @@ def command(
         sys.stderr.write("\r" + " " * 72 + "\r")
     if writer is not None:
         writer.close()
-    result: Report = report(simulation, time.monotonic() - begun, journal or "")
+    result = report(simulation, time.monotonic() - begun, journal or "")
     for violation in simulation.violations[:10]:
         output.warn(f"invariant violated {violation}")
-    output.result(_shown(result, as_json=as_json))
-    return 1 if result.invariant_violations else 0
+    shown = {
+        name: value for name, value in result.items() if as_json or value or name not in _SOMETIMES
+    }
+    output.result(shown)
+    return 1 if simulation.violations else 0

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from attrs import frozen
 
 from fsl_async.commands.options import Finite, RunDir, Setting, Whole
 from fsl_async.errors import UsageError
@@ -23,23 +22,12 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _COUNTED = ("every_s", "method", "lockstep", "mode", "pace", "latest", "groups", "journal")
 """Options of the simulation that counts instead of training."""
+_OWN = (
+    *("task", "config", "settings", "run_dir", "rates", "step_seconds", "workers", "resident"),
+    *("links", "png"),
+)
+"""Options of the simulation that trains."""
 _PATH = click.Path(path_type=Path)
-
-
-@frozen
-class TaskOptions:
-    """The options of `fsl-node sim --task`."""
-
-    task: str | None
-    config: Path | None
-    overrides: tuple[str, ...]
-    run_dir: Path | None
-    rates: str | None
-    step_seconds: float | None
-    workers: int
-    resident: int | None
-    links: tuple[str, ...]
-    png: Path | None
 
 
 def options(command: _F) -> _F:
@@ -51,7 +39,7 @@ def options(command: _F) -> _F:
     )  # fmt: skip
     @click.option("--config", type=_PATH, metavar="FILE", help="With --task: the run's TOML file.")
     @click.option(
-        "--set", "overrides", multiple=True, type=Setting(), metavar="A.B=C",
+        "--set", "settings", multiple=True, type=Setting(), metavar="A.B=C",
         help="With --task: override one setting of the run; repeatable.",
     )  # fmt: skip
     @click.option(
@@ -82,23 +70,22 @@ def options(command: _F) -> _F:
     @click.option("--png", type=_PATH, metavar="FILE", help="With --task: also draw the losses.")
     @functools.wraps(command)
     def with_task(**given: Any) -> Any:
-        names = TaskOptions.__annotations__
-        own = TaskOptions(**{name: given.pop(name) for name in names})
-        _check(own, click.get_current_context())
+        own = {name: given.pop(name) for name in _OWN}
+        _check(own["task"], click.get_current_context())
         return command(own=own, **given)
 
     return with_task  # type: ignore[return-value]
 
 
-def _check(own: TaskOptions, context: click.Context) -> None:
+def _check(task: str | None, context: click.Context) -> None:
     """Raise UsageError for options of the other simulation."""
-    wrong = _COUNTED if own.task else tuple(TaskOptions.__annotations__)
+    wrong = _COUNTED if task else _OWN
     source = click.core.ParameterSource.DEFAULT
     for option in context.command.params:
         name = option.name or ""
         if name in wrong and context.get_parameter_source(name) is not source:
             shown = option.opts[0]
-            if own.task:
+            if task:
                 instead = "--set sync.every_s=S" if name == "every_s" else "--set, --config"
                 raise UsageError(
                     f"{shown} is of the simulation that counts: with --task leave it out (settings"
@@ -107,24 +94,15 @@ def _check(own: TaskOptions, context: click.Context) -> None:
             raise UsageError(f"{shown} needs --task FILE.py:FUNCTION")
 
 
-def run(
-    own: TaskOptions,
-    output: Output,
-    *,
-    clients: int,
-    hours: float | None,
-    seed: int | None,
-    faults: str,
-) -> int:
-    """Simulate, and print the result. Raises FslError."""
+def run(own: dict[str, Any], output: Output, **around: Any) -> int:
+    """Simulate, and print the result. own: the options, by name. Raises FslError."""
     from fsl_async.commands.client import check_task
     from fsl_async.tools.compare.plot import check_plot
-    from fsl_async.tools.simulate.settings import read_rates
     from fsl_async.tools.simulate.start import start
 
-    assert own.task is not None
-    if own.png is not None:
-        check_plot(own.png)
+    task, png = own.pop("task"), own.pop("png")
+    if png is not None:
+        check_plot(png)
     begun = time.monotonic()
     shows = sys.stderr.isatty() and not output.as_json
 
@@ -136,26 +114,16 @@ def run(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the training function prints
         result = start(
-            check_task(own.task) if ".py:" in own.task else own.task,
-            clients=clients,
-            config=own.config,
-            settings=own.overrides,
-            links=own.links,
-            faults=faults,
-            seed=seed,
-            hours=hours,
-            rates=None if own.rates is None else read_rates(own.rates),
-            step_seconds=own.step_seconds,
-            workers=own.workers,
-            resident=own.resident,
-            run_dir=own.run_dir,
+            check_task(task) if ".py:" in task else task,
+            **own,
+            **around,
             log=output.say,
             progress=progress,
         )
     if shows:
         sys.stderr.write("\r" + " " * 72 + "\r")
-    if own.png is not None:
-        result.figure().savefig(own.png, dpi=130)
+    if png is not None:
+        result.figure().savefig(png, dpi=130)
     if output.as_json:
         output.result(result.as_dict())
     else:

@@ -9,13 +9,14 @@ end the process before, during or after it.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from attrs import define, field
 
@@ -259,23 +260,32 @@ class Faults:
         raise Killed("killed")
 
 
+def _call(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method of `MemoryFiles` a call to the disk, which its `faults` count and let fail."""
+
+    @functools.wraps(act)
+    def called(files: MemoryFiles, *given: Any, **named: Any) -> Any:
+        return files.faults.call(act.__name__, lambda: act(files, *given, **named), None)
+
+    return called
+
+
+def _reading_call(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method that only reads a call to the disk, if `faults` count such calls."""
+    counted = _call(act)
+
+    @functools.wraps(act)
+    def called(files: MemoryFiles, *given: Any, **named: Any) -> Any:
+        return (counted if files.faults.reads else act)(files, *given, **named)
+
+    return called
+
+
 class MemoryFiles(Files):
-    """The disk as one process sees it. Methods as in `Files`, and `Killed` where `faults` say so.
+    """The disk as one process sees it. Methods as in `Files`; `faults` may make them fail."""
 
-    call_s, byte_s: virtual seconds of a sync and of a byte written, added up in `seconds`.
-    """
-
-    def __init__(
-        self,
-        disk: MemoryDisk,
-        faults: Faults | None = None,
-        *,
-        call_s: float = 0.0,
-        byte_s: float = 0.0,
-    ) -> None:
+    def __init__(self, disk: MemoryDisk, faults: Faults | None = None) -> None:
         self.disk, self.faults = disk, faults or Faults()
-        self.seconds = 0.0
-        self._call_s, self._byte_s = call_s, byte_s
         self._opened: dict[int, _File] = {}
         self._next = 3
 
@@ -290,27 +300,21 @@ class MemoryFiles(Files):
         self._opened[self._next] = file
         return self._next
 
+    @_call
     def make_directory(self, path: Path) -> None:
         """See `Files.make_directory`."""
+        self.disk.folder(path.parent).names.setdefault(path.name, _Folder())
+        self.disk.folder(path)
 
-        def act() -> None:
-            self.disk.folder(path.parent).names.setdefault(path.name, _Folder())
-            self.disk.folder(path)
-
-        self.faults.call("make_directory", act, None)
-
+    @_call
     def create(self, path: Path) -> int:
         """See `Files.create`."""
-
-        def act() -> int:
-            file = self.disk.folder(path.parent).names.setdefault(path.name, _File())
-            if not isinstance(file, _File):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            if file.content:
-                file.change(0, b"", 0)
-            return self._made(file)
-
-        return self.faults.call("create", act, None)
+        file = self.disk.folder(path.parent).names.setdefault(path.name, _File())
+        if not isinstance(file, _File):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if file.content:
+            file.change(0, b"", 0)
+        return self._made(file)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
         """See `Files.write`."""
@@ -321,75 +325,63 @@ class MemoryFiles(Files):
 
         half = whole[: len(whole) // 2]
         self.faults.call("write", lambda: put(whole), lambda: put(half))
-        self.seconds += len(whole) * self._byte_s
 
+    @_call
     def truncate(self, descriptor: int, size: int) -> None:
         """See `Files.truncate`."""
         file = self._opened[descriptor]
         grown = bytes(max(0, size - len(file.content)))
-        act = lambda: file.change(len(file.content), grown, size)  # noqa: E731
-        self.faults.call("truncate", act, None)
+        file.change(len(file.content), grown, size)
 
+    @_call
     def sync(self, descriptor: int) -> None:
         """See `Files.sync`."""
-        self.faults.call("sync", self._opened[descriptor].undo.clear, None)
-        self.seconds += self._call_s
+        self._opened[descriptor].undo.clear()
 
     def sync_past_cache(self, descriptor: int, begin: int, end: int) -> None:
         """Sync: there is no page cache."""
         self.sync(descriptor)
 
+    @_call
     def sync_directory(self, path: Path) -> None:
         """See `Files.sync_directory`."""
+        folder = self.disk.folder(path)
+        folder.durable = dict(folder.names)
 
-        def act() -> None:
-            folder = self.disk.folder(path)
-            folder.durable = dict(folder.names)
-
-        self.faults.call("sync_directory", act, None)
-
+    @_call
     def rename(self, source: Path, target: Path) -> None:
         """See `Files.rename`."""
+        moved, inside = self.disk.find(source), self.disk.folder(target.parent)
+        before = inside.names.get(target.name, moved)
+        number = 0
+        if source in target.parents:
+            number = errno.EINVAL
+        elif isinstance(before, _Folder) != isinstance(moved, _Folder):
+            number = errno.EISDIR if isinstance(before, _Folder) else errno.ENOTDIR
+        elif before is not moved and isinstance(before, _Folder) and before.names:
+            number = errno.ENOTEMPTY
+        if number:
+            raise OSError(number, os.strerror(number), str(target))
+        del self.disk.folder(source.parent).names[source.name]
+        inside.names[target.name] = moved
 
-        def act() -> None:
-            moved, inside = self.disk.find(source), self.disk.folder(target.parent)
-            before = inside.names.get(target.name, moved)
-            number = 0
-            if source in target.parents:
-                number = errno.EINVAL
-            elif isinstance(before, _Folder) != isinstance(moved, _Folder):
-                number = errno.EISDIR if isinstance(before, _Folder) else errno.ENOTDIR
-            elif before is not moved and isinstance(before, _Folder) and before.names:
-                number = errno.ENOTEMPTY
-            if number:
-                raise OSError(number, os.strerror(number), str(target))
-            del self.disk.folder(source.parent).names[source.name]
-            inside.names[target.name] = moved
-
-        self.faults.call("rename", act, None)
-
+    @_call
     def remove(self, path: Path) -> None:
         """See `Files.remove`."""
+        self.disk.file(path)
+        del self.disk.folder(path.parent).names[path.name]
 
-        def act() -> None:
-            self.disk.file(path)
-            del self.disk.folder(path.parent).names[path.name]
-
-        self.faults.call("remove", act, None)
-
+    @_call
     def remove_directory(self, path: Path) -> None:
         """See `Files.remove_directory`."""
+        if self.disk.folder(path).names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        del self.disk.folder(path.parent).names[path.name]
 
-        def act() -> None:
-            if self.disk.folder(path).names:
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
-            del self.disk.folder(path.parent).names[path.name]
-
-        self.faults.call("remove_directory", act, None)
-
+    @_reading_call
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
         """See `Files.open_existing`."""
-        return self._read("open_existing", lambda: self._made(self.disk.file(path)))
+        return self._made(self.disk.file(path))
 
     def close(self, descriptor: int) -> None:
         """See `Files.close`."""
@@ -416,23 +408,17 @@ class MemoryFiles(Files):
         """See `Files.is_at`."""
         return self.exists(path) and self.disk.find(path) is self._opened[descriptor]
 
+    @_reading_call
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """See `Files.read_into`."""
+        found = self._opened[descriptor].content[offset : offset + len(buffer)]
+        buffer[: len(found)] = found
+        return len(found)
 
-        def act() -> int:
-            found = self._opened[descriptor].content[offset : offset + len(buffer)]
-            buffer[: len(found)] = found
-            return len(found)
-
-        return self._read("read_into", act)
-
+    @_reading_call
     def names(self, path: Path) -> list[str]:
         """See `Files.names`."""
-
-        def act() -> list[str]:
-            return sorted(self.disk.folder(path).names) if self.exists(path) else []
-
-        return self._read("names", act)
+        return sorted(self.disk.folder(path).names) if self.exists(path) else []
 
     def exists(self, path: Path) -> bool:
         """See `Files.exists`."""
@@ -445,6 +431,3 @@ class MemoryFiles(Files):
     def is_directory(self, path: Path) -> bool:
         """See `Files.is_directory`."""
         return self.exists(path) and isinstance(self.disk.find(path), _Folder)
-
-    def _read(self, name: str, act: Callable[[], T]) -> T:
-        return self.faults.call(name, act, None) if self.faults.reads else act()

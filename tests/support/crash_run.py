@@ -80,9 +80,9 @@ class CrashInvariants(Invariants):
         """Take the training of a client process."""
         super().launched(name, incarnation, training)
 
-    def _check_new_versions(self, now):
+    def _check_new_versions(self):
         reads, self.faults.reads = self.faults.reads, False
-        super()._check_new_versions(now)
+        super()._check_new_versions()
         self.faults.reads = reads
 
 
@@ -119,7 +119,7 @@ class CrashRun(Simulation):
         world.network = tp.MemNetwork(world.scheduler, settings.seed, conditions)
         super().__init__(settings, world=world, config=settings.config(*SETTINGS, *KINDS[kind][1]))
         self.profile = PROFILE
-        self.invariants = CrashInvariants(self.invariants.lineage)
+        self.invariants = CrashInvariants(self.invariants.lineage, self.world.violated)
 
     # --- processes ---
 
@@ -316,7 +316,7 @@ class CrashRun(Simulation):
             yield "the run did not come to its end"
         if self.invariants.store is None:
             return
-        self.invariants.run_ended({}, [], self.scheduler.time())
+        self.invariants.run_ended({}, [])
         yield from self.violations
         self._files.faults = Faults()
         self.store.close()

@@ -16,7 +16,8 @@ from fsl_async.roles.split.methods import SplitRules
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
-from fsl_async.tools.sim.split_simulation import SPLIT_NAME, SplitSimulation
+from fsl_async.tools.sim.split_processes import SPLIT_NAME
+from fsl_async.tools.sim.split_simulation import SplitSimulation
 
 _RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {
@@ -61,20 +62,19 @@ class CrashSplit(SplitSimulation):
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)
         self.rare = set()
-        self._launch, self.supervisor.launch = self.supervisor.launch, self._launch_split
+        self.is_last = False
 
     def run(self, progress=None):
         """Run, and ask the split server to end in the middle: another one goes on in its folder."""
-        self._at(ASKED_S, self.supervisor.ask)
+        self._at(ASKED_S, self._ask_split)
         super().run(progress)
 
     def die(self, name):
         """Kill a process as kill -9 does; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
-            if self.supervisor.run_over:
-                # The next one would wait for clients that never come: it is not started again.
-                self.supervisor.launch = lambda: None
-            self.supervisor.end_process(in_order=False)
+            # The next one would wait for clients that never come: it is not started again.
+            self.is_last = self.split_run_over
+            self._end_split(in_order=False)
         elif self._kill(name):
             again = (
                 self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
@@ -106,8 +106,10 @@ class CrashSplit(SplitSimulation):
         node.feed = later
 
     def _launch_split(self):
-        self._launch()
-        shell = self.supervisor.process.shell
+        if self.is_last:
+            return
+        super()._launch_split()
+        shell = self.split_shell
         self.points.watch(shell.node, "split", lambda: self.die(SPLIT_NAME))
         self._rare_effects(shell)
 
@@ -156,7 +158,7 @@ def passed(kind):
     """Run without a crash, which must find no violation; returns all points passed."""
     simulation = CrashSplit(kind)
     simulation.run()
-    assert simulation.invariants.violations == [], simulation.invariants.violations
+    assert simulation.violations == [], simulation.violations
     return simulation.points.all()
 
 
@@ -165,7 +167,7 @@ def attempt(kind, point: Point):
     simulation = CrashSplit(kind, point)
     simulation.run()
     fired = [] if simulation.points.fired else [f"{point} was not reached"]
-    return fired + [one for one in simulation.invariants.violations if not one.endswith(WAITS)]
+    return fired + [one for one in simulation.violations if not one.endswith(WAITS)]
 
 
 def spread(points, most):

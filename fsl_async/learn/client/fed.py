@@ -28,6 +28,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import attrs
 from torch import nn
@@ -38,7 +39,7 @@ from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed_base import ClientContext, FedBase, RoundTraining, SplitPort
+from fsl_async.learn.client.fed_base import ClientContext, FedBase, SplitPort
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
@@ -52,6 +53,9 @@ from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.adapters.fedit import FedIT
 from fsl_async.store.adapters.hetlora import HetLoRA
+
+if TYPE_CHECKING:
+    from fsl_async.learn.split.remote import SplitTraining
 
 
 class Fed(FedBase):
@@ -72,7 +76,7 @@ class Fed(FedBase):
         self.changed = threading.Condition()
         """Where split learning waits."""
         self._session = session
-        self._rounds: RoundTraining | None = None
+        self._rounds: SplitTraining | None = None
         self._refusal = ""  # why `step` cannot train
         self.evaluates_in_time = False
         """Of built-in tasks: end without the last evaluation where this process was asked to."""
@@ -258,7 +262,7 @@ class Fed(FedBase):
     def attach_rounds(
         self,
         model: nn.Module,
-        training: RoundTraining,
+        training: "SplitTraining",
         architecture: Mapping[str, str] | None = None,
     ) -> None:
         """Hand `model` over, which `training` trains by rounds; wait for the run's weights.

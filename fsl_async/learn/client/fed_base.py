@@ -80,16 +80,6 @@ class ClientContext:
     """Whether this process was asked to end: the time left is for the last delta."""
 
 
-class RoundTraining(Protocol):
-    """What trains the batches of a round (`fsl_async.learn.split.remote.SplitTraining`)."""
-
-    def begin_round(self, number: int) -> None:
-        """The next batch is the first of this round."""
-
-    def end_round(self) -> int:
-        """Finish what is open; returns the samples trained in the round."""
-
-
 class SplitPort(Protocol):
     """A client's session with the split server (`fsl_async.nodes.client.node.ClientRuntime`).
 

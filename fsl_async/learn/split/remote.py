@@ -12,15 +12,14 @@ one in flight the next batch's forward pass then runs before the gradient of the
 there. A step whose answer will not come is left out.
 
 Three threads meet here: the training thread calls `train_batch` and `end_round`, the loop thread
-hands answers in and never waits, a worker codes what `payload` keeps. `batch_work` and `end_work`
-are the same two calls for a driver that must not block.
+hands answers in and never waits, a worker codes what `payload` keeps.
 """
 
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -53,9 +52,6 @@ from fsl_async.roles.split.methods.base import (
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""
 
-T = TypeVar("T")
-Work = Generator[Callable[[], bool], None, T]
-"""Work of a training thread: yields a condition, and goes on once it is true or the run is over."""
 StepKey = tuple[int, int, int]
 """Round, step and leg: an upload's key within this client's incarnation."""
 
@@ -150,49 +146,31 @@ class SplitTraining:
     def train_batch(
         self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
     ) -> float | None:
-        """Do `batch_work`, and block where it waits."""
-        self._run.begin_batch()
-        return self._do(self.batch_work(inputs, labels, lengths))
+        """Do one local step, and block where it waits.
 
-    def end_round(self) -> int:
-        """Do `end_work`, and block where it waits."""
-        return self._do(self.end_work())
-
-    def _do(self, work: Work[T]) -> T:
-        while True:
-            try:
-                self._wait(next(work))
-            except StopIteration as end:
-                found: T = end.value
-                return found
-
-    def batch_work(
-        self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
-    ) -> Work[float | None]:
-        """One local step. Returns the loss of the newest step that is done; None when none was.
-
-        A batch of one sample (the last of a round may be one) is left out where batch norm cannot
-        train on it.
+        Returns the loss of the newest step that is done; None when none was. A batch of one sample
+        (the last of a round may be one) is left out where batch norm cannot train on it.
         """
+        self._run.begin_batch()
         try:
-            return (yield from self._batch(inputs, labels, lengths))
+            return self._batch(inputs, labels, lengths)
         finally:
             self._run.meter.step_ended()
             # The caller's work until the next batch, such as reading data, belongs to that step.
             self._run.meter.step_begins()
 
-    def _batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> Work[float | None]:
+    def _batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> float | None:
         self._load_model()
         found: float | None = None
         while len(self._open) >= self.method.in_flight:
-            found = yield from self._finish_oldest()
+            found = self._finish_oldest()
         batch = Batch(inputs, labels, lengths)
         at = Position(self._round, self._step)
         self._step += 1
         self._samples += inputs.shape[0]
         entry = _Open(self.method.local_step(self.part, batch, at), at, batch, before=self._counted)
         try:
-            done = yield from self._drive(entry, None)
+            done = self._drive(entry, None)
         except ValueError:
             if inputs.shape[0] > 1:
                 raise
@@ -202,20 +180,20 @@ class SplitTraining:
         if done is None:
             self._open.append(entry)
             if self.method.in_flight == 1:
-                return (yield from self._finish_oldest())
+                return self._finish_oldest()
         return found if done is None else done.loss
 
-    def end_work(self) -> Work[int]:
+    def end_round(self) -> int:
         """Finish open steps, report the round, wait until it may go on; returns its samples."""
         self._run.meter.step_dropped()
         while self._open:
-            yield from self._finish_oldest()
+            self._finish_oldest()
         if self.method.has_server:
             self._run.post_split(RoundEnded(self._round, self._samples))
-            yield lambda: self._settled >= self._round
+            self._wait(lambda: self._settled >= self._round)
         return self._samples
 
-    def _drive(self, entry: _Open, answer: Any) -> Work[StepReport | None]:
+    def _drive(self, entry: _Open, answer: Any) -> StepReport | None:
         """Run a step until it ends or waits for an answer; None: it waits."""
         while True:
             try:
@@ -229,26 +207,26 @@ class SplitTraining:
                 case Activations(smashed=smashed, wants_answer=wants):
                     entry.shape = tuple(smashed.values.shape)
                     entry.labels_at_home = smashed.labels is None
-                    yield from self._upload(entry, smashed, wants=wants)
+                    self._upload(entry, smashed, wants=wants)
                     if wants:
                         return None
                 case FeatureGradient(values=values):
                     entry.leg = 1
                     smashed = Smashed(values, None, entry.batch.lengths)
-                    yield from self._upload(entry, smashed, wants=True)
+                    self._upload(entry, smashed, wants=True)
                     return None
                 case AuxiliaryWanted() if self.method.waits_for_alignment():
-                    yield lambda: not self._aligning
+                    self._wait(lambda: not self._aligning)
                     answer = self._take_model()
                 case AuxiliaryWanted():
                     pass
 
-    def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> Work[None]:
+    def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
         payload = self._payload(smashed)
         key = entry.key
         number, step, leg = key
         due = self.method.aligns_at(entry.at)
-        yield lambda: self._slots > 0
+        self._wait(lambda: self._slots > 0)
         with self._changed:
             self._slots -= 1
             self._kept[key] = payload
@@ -283,11 +261,11 @@ class SplitTraining:
         # A copy: what is kept must not change, and must not hold the step's graph.
         return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
 
-    def _finish_oldest(self) -> Work[float | None]:
+    def _finish_oldest(self) -> float | None:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
         entry = self._open.popleft()
         while True:
-            yield lambda: entry.key in self._answers
+            self._wait(lambda: entry.key in self._answers)
             with self._changed:
                 answer = self._answers.pop(entry.key, None)
             crossing: CutGradient | Features | None = None
@@ -297,7 +275,7 @@ class SplitTraining:
                 entry.steps.close()
                 self._run.meter.left_out += 1
                 return None
-            report = yield from self._drive(entry, crossing)
+            report = self._drive(entry, crossing)
             if report is not None:
                 return report.loss
 

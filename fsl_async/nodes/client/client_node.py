@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -40,7 +40,7 @@ from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.progress_lines import ProgressLines
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import TrainingWatch
-from fsl_async.nodes.runtime import ThreadWorker, Worker
+from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import MemoryMark
@@ -53,34 +53,7 @@ from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.exchange import Exchange
-
-
-class Session(Protocol):
-    """A session with the split server (`fsl_async.nodes.client.split_session.SplitSession`)."""
-
-    def feed(self, event: Event) -> None:
-        """Take an event of the training thread."""
-
-    def end(self, event: Event) -> None:
-        """Report that the run or this client's training is over."""
-
-    async def aclose(self) -> None:
-        """Close the session."""
-
-
-class OpensSession(Protocol):
-    """Opens a session with the split server, on the loop's thread."""
-
-    def __call__(
-        self,
-        member: Membership,
-        *,
-        worker: Worker,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-    ) -> Session:
-        """Return it. Raises AddressError and KeysError."""
-        ...
+    from fsl_async.nodes.client.split_session import SplitSession
 
 
 @frozen
@@ -243,7 +216,7 @@ class ClientNode:
         self._traffic_notes = TrafficNotes(loop, parts.journal, parts.traffic)
         self._watch: TrainingWatch | None = None
         self._lines: ProgressLines | None = None
-        self._split: Session | None = None
+        self._split: SplitSession | None = None
         self._endpoint: tp.DialerEndpoint
         self._shares_metrics = parts.options.policy.lets(METRICS)
         loop.set_exception_handler(self._broken)
@@ -304,7 +277,7 @@ class ClientNode:
         if isinstance(event, TrainingEnded):
             self._end_split(event)
 
-    def open_split(self, opens: OpensSession) -> None:
+    def open_split(self, opens: Callable[..., SplitSession]) -> None:
         """Open the session with the split server; if it cannot be dialed, end this client."""
         try:
             self._split = opens(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
@@ -15,7 +15,7 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.learn.split.payload import Payload, PayloadError, Values
+from fsl_async.learn.split.payload import PayloadError, Values
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_streams import Flow, Formats, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
@@ -40,26 +40,12 @@ from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.client_state import SERVER
 
+if TYPE_CHECKING:
+    from fsl_async.learn.split.remote import SplitTraining
+
 REDIAL_S = 5.0
 MAX_CHUNKS = 4096
 """Limit of an answer or an auxiliary model: 2 GiB of fp32 values."""
-
-
-class Training(Protocol):
-    """The training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
-
-    # ruff: noqa: D102 - the implementation has the docstrings
-    @property
-    def auxiliary_values(self) -> int: ...
-    def payload(self, place: tuple[int, int, int]) -> Payload | None: ...
-    def drop(self, place: tuple[int, int, int]) -> None: ...
-    def hand(self, key: UploadKey, values: Values, loss: float) -> None: ...
-    def give_up(self, key: UploadKey) -> None: ...
-    def free_slot(self) -> None: ...
-    def report_loss(self, loss: float) -> None: ...
-    def install(self, vector: Values) -> None: ...
-    def keep(self) -> None: ...
-    def settle(self, number: int) -> None: ...
 
 
 @frozen
@@ -102,7 +88,7 @@ class SplitClientShell:
     def __init__(
         self,
         machine: SplitClientMachine,
-        training: Training,
+        training: SplitTraining,
         dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
         *,
         facts: Facts,

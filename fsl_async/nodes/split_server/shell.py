@@ -8,8 +8,8 @@ and decoded when it is complete.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -41,39 +41,8 @@ from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import events as base
 
-
-class Disk(Protocol):
-    """The split server's ledger on disk."""
-
-    def append(self, key: str, outcome: str, reason: str) -> None:
-        """Record the outcome of an upload."""
-        ...
-
-    def append_auxiliary(self, client: str, version: int) -> None:
-        """Record that a version number of an auxiliary model is used."""
-        ...
-
-
-class Training(Protocol):
-    """The model parts that train (`fsl_async.learn.split.server_training.ServerTraining`)."""
-
-    # ruff: noqa: D102 - the implementation has the docstrings
-    @property
-    def disk(self) -> Disk: ...
-    def recover(self) -> ev.SplitRecovered: ...
-    def objection(
-        self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
-    ) -> str | None: ...
-    def put(self, key: UploadKey, payload: Payload) -> None: ...
-    def drop(self, key: UploadKey) -> None: ...
-    def drop_answer(self, key: UploadKey) -> None: ...
-    def answer(self, key: UploadKey) -> Payload | None: ...
-    def train(self, effect: split.TrainUpload) -> ev.UploadTrained: ...
-    def align(self, effect: split.Align) -> ev.Aligned: ...
-    def auxiliary(self, client: str) -> Values: ...
-    def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged: ...
-    def forget(self, client: str) -> None: ...
-    def copy(self, effect: split.Checkpoint) -> Callable[[], None]: ...
+if TYPE_CHECKING:
+    from fsl_async.learn.split.server_training import ServerTraining
 
 
 @frozen
@@ -95,7 +64,7 @@ class SplitServerShell:
     def __init__(
         self,
         machine: SplitServerMachine,
-        training: Training,
+        training: ServerTraining,
         listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint],
         *,
         workers: Workers,

@@ -73,7 +73,7 @@ class TunedModel:
         self._model = self._fed.lora(loaded.model, heads=loaded.drawn)
         adapters = self._fed.adapters
         assert adapters is not None
-        self._objective = objective_of(tune, lambda _: adapters.disabled())
+        self._objective = objective_of(tune)
         self._weights = ModelWeights(self._model, adapters.view)
 
     def __call__(self, run_dir: Path) -> Score:

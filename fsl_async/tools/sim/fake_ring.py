@@ -9,6 +9,7 @@ own one, and waits for those of the others.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -35,18 +36,6 @@ NEAR_END = 0.8
 
 
 @mutable
-class RingCounts:
-    """Reductions that all members began, and how they ended."""
-
-    begun: int = 0
-    mixed: int = 0
-    """Ok at one member, and an error at another one."""
-    failed: int = 0
-    """An error at all members."""
-    differing: int = 0
-
-
-@mutable
 class _Reduction:
     """One attempt. here: name of a member -> its helper, connected."""
 
@@ -59,25 +48,21 @@ class _Reduction:
 
 
 class FakeRing:
-    """All reductions of a simulation. parted: pairs of names that cannot reach each other."""
+    """All reductions of a simulation.
 
-    def __init__(self, chance: random.Random, profile: FaultProfile) -> None:
+    parted: pairs of names that cannot reach each other. happened: counts those that end ok at one
+    member and with an error at another one, as "mixed".
+    """
+
+    def __init__(
+        self, chance: random.Random, profile: FaultProfile, happened: Counter[str]
+    ) -> None:
         self.chance = chance
         self.profile = profile
         self.parted: set[frozenset[str]] = set()
         self.is_calm = False
-        self.counts = RingCounts()
+        self._happened = happened
         self._reductions: dict[int, _Reduction] = {}
-
-    def helper(
-        self, name: str, clock: ProcessClock, files: MemoryFiles, killed: Callable[[], None]
-    ) -> Callable[..., FakeHelper]:
-        """A function that makes the helper of a process. killed: its disk ends the process."""
-
-        def make(*callbacks: Callable[..., None]) -> FakeHelper:
-            return FakeHelper(self, name, clock, files, killed, *callbacks)
-
-        return make
 
     def connected(self, helper: FakeHelper, job: RingJob) -> None:
         """A helper has all addresses. The last one begins the reduction."""
@@ -92,7 +77,6 @@ class FakeRing:
         assert all(job is not None for job in jobs), "who takes part has a job"
         agreed = {(job.weights, job.piece_values) for job in jobs if job is not None}
         assert len(agreed) == 1, "all members reduce the same view"
-        self.counts.begun += 1
         now = helpers[0].clock.time()
         reduction.begun_at, reduction.ends_at = now, now + self.chance.uniform(*REDUCTION_S)
         names = set(reduction.here)
@@ -104,7 +88,6 @@ class FakeRing:
         result = self._result(helpers)
         fails = not self.is_calm and self.chance.random() < self.profile.ring_fails
         differs = not self.is_calm and self.chance.random() < self.profile.ring_differs
-        self.counts.differing += differs
         for helper in helpers:
             is_ok = not (fails and self.chance.random() < 0.5)
             total = result if is_ok else None
@@ -136,10 +119,9 @@ class FakeRing:
     def _count(self, attempt: int, reduction: _Reduction) -> None:
         reduction.answers += 1
         if len(reduction.outcomes) > 1 and reduction.world > 0:
-            self.counts.mixed += 1
+            self._happened["mixed"] += 1
             reduction.world = 0  # counted
         if reduction.answers == len(reduction.here):
-            self.counts.failed += reduction.outcomes == {False}
             del self._reductions[attempt]
 
     def left(self, helper: FakeHelper, attempt: int) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from attrs import field, frozen, mutable
 
 import fsl_transport as tp
 from fsl_async.config.ring_rules import ring_rules
@@ -23,16 +22,15 @@ from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.member import MemberPhase
-from fsl_async.tools.sim.fake_ring import FakeRing
+from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing
 from fsl_async.tools.sim.faults import PROFILES
-from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.ring_invariants import RingInvariants
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     Simulation,
     SimulationSettings,
 )
-from fsl_async.tools.sim.world import CheckedMachine, Counts, Participation, ProcessClock, World
+from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
 
 if TYPE_CHECKING:
     from fsl_async.nodes.ps.shell import ParameterServerShell
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.client import ClientMachine
     from fsl_async.roles.sync.ps import ParameterServerMachine
     from fsl_async.store.store import Store
-    from fsl_async.tools.sim.training import VirtualTraining
+    from fsl_async.tools.sim.training import Trainer
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
@@ -48,82 +46,10 @@ TIMEOUT_S = 20.0
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
 
 
-@mutable
-class GroupInvariants(Invariants):
-    """The invariants of one group. They also record for how long its merges were held."""
-
-    name: str = ""
-    held_s: float = 0.0
-    """For how long merges were held, in all; by this process, `_held_at` since when."""
-    longest_held_s: float = 0.0
-    is_ending: bool = False
-    """Clients wait for the end of the run."""
-    _held_at: float | None = None
-
-    def violated(self, text: str, now: float) -> None:
-        """Record a violation, with the group's name."""
-        super().violated(f"{self.name}: {text}", now)
-
-    def after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
-    ) -> None:
-        """See `Invariants.after_server`."""
-        super().after_server(machine, event, effects, now)
-        if machine.rounds.is_held and self._held_at is None:
-            self._held_at = now
-        elif not machine.rounds.is_held:
-            self._goes_on(now)
-
-    def _goes_on(self, now: float) -> None:
-        if self._held_at is not None:
-            seconds, self._held_at = now - self._held_at, None
-            self.held_s += seconds
-            self.longest_held_s = max(self.longest_held_s, seconds)
-
-    def died(self, now: float) -> None:
-        """Record that the process died: merges go on in the next one."""
-        self._goes_on(now)
-
-    def after_client(
-        self,
-        machine: ClientMachine,
-        training: VirtualTraining,
-        event: Event,
-        effects: list[Any],
-        now: float,
-    ) -> None:
-        """See `Invariants.after_client`. No client waits for the ring."""
-        super().after_client(machine, training, event, effects, now)
-        if self._held_at is not None and training.is_held and not self.is_ending:
-            self.violated(f"{machine.name} waits in a step while merges are held", now)
-
-
-@mutable
-class RingFacts:
-    """Counts of global rounds, over all groups."""
-
-    attempts: int = 0
-    late: int = 0
-    """Adoptions of global weights without the group's cut, or after it merged on."""
-    adopted: int = 0
-
-
-@frozen
-class Among:
-    """The parts that the groups of a simulation share."""
-
-    world: World
-    ring: FakeRing
-    roster: tuple[str, ...]
-    facts: RingFacts = field(factory=RingFacts)
-
-
 class GroupSimulation(Simulation):
-    """One group in a world of several."""
+    """One group in a world of several. It records for how long its merges were held."""
 
-    invariants: GroupInvariants
-
-    def __init__(self, settings: SimulationSettings, name: str, among: Among) -> None:
+    def __init__(self, settings: SimulationSettings, name: str, among: GroupsSimulation) -> None:
         roster = ",".join(f"{one}=fsl://127.0.0.1:{7100}" for one in among.roster)
         config = settings.config(
             f"run.name={name}",
@@ -132,12 +58,14 @@ class GroupSimulation(Simulation):
             f"ring.timeout_s={TIMEOUT_S}",
         )
         super().__init__(settings, world=among.world, place=f"{name}-", config=config)
-        self.name = name
-        self.invariants = GroupInvariants(self.invariants.lineage, name=name)
+        self.name, self.among = name, among
+        self.invariants.violated = lambda text: self.world.violated(f"{name}: {text}")
         self.rules = ring_rules(config)
-        self.fake_ring, self.facts = among.ring, among.facts
-        self.global_rounds: RingInvariants
         self.shell: RingShell | None = None
+        self.held_s = 0.0
+        """For how long merges were held, in all; by this process, `_held_at` since when."""
+        self.longest_held_s = 0.0
+        self._held_at: float | None = None
 
     def begin(self) -> None:
         """Launch all processes, and plan their faults."""
@@ -189,15 +117,45 @@ class GroupSimulation(Simulation):
                 say=lambda _: None,
                 listener=listener,
                 dialer=None if rules.coordinates else dialer,
-                helper=self.fake_ring.helper(self.name, clock, self._files, self._server_is_dead),
+                helper=functools.partial(
+                    FakeHelper,
+                    self.among.ring,
+                    self.name,
+                    clock,
+                    self._files,
+                    self._server_is_dead,
+                ),
             )
 
         self.shell = shell.join_ring(make)
         self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
 
-    def _after_ring(self, event: Event, effects: list[Effect], now: float) -> None:
+    def _after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
+    ) -> None:
+        super()._after_server(machine, event, effects)
+        if machine.rounds.is_held and self._held_at is None:
+            self._held_at = self.scheduler.time()
+        elif not machine.rounds.is_held:
+            self._goes_on()
+
+    def _goes_on(self) -> None:
+        """Record that merges go on, in this process or in the next one."""
+        if self._held_at is not None:
+            seconds, self._held_at = self.scheduler.time() - self._held_at, None
+            self.held_s += seconds
+            self.longest_held_s = max(self.longest_held_s, seconds)
+
+    def _after_client(
+        self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
+    ) -> None:
+        super()._after_client(machine, training, event, effects)
+        if self._held_at is not None and training.is_held and not self.among.is_ending:
+            self.invariants.violated(f"{machine.name} waits in a step while merges are held")
+
+    def _after_ring(self, event: Event, effects: list[Effect]) -> None:
         self.counts.events += 1
-        rounds = self.global_rounds
+        rounds, happened = self.among.global_rounds, self.among.happened
         if isinstance(event, ev.CutTaken):
             rounds.offers(self.name, event.cut)
         elif isinstance(event, ev.DecisionKept):
@@ -205,12 +163,12 @@ class GroupSimulation(Simulation):
         elif isinstance(event, ev.RingRecovered) and event.decided is not None:
             rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:
-            self.facts.adopted += 1
-            self.facts.late += event.gained
+            happened["adopted"] += 1
+            happened["late"] += event.gained
         if isinstance(event, ev.RingRecovered | ev.Adopted) and self.rules.coordinates:
             rounds.begun(self.name)
         for effect in effects:
-            self.facts.attempts += isinstance(effect, do.KeepAttempt)
+            happened["attempts"] += isinstance(effect, do.KeepAttempt)
             if isinstance(effect, do.StartRing):
                 rounds.reduces(effect.view)
             elif isinstance(effect, do.KeepDecision):
@@ -235,7 +193,7 @@ class GroupSimulation(Simulation):
             assert self.shell is not None
             self.shell.process.kill()
             self.network.kill(self.name)
-            self.invariants.died(self.scheduler.time())
+            self._goes_on()
         return super()._kill(name)
 
     def _links(self) -> list[tp.MemLink]:
@@ -267,57 +225,43 @@ class GroupsSimulation:
     The settings are those of each group.
     """
 
+    kind = "groups"
+
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
     ) -> None:
         self.settings = settings
         self.profile = PROFILES[settings.faults]
         self.world = World(self.profile, settings.seed, keep_journal)
+        self.counts = self.world.counts
+        self.violations = self.world.violations
         self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
-        self.ring = FakeRing(self._chance, self.profile)
+        self.happened: Counter[str] = Counter()
+        """Attempts, reductions that ended ok at some members only ("mixed"), and adoptions of
+        global weights; "late": without the group's cut, or after it merged on.
+        """
+        self.ring = FakeRing(self._chance, self.profile, self.happened)
+        self.is_ending = False
+        """Whether clients wait for the end of the run."""
         self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
-        among = Among(self.world, self.ring, self.roster)
-        self.facts = among.facts
-        self.groups = [GroupSimulation(settings, name, among) for name in self.roster]
-        self.violations: list[str] = []
+        self.groups = [GroupSimulation(settings, name, self) for name in self.roster]
         lineages = {group.name: group.invariants.lineage for group in self.groups}
         codec = self.groups[0].config.codec.spec_down
-        self.global_rounds = RingInvariants(self._violated, lineages, codec)
-        for group in self.groups:
-            group.global_rounds = self.global_rounds
-            group.invariants.violations = self.violations
-            group.invariants.lineage.adopts = functools.partial(
-                self.global_rounds.adopts, group.name
-            )
-        self._is_calm = False
-
-    @property
-    def counts(self) -> Counts:
-        """Events and faults of all groups."""
-        return self.world.counts
-
-    @property
-    def participation(self) -> Participation:
-        """Participation of the clients of all groups."""
-        return self.world.participation
-
-    def _violated(self, text: str) -> None:
-        self.violations.append(f"at {self.world.scheduler.time():.3f} s: {text}")
+        self.global_rounds = RingInvariants(self.world.violated, lineages, codec)
+        for name, lineage in lineages.items():
+            lineage.adopts = functools.partial(self.global_rounds.adopts, name)
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
         """Run to the end of the simulated time, then end all groups in order."""
         for group in self.groups:
             group.begin()
         self._plan_cut()
-        try:
-            self.world.run(self.settings.hours, self.violations, self._end, progress)
-        except AssertionError as error:
-            self._violated(f"{error}")
+        self.world.run(self.settings.hours, self._end, progress)
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
         scheduler = self.world.scheduler
-        self._is_calm = self.ring.is_calm = True
+        self.ring.is_calm = True
         calm_s = max(group.calm() for group in self.groups)
         give_up_s = calm_s + LONGEST_END_S
         is_settled = False
@@ -330,13 +274,13 @@ class GroupsSimulation:
                 if not is_settled:
                     continue
                 self.global_rounds.settled()
+            self.is_ending = True
             for group in self.groups:
-                group.invariants.is_ending = True
                 group.ask_to_end()
             if all(group.has_ended for group in self.groups):
                 break
         if not is_settled and not self.violations:
-            self._violated("global rounds did not end")
+            self.world.violated("global rounds did not end")
         if not self.violations:
             self.global_rounds.ended()
         for group in self.groups:
@@ -346,13 +290,13 @@ class GroupsSimulation:
 
     def _plan_cut(self) -> None:
         every_s = self.profile.ring_cut_every_s
-        if every_s and not self._is_calm:
+        if every_s and not self.ring.is_calm:
             scheduler = self.world.scheduler
             scheduler.call_at(scheduler.time() + self._chance.expovariate(1.0 / every_s), self._cut)
 
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
-        if self._is_calm:
+        if self.ring.is_calm:
             return
         self.counts.fault("partition between parameter servers")
         one, *others = self._chance.sample(self.roster, len(self.roster))
@@ -382,30 +326,24 @@ class GroupsSimulation:
 
     # --- the result ---
 
-    def split_facts(self) -> dict[str, Any]:
-        """Return nothing: groups pretrain."""
-        return {}
-
-    tune_facts = split_facts
-
-    def group_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return the figures of global rounds."""
-        rounds, ring = self.global_rounds, self.ring.counts
+        rounds, happened = self.global_rounds, self.happened
         decided = len(rounds.decisions)
         contributors = sum(len(one.contributors) for one in rounds.decisions)
         hours = self.world.scheduler.time() / 3600.0
-        held_s = sum(group.invariants.held_s for group in self.groups)
+        held_s = sum(group.held_s for group in self.groups)
         return {
             "groups": len(self.groups),
             "global_rounds": decided,
-            "attempts": self.facts.attempts,
-            "attempts_failed": self.facts.attempts - decided,
-            "reductions_mixed": ring.mixed,
+            "attempts": happened["attempts"],
+            "attempts_failed": happened["attempts"] - decided,
+            "reductions_mixed": happened["mixed"],
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
-            "adopted": self.facts.adopted,
-            "adopted_late": self.facts.late,
+            "adopted": happened["adopted"],
+            "adopted_late": happened["late"],
             "held_s_per_group_and_round": round(held_s / (len(self.groups) * max(1, decided)), 1),
-            "longest_held_s": round(max(g.invariants.longest_held_s for g in self.groups), 1),
+            "longest_held_s": round(max(group.longest_held_s for group in self.groups), 1),
             "share_of_time_held": round(held_s / 3600.0 / (len(self.groups) * hours), 4),
             "tokens_in_global_weights": sum(
                 end - begin for one in rounds.decisions for begin, end in one.contributors.values()

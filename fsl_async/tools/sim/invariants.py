@@ -210,10 +210,10 @@ class Lineage:
 
 @mutable
 class Invariants:
-    """Events of one group of clients, and the violations found."""
+    """Events of one group of clients. violated: takes each violation that is found."""
 
     lineage: Lineage
-    violations: list[str] = field(factory=list)
+    violated: Callable[[str], None]
     deltas_lost: int = 0
     tokens_unsent: int = 0
     """Tokens trained and not sent at the end of the run, by the clients present."""
@@ -226,70 +226,64 @@ class Invariants:
     _refused: set[DeltaKey] = field(factory=set)
     _accounts: dict[tuple[str, int], dict[str, int]] = field(factory=dict)
 
-    def violated(self, text: str, now: float) -> None:
-        """Record a violation."""
-        self.violations.append(f"at {now:.3f} s: {text}")
-
     # --- at a parameter server ---
 
-    def recovered(self, store: Store, found: ev.Recovered, now: float) -> None:
+    def recovered(self, store: Store, found: ev.Recovered) -> None:
         """Check what a new process has found on its disk."""
         self.store = store
         if found.version < self.lineage.version:
             text = f"version {self.lineage.version} is lost, and {found.version} is recovered"
-            self.violated(text, now)
-        self._check_new_versions(now)
+            self.violated(text)
+        self._check_new_versions()
         there = {stored.key for stored in found.pending} | found.settled.keys()
         for key in [key for key in self._stored if key not in there]:
-            self.violated(f"acknowledged delta {key.text} is lost", now)
+            self.violated(f"acknowledged delta {key.text} is lost")
             self.deltas_lost += 1
 
     def after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
         """Check what an event of the parameter server may have touched."""
         if isinstance(event, ev.VersionCommitted):
-            self._check_new_versions(now)
+            self._check_new_versions()
         if machine.version > self.lineage.version:
             text = f"the server believes in version {machine.version}, which is not made"
-            self.violated(text, now)
+            self.violated(text)
         assert self.store is not None, "a process that handles events has a store"
         for effect in effects:
             if isinstance(effect, Send) and effect.message.tag == "accepted/1":
                 key: DeltaKey = effect.message.key  # type: ignore[attr-defined]
                 if self.store.known(key) is None and key not in self.lineage.merged:
-                    self.violated(f"acknowledged delta {key.text} is not durable", now)
+                    self.violated(f"acknowledged delta {key.text} is not durable")
                 if key not in self.lineage.merged:
                     self._stored[key] = None
 
-    def _check_new_versions(self, now: float) -> None:
+    def _check_new_versions(self) -> None:
         store = self.store
         assert store is not None, "a version is of a store"
         for record in store.records:
             if record.version > self.lineage.version:
                 for text in self.lineage.add(record, held_by(store, record.version)):
-                    self.violated(text, now)
+                    self.violated(text)
                 for one in record.merged:
                     self._stored.pop(one.key, None)
 
-    def run_ended(
-        self, ended: Mapping[str, VirtualTraining], names: Sequence[str], now: float
-    ) -> None:
+    def run_ended(self, ended: Mapping[str, VirtualTraining], names: Sequence[str]) -> None:
         """Check after an orderly end that every client has the last version, with all its work."""
         last = self.lineage.version
         for name in names:
             training = ended.get(name)
             if training is None:
-                self.violated(f"{name} did not end with its run", now)
+                self.violated(f"{name} did not end with its run")
             elif training.exchange.version != last:
                 text = f"{name} ended with version {training.exchange.version}, not {last}"
-                self.violated(text, now)
+                self.violated(text)
             else:
                 self.tokens_unsent += training.unsent_tokens
         assert self.store is not None, "a run that ended has a store"
         for key in self._stored:
             if self.store.known(key) != "quarantined":
-                self.violated(f"acknowledged delta {key.text} is not in the last version", now)
+                self.violated(f"acknowledged delta {key.text} is not in the last version")
 
     # --- at a client ---
 
@@ -303,14 +297,13 @@ class Invariants:
         training: VirtualTraining,
         event: Event,
         effects: list[Effect],
-        now: float,
     ) -> None:
         """Check what an event of a client may have touched."""
         for effect in effects:
             if isinstance(effect, do.OfferDelta):
-                self._offered_again(effect.delta, now)
+                self._offered_again(effect.delta)
         if isinstance(event, ev.DeltaAcknowledged):
-            self._taken(machine, event.key, now)
+            self._taken(machine, event.key)
         elif (
             isinstance(event, ev.DeltaRefused)
             and event.key in self._offered
@@ -323,39 +316,39 @@ class Invariants:
             event.version or machine.base.version == 0  # else another client's were published
         ):
             training.exchange.use_base(
-                lambda vector, version: self._holds(machine.name, vector, version, now)
+                lambda vector, version: self._holds(machine.name, vector, version)
             )
         if isinstance(event, ev.DeltaAcknowledged | ev.DeltaRefused | ev.Snapshotted):
-            self._balance(machine, training, now)
+            self._balance(machine, training)
 
-    def _taken(self, machine: ClientMachine, key: DeltaKey, now: float) -> None:
+    def _taken(self, machine: ClientMachine, key: DeltaKey) -> None:
         offered = self._offered.get(key)
         if key not in self._stored and key not in self.lineage.merged:
-            self.violated(f"{machine.name} received that {key.text} is durable; it is not", now)
+            self.violated(f"{machine.name} received that {key.text} is durable; it is not")
         elif offered is None:
-            self.violated(f"{machine.name} never trained delta {key.text}", now)
+            self.violated(f"{machine.name} never trained delta {key.text}")
         elif key not in self._acknowledged:
             self._acknowledged.add(key)
             self._account(key)["acknowledged"] += offered.tokens
 
-    def _offered_again(self, delta: Delta, now: float) -> None:
+    def _offered_again(self, delta: Delta) -> None:
         key = delta.key
         before = self._offered.setdefault(key, delta)
         if before is delta:
             if key.base <= self.lineage.version and delta.base_digest != self._digest(key.base):
-                self.violated(f"delta {key.text} names a base of another lineage", now)
+                self.violated(f"delta {key.text} names a base of another lineage")
         elif before != delta:
-            self.violated(f"delta {key.text} was recomputed", now)
+            self.violated(f"delta {key.text} was recomputed")
 
     def _digest(self, version: int) -> str:
         lineage = self.lineage
         return digest_of(lineage.weights[version], weights=lineage.manifest.weights)
 
-    def _holds(self, name: str, held: Vector, version: int, now: float) -> None:
+    def _holds(self, name: str, held: Vector, version: int) -> None:
         if version > self.lineage.version:
-            self.violated(f"{name} holds version {version}, which does not exist", now)
+            self.violated(f"{name} holds version {version}, which does not exist")
         elif not np.array_equal(held, self.lineage.weights[version]):
-            self.violated(f"{name} holds something else than version {version}", now)
+            self.violated(f"{name} holds something else than version {version}")
 
     def _account(self, key: DeltaKey) -> dict[str, int]:
         """Return the counts of the incarnation that computed `key`; its successor may receive the
@@ -364,15 +357,14 @@ class Invariants:
         identity = (key.client, key.incarnation)
         return self._accounts.setdefault(identity, {"acknowledged": 0, "refused": 0})
 
-    def _balance(self, machine: ClientMachine, training: VirtualTraining, now: float) -> None:
+    def _balance(self, machine: ClientMachine, training: VirtualTraining) -> None:
         account = self._account(DeltaKey(machine.name, machine.incarnation, 0, 0))
         outstanding = machine.delta.tokens if machine.delta is not None else 0
         sent = account["acknowledged"] + account["refused"] + outstanding
         if sent != training.sent_tokens:
             self.violated(
                 f"{machine.name} snapshotted {training.sent_tokens} tokens, "
-                f"{sent} are accounted for",
-                now,
+                f"{sent} are accounted for"
             )
 
 

@@ -14,24 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from attrs import field, frozen, mutable
+from attrs import field, mutable
 
 from fsl_async.learn.client.ports import Vector
 from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring.events import Cut, Decision
+from fsl_async.roles.ring.events import Cut
 from fsl_async.roles.ring.messages import View
 from fsl_async.store.digest import digest_of
 from fsl_async.store.ring_book import Adoption
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_codecs import CodecSpec, decode, encode
-
-
-@frozen
-class Decided:
-    """A decided global round."""
-
-    made: Decision
-    contributors: dict[str, tuple[int, int]]
 
 
 @mutable
@@ -41,7 +33,8 @@ class RingInvariants:
     violated: Callable[[str], None]
     lineages: Mapping[str, Lineage]
     codec: CodecSpec
-    decisions: list[Decided] = field(factory=list)
+    decisions: list[do.KeepDecision] = field(factory=list)
+    """The decided global rounds."""
     weights: list[Vector] = field(factory=list)
     """The global weights of each round."""
     counted: dict[str, int] = field(factory=dict)
@@ -84,7 +77,7 @@ class RingInvariants:
         number = effect.round
         if number != len(self.weights):
             self.violated(f"global round {number} is decided after {len(self.weights) - 1}")
-        if any(one.made.attempt >= attempt for one in self.decisions):
+        if any(one.attempt >= attempt for one in self.decisions):
             self.violated(f"attempt {attempt} decides after a later one, or twice")
         if len(effect.contributors) < 2:
             self.violated(f"global round {number} has {len(effect.contributors)} contributors")
@@ -93,11 +86,10 @@ class RingInvariants:
                 text = f"{name}: tokens from {begin} follow {self.counted.get(name, 0)}"
                 self.violated(f"{text} in global round {number}")
             self.counted[name] = end
-        made = Decision(number, attempt, effect.digest, "")
-        self._add(made, self._views[attempt])
-        self.decisions.append(Decided(made, effect.contributors))
+        self._add(effect, self._views[attempt])
+        self.decisions.append(effect)
 
-    def _add(self, made: Decision, view: View) -> None:
+    def _add(self, made: do.KeepDecision, view: View) -> None:
         """Make the global weights of a round again, with and without what coding lost before."""
         base, size = self.weights[-1], self._weights
         total = np.zeros_like(base)

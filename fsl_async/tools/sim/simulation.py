@@ -43,11 +43,10 @@ from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
-from fsl_async.tools.sim.world import CheckedMachine, Process, ProcessClock, World
+from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, Process, ProcessClock, World
 
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S
-STEP_S = 3.0
 MOST_OWN_STEPS = 50
 """Steps that a task that sends at its own pace trains at most before it sends."""
 Pace = Literal["called", "time", "steps", "speed", "own"]
@@ -111,7 +110,10 @@ class SimulationSettings:
 
 
 class Simulation:
-    """A simulated run; `run()` plays it to its end, `invariants` and `counts` hold the result."""
+    """A simulated run; `run()` plays it to its end, `violations` and `counts` hold the result."""
+
+    kind = ""
+    """The member of the report that has figures of this kind of run; empty: none has."""
 
     def __init__(
         self,
@@ -138,10 +140,11 @@ class Simulation:
         lineage = Lineage(
             self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
         )
-        self.invariants = Invariants(lineage)
+        self.invariants = Invariants(lineage, self.world.violated)
         self.counts = self.world.counts
-        self.participation = self.world.participation
         self.server = f"{place}{SERVER_NAME}"
+        self.networks = [(self.network, self.server)]
+        """The networks of a client, and the name of the server in each."""
         self.run_name = "sim"
         self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
@@ -163,19 +166,19 @@ class Simulation:
         `progress(hours)` is called about every hour.
         """
         self.begin()
-        try:
-            self.world.run(self.settings.hours, self.invariants.violations, self._end, progress)
-        except AssertionError as error:
-            self.invariants.violated(f"{error}", self.scheduler.time())
+        self.world.run(self.settings.hours, self._end, progress)
 
     def begin(self) -> None:
-        """Launch all processes, and plan their faults."""
-        self._launch_server()
+        """Launch the processes that are here, and plan their faults."""
+        if self._is_here(self.server):
+            self._launch_server()
         for name in self.names:
-            self._plan_launch(name)
+            if self._is_here(name):
+                self._plan_launch(name)
             self._plan_client_faults(name)
-        self._plan(self.profile.server_kill_every_s, self._kill_server)
-        self._plan(self.profile.disk_full_every_s, self._fill_disk)
+        if self._is_here(self.server):
+            self._plan(self.profile.server_kill_every_s, self._kill_server)
+            self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _end(self) -> None:
         """End the run: no new faults; when all nodes are back, the parameter server is asked to
@@ -185,13 +188,17 @@ class Simulation:
         """
         calm_s = self.calm()
         give_up_s = calm_s + LONGEST_END_S
-        while not self.invariants.violations and self.scheduler.time() < give_up_s:
+        while not self.violations and self.scheduler.time() < give_up_s:
             self.scheduler.run_until(self.scheduler.time() + self._transport.heartbeat_every_s)
             if self.scheduler.time() > calm_s:
                 self.ask_to_end()
             if self.has_ended:
                 break
         self.check_end()
+
+    def _is_here(self, name: str) -> bool:
+        """Whether a process belongs to this one of the places that simulate."""
+        return True
 
     def _plan_launch(self, name: str) -> None:
         self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
@@ -219,8 +226,8 @@ class Simulation:
 
     def check_end(self) -> None:
         """Check what is left after the end."""
-        if self._ending and not self.invariants.violations:
-            self.invariants.run_ended(self._ended, self.names, self.scheduler.time())
+        if self._ending and not self.violations:
+            self.invariants.run_ended(self._ended, self.names)
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
         """Whether the parameter server may be asked to end now: not while it calls a round."""
@@ -229,23 +236,15 @@ class Simulation:
     @property
     def violations(self) -> list[str]:
         """The violations found."""
-        return self.invariants.violations
+        return self.world.violations
 
     @property
     def groups(self) -> Sequence[Simulation]:
         """The groups of clients: this one."""
         return [self]
 
-    def split_facts(self) -> dict[str, Any]:
-        """Return the figures of split learning; empty here."""
-        return {}
-
-    def group_facts(self) -> dict[str, Any]:
-        """Return the figures of global rounds; empty here."""
-        return {}
-
-    def tune_facts(self) -> dict[str, Any]:
-        """Return the figures of tuning; empty here."""
+    def facts(self) -> dict[str, Any]:
+        """Return the figures of this kind of run, for the member `kind` of the report."""
         return {}
 
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
@@ -328,7 +327,7 @@ class Simulation:
         except LearnError as error:
             self._failed_starts += 1
             if self._failed_starts > MOST_FAILURES + 1:  # a full disk does not stay full
-                self.invariants.violated(f"the server cannot start: {error}", clock.time())
+                self.invariants.violated(f"the server cannot start: {error}")
             self._server_is_dead()
             return
         self._failed_starts = 0
@@ -337,16 +336,18 @@ class Simulation:
 
     def _recovered(self, store: Store, recovered: Recovered) -> None:
         """Take the store of a parameter server's process."""
-        self.invariants.recovered(store, recovered, self.scheduler.time())
+        self.invariants.recovered(store, recovered)
 
     def _after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
         self.counts.events += 1
-        self.invariants.after_server(machine, event, effects, now)
+        self.invariants.after_server(machine, event, effects)
 
     def _server_says(self, note: Note) -> None:
-        self.participation.note(note)
+        """Take a line of the parameter server, and count those that close a round."""
+        self.counts.called += int(note.facts.get("called", 0))
+        self.counts.answered += int(note.facts.get("answered", 0))
 
     def _count(self, manifest: Manifest, direction: Direction, index: int, frame: bytes) -> None:
         """Take a chunk of weights that the parameter server sent or received."""
@@ -383,19 +384,17 @@ class Simulation:
     ) -> None:
         """Add to a parameter server's process, incarnation `number`, before it starts."""
 
-    def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> Trainer:
+    def _training(self, launch: Launch) -> Trainer:
         """The training thread of a client's process."""
         return VirtualTraining(
-            clock,
-            on_event,
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
-            initial=np.array([chance.gauss(0.0, 1.0) for _ in range(self.manifest.values)]),
-            unit=chance.uniform(0.5, 1.5),
+            launch.clock,
+            launch.feed,
+            step_s=launch.step_s(),
+            initial=np.array([launch.chance.gauss(0.0, 1.0) for _ in range(self.manifest.values)]),
+            unit=launch.chance.uniform(0.5, 1.5),
             manifest=self.manifest,
             own_pace=(
-                functools.partial(chance.randint, 1, MOST_OWN_STEPS)
+                functools.partial(launch.chance.randint, 1, MOST_OWN_STEPS)
                 if self.settings.pace == "own"
                 else None
             ),
@@ -410,7 +409,7 @@ class Simulation:
         def feed(event: Event) -> None:
             shell.node.feed(event)
 
-        training = self._training(clock, feed, chance)
+        training = self._training(Launch(name, incarnation, clock, feed, chance))
         configure_exchange(training.exchange, self.config)
         training.exchange.pool.threads = 1
         self._launched(name, incarnation, training)
@@ -457,13 +456,12 @@ class Simulation:
         training: Trainer,
         event: Event,
         effects: list[Effect],
-        now: float,
     ) -> None:
         self.counts.events += 1
         checked = cast("VirtualTraining", training)
-        self.invariants.after_client(machine, checked, event, effects, now)
+        self.invariants.after_client(machine, checked, event, effects)
         if self.settings.pace != "called" and training.is_held and not self._ending:
-            self.invariants.violated(f"{machine.name} waits in a step", now)
+            self.world.violated(f"{machine.name} waits in a step")
 
     def _client_says(self, name: str, note: Note) -> None:
         """Take a line of a client; here nothing prints it."""
@@ -480,7 +478,7 @@ class Simulation:
     def _gone(self, name: str) -> None:
         """Record the end of a client by itself, which no simulated run asks for before its end."""
         if not self._ending:
-            self.invariants.violated(f"{name} gave up", self.scheduler.time())
+            self.world.violated(f"{name} gave up")
             return
         training = self.processes[name].training
         assert training is not None, "it is a client"
@@ -503,7 +501,8 @@ class Simulation:
         if process is None:
             return False
         process.clock.alive = False
-        self.network.kill(name)
+        for network, _ in self.networks:
+            network.kill(name)
         if process.training is not None:
             process.training.end()
         if name == self.server:
@@ -550,19 +549,31 @@ class Simulation:
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _reset(self, name: str) -> None:
-        if name in self.processes and not self._calm:
-            self.counts.fault("connection reset")
-            self.network.reset(name, self.server)
+        if self._is_up(name) and not self._calm:
+            self._count_fault("connection reset", name)
+            for network, server in self.networks:
+                network.reset(name, server)
         self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
         if self._calm:
             return
-        self.counts.fault("partition")
-        self.network.cut(name, self.server)
-        until_s = self._chance_of(name, "_cut").uniform(*self.profile.partition_s)
+        self._count_fault("partition", name)
+        for network, server in self.networks:
+            network.cut(name, server)
+        until_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
         self._at(until_s, self._heal, name)
 
     def _heal(self, name: str) -> None:
-        self.network.heal(name, self.server)
+        for network, server in self.networks:
+            network.heal(name, server)
         self._plan_fault(self.profile.partition_every_s, self._cut, name)
+
+    def _is_up(self, name: str) -> bool:
+        """Whether a client has a connection that can break."""
+        return name in self.processes
+
+    def _count_fault(self, kind: str, name: str) -> None:
+        """Count a fault of a client's connection, where the client is."""
+        if self._is_here(name):
+            self.counts.fault(kind)

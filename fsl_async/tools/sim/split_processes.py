@@ -1,227 +1,208 @@
-"""Simulated processes of split learning: the split server, and clients' sessions with it.
+"""A simulation with a split server beside the parameter server.
 
 Machines, shells, sessions and streams are those of production. They have a network of their own,
-because a client is one endpoint in each.
+because a client is one endpoint in each. The split server is killed like the parameter server, and
+as often asked to end while the run goes on.
 """
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
-from fsl_async.roles.machine import DrainAsked, Finish, Note
+from fsl_async.roles.machine import DrainAsked, Event, Finish, Note
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.tools.sim.faults import FaultProfile
-from fsl_async.tools.sim.world import Counts, ProcessClock
+from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.tools.sim.simulation import Simulation
+from fsl_async.tools.sim.world import ProcessClock
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.client.split_shell import Training as ClientTraining
-    from fsl_async.nodes.runtime import Journal, Worker
-    from fsl_async.nodes.split_server.shell import Training as ServerTraining
+    from fsl_async.learn.split.remote import SplitTraining
+    from fsl_async.learn.split.server_training import ServerTraining
+    from fsl_async.nodes.runtime import Journal
 
 SPLIT_NAME = "split"
+SPLIT_WORKERS = ("code", "train", "write")
+"""Names of the split server's workers."""
 SPLIT_GOODBYE_S = 0.5
 """Between the last effect of a split server and the end of its process."""
 
 
-@frozen(kw_only=True)
-class SplitRun:
-    """The parts that all processes of a simulated split run share.
+class SplitServerSimulation(Simulation):
+    """A simulation whose clients have sessions with a split server, if its method has one."""
 
-    network: of the connections to the split server.
-    """
-
-    seed: int
-    rules: SplitRules
-    formats: Formats
-    transport: tp.TransportSettings
-    network: tp.MemNetwork
-
-    def client(
-        self,
-        name: str,
-        incarnation: int,
-        clock: ProcessClock,
-        training: ClientTraining,
-        *,
-        facts: Facts,
-        worker: Worker,
-        traffic: Traffic,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-    ) -> SplitClientShell:
-        """Return a client's side of its session with the split server; the caller dials."""
-        rng = random.Random(f"{self.seed}/{name}/{incarnation}/split")  # noqa: S311
-        link = self.network.dialer(name, SPLIT_NAME)
-        return SplitClientShell(
-            SplitClientMachine(self.rules, name, incarnation),
-            training,
-            lambda take: tp.DialerEndpoint(
-                link, clock, self.transport, take, name, incarnation=incarnation, rng=rng
-            ),
-            facts=facts,
-            formats=self.formats,
-            worker=worker,
-            traffic=traffic,
-            scheduler=clock,
-            journal=journal,
-            say=say,
-            finished=finished,
-        )
-
-
-class SplitServerProcess:
-    """One process of the split server, on the files that the one before has left.
-
-    closed: called when the process has ended, in order or not.
-    """
-
-    def __init__(
-        self,
-        run: SplitRun,
-        clock: ProcessClock,
-        incarnation: int,
-        machine: SplitServerMachine,
-        training: ServerTraining,
-        *,
-        workers: Workers,
-        traffic: Traffic,
-        journal: Journal,
-        say: Callable[[Note], None],
-        closed: Callable[[], None],
+    def add_split_server(
+        self, rules: SplitRules, formats: Formats, conditions: tp.Conditions | None = None
     ) -> None:
-        self.clock, self.machine, self.training = clock, machine, training
-        self.closed = closed
-        self.finish: Callable[[Finish], None] = lambda _: None
-        """Takes the effect with which it ends by itself."""
-        self._run = run
-        link = CountedLink(run.network.listener(SPLIT_NAME), traffic, at_client=False)
-        rng = random.Random(f"{run.seed}/split/{incarnation}")  # noqa: S311
-        self.shell = SplitServerShell(
+        """Prepare for a split server, before the run begins. conditions: of its network."""
+        self.rules, self.method, self.formats = rules, method_of(rules), formats
+        network = tp.MemNetwork(
+            self.scheduler, self.settings.seed + 1, conditions or tp.Conditions()
+        )
+        self.split_network = network
+        self.networks.insert(0, (network, SPLIT_NAME))
+        self.split_disk = MemoryDisk()
+        self.split_files = MemoryFiles(self.split_disk)
+        """The disk as the newest split server sees it."""
+        self.split_shell: SplitServerShell | None = None
+        """None between the end of a process and the launch of the next."""
+        self.split_clients: dict[str, SplitClientShell] = {}
+        """The sessions of clients with the split server."""
+        self.client_traffic = Traffic()
+        self.left_in_order = False
+        """Whether the last process has ended because it was asked to."""
+        self._split_clock = ProcessClock(self.scheduler)
+        self._split_is_new = self.method.has_server
+        """Whether no process was launched yet."""
+
+    # --- what differs between simulations ---
+
+    def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, ServerTraining]:
+        """Make the machine and the training of a process of the split server."""
+        raise NotImplementedError
+
+    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+        """Open the books of a process of the split server."""
+        raise NotImplementedError
+
+    def _split_failed(self, text: str) -> None:
+        """Take a line about a split server that has ended and should not have."""
+        raise NotImplementedError
+
+    def _split_says(self, note: Note) -> None:
+        """Take a line of the split server."""
+
+    def _session_finished(self, name: str, finish: Finish) -> None:
+        """Take the end of a client's session with the split server."""
+
+    # --- the split server ---
+
+    @property
+    def split_run_over(self) -> bool:
+        """Whether the split server has ended with its run, or does not run."""
+        return self.split_shell is None or self.split_shell.machine.run_over
+
+    def _launch_server(self) -> None:
+        super()._launch_server()
+        if self._split_is_new:
+            self._split_is_new = False
+            self._launch_split()
+            self._plan(self.profile.server_kill_every_s, self._kill_split)
+            self._plan(self.profile.server_kill_every_s, self._ask_split)
+
+    def _launch_split(self) -> None:
+        """Launch a process of the split server, on the files that the one before has left."""
+        clock = self._split_clock = ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation(SPLIT_NAME)
+        self.split_files = MemoryFiles(self.split_disk)
+        machine, training = self._split_server(self.split_files)
+        traffic, journal = self._split_books(clock)
+        link = CountedLink(self.split_network.listener(SPLIT_NAME), traffic, at_client=False)
+        rng = random.Random(f"{self.settings.seed}/split/{incarnation}")  # noqa: S311
+
+        shell = SplitServerShell(
             machine,
             training,
             lambda take: tp.ListenerEndpoint(
-                link, clock, run.transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
+                link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
             ),
-            workers=workers,
-            formats=run.formats,
+            workers=Workers(*(self._worker(clock, name) for name in SPLIT_WORKERS)),
+            formats=self.formats,
             traffic=traffic,
             scheduler=clock,
             journal=journal,
-            say=say,
-            finished=lambda effect: self.finish(effect),  # noqa: PLW0108 - set later
+            say=self._split_says,
+            finished=lambda finish: self._split_finished(shell, finish),
         )
-
-    def start(self) -> None:
-        """Restore the state on disk, and serve."""
-        self.shell.start()
-        for name, peer in self.machine.peers.items():
+        self.split_shell = shell
+        self._split_launched(shell)
+        shell.start()
+        for name, peer in machine.peers.items():
             if peer.incarnation >= 0:
-                self.shell.endpoint.remember(name, peer.incarnation)
+                shell.endpoint.remember(name, peer.incarnation)
 
-    def close(self) -> None:
-        """End it as kill -9 does, also where it has ended by itself."""
-        self.clock.alive = False
-        self.closed()
-        self._run.network.kill(SPLIT_NAME)
+    def _split_launched(self, shell: SplitServerShell) -> None:
+        """Take a process of the split server before it starts."""
 
+    def _kill_split(self) -> None:
+        """Kill the split server, and plan the next time."""
+        if self.split_shell is not None and not self._calm:
+            self.counts.fault("split server killed")
+            self._end_split(in_order=False)
+        self._plan(self.profile.server_kill_every_s, self._kill_split)
 
-class SplitSupervisor:
-    """Launches the split server, kills it, asks it to end, and launches it again.
-
-    make: makes a process. failed: takes a line about one that has ended and should not have.
-    calm: returns whether there are no new faults. ending: whether the run is to end.
-    """
-
-    def __init__(
-        self,
-        scheduler: tp.VirtualScheduler,
-        profile: FaultProfile,
-        chance: random.Random,
-        counts: Counts,
-        *,
-        make: Callable[[], SplitServerProcess],
-        failed: Callable[[str], None],
-        calm: Callable[[], bool],
-        ending: Callable[[], bool],
-    ) -> None:
-        self.process: SplitServerProcess | None = None
-        """None between the end of one and the launch of the next."""
-        self.left_in_order = False
-        """Whether the last process has ended because it was asked to."""
-        self.is_new = True
-        """Whether no process was launched yet."""
-        self._scheduler, self._profile, self._chance = scheduler, profile, chance
-        self._counts = counts
-        self._make, self._failed, self._calm, self._ending = make, failed, calm, ending
-
-    @property
-    def run_over(self) -> bool:
-        """Whether the split server has ended with its run, or does not run."""
-        return self.process is None or self.process.machine.run_over
-
-    def launch(self) -> None:
-        """Launch a process."""
-        self.is_new = False
-        process = self._make()
-        process.finish = lambda effect: self._finished(process, effect)
-        self.process = process
-        process.start()
-
-    def plan_faults(self) -> None:
-        """Plan the first kill, and the first request to end."""
-        self._plan(self.kill)
-        self._plan(self.ask)
-
-    def kill(self) -> None:
-        """Kill it, and plan the next time."""
-        if self.process is not None and not self._calm():
-            self._counts.fault("split server killed")
-            self.end_process(in_order=False)
-        self._plan(self.kill)
-
-    def ask(self) -> None:
+    def _ask_split(self) -> None:
         """Ask it to end, as SIGTERM does: it ends in good order, and another process goes on."""
-        if self.process is not None and not self._calm():
-            self._counts.fault("split server asked to end")
-            self.process.shell.node.feed(DrainAsked("SIGTERM"))
-        self._plan(self.ask)
+        if self.split_shell is not None and not self._calm:
+            self.counts.fault("split server asked to end")
+            self.split_shell.node.feed(DrainAsked("SIGTERM"))
+        self._plan(self.profile.server_kill_every_s, self._ask_split)
 
-    def end_process(self, *, in_order: bool) -> None:
+    def _close_split(self) -> None:
+        """End the process as kill -9 does, also where it has ended by itself."""
+        self._split_clock.alive = False
+        self.split_files.die()
+        self.split_network.kill(SPLIT_NAME)
+        self.split_shell = None
+
+    def _end_split(self, *, in_order: bool) -> None:
         """Take the process away, and launch the next one after a while."""
-        assert self.process is not None
-        self.process.close()
-        self.process = None
+        self._close_split()
         self.left_in_order = in_order
-        self._at(self._chance.uniform(*self._profile.server_return_s), self.launch)
+        self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
 
-    def _finished(self, process: SplitServerProcess, effect: Finish) -> None:
-        if effect.exit_code:
-            self._failed(f"the split server failed: {effect.reason}")
-        if process.machine.shutdown.leaves:
-            self._at(SPLIT_GOODBYE_S, lambda: self._gone(process))
-        elif not self._ending():
-            self._failed("the split server ended before its run")
+    def _split_finished(self, shell: SplitServerShell, finish: Finish) -> None:
+        if finish.exit_code:
+            self._split_failed(f"the split server failed: {finish.reason}")
+        if shell.machine.shutdown.leaves:
+            self._at(SPLIT_GOODBYE_S, self._split_gone, shell)
+        elif not self._ending:
+            self._split_failed("the split server ended before its run")
 
-    def _gone(self, process: SplitServerProcess) -> None:
-        if self.process is process:
-            self.end_process(in_order=True)
+    def _split_gone(self, shell: SplitServerShell) -> None:
+        if self.split_shell is shell:
+            self._end_split(in_order=True)
 
-    def _at(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._scheduler.call_at(self._scheduler.time() + delay_s, action)
+    # --- clients ---
 
-    def _plan(self, action: Callable[[], None]) -> None:
-        every_s = self._profile.server_kill_every_s
-        if every_s and not self._calm():
-            self._at(self._chance.expovariate(1.0 / every_s), action)
+    def _launch_client(self, name: str) -> None:
+        self.split_clients.pop(name, None)
+        super()._launch_client(name)
+
+    def _open_session(
+        self, name: str, incarnation: int, training: SplitTraining, facts: Facts
+    ) -> SplitClientShell:
+        """Return a client's side of its session with the split server; the caller dials."""
+        clock = self.processes[name].clock
+        rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}/split")  # noqa: S311
+        link = self.split_network.dialer(name, SPLIT_NAME)
+        shell = SplitClientShell(
+            SplitClientMachine(self.rules, name, incarnation),
+            training,
+            lambda take: tp.DialerEndpoint(
+                link, clock, self._transport, take, name, incarnation=incarnation, rng=rng
+            ),
+            facts=facts,
+            formats=self.formats,
+            worker=self._worker(clock, name),
+            traffic=self.client_traffic,
+            scheduler=clock,
+            journal=self._journal_of(name, clock),
+            say=functools.partial(self._client_says, name),
+            finished=functools.partial(self._session_finished, name),
+        )
+        self.split_clients[name] = shell
+        return shell
+
+    def _run_over(self, name: str, event: Event) -> None:
+        """Give a client's session an event of its training thread, or the end of the run."""
+        if name in self.split_clients:
+            self.split_clients[name].feed(event)

@@ -28,19 +28,15 @@ checked after every event, values of tensors after every call of the split serve
 from __future__ import annotations
 
 import functools
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from attrs import field, mutable
-
-import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
+from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
-from fsl_async.nodes.split_server.shell import Workers
+from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.split_audit import LEDGER, audit_split
@@ -53,25 +49,16 @@ from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import (
-    SERVER_NAME,
-    STEP_S,
-    Simulation,
-    SimulationSettings,
-)
-from fsl_async.tools.sim.split_processes import (
-    SPLIT_NAME,
-    SplitRun,
-    SplitServerProcess,
-    SplitSupervisor,
-)
+from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.split_processes import SplitServerSimulation
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
     SPLIT_DIR,
     START,
     STEPS,
+    CheckedSplitTraining,
     CheckedTraining,
     RoundTraining,
     SplitLineage,
@@ -79,7 +66,7 @@ from fsl_async.tools.sim.split_training import (
     exchanged,
 )
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import CheckedMachine, ProcessClock
+from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, ProcessClock
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -87,124 +74,15 @@ FORMATS = Formats("fp32", "fp32", "fp32")
 """They keep every bit, so that what arrives can be compared with what was sent."""
 
 
-@mutable
-class SplitInvariants:
-    """Events of split learning, and the violations found."""
-
-    lineage: SplitLineage
-    violations: list[str]
-    auxiliary: dict[tuple[str, int], bytes] = field(factory=dict)
-    settled: dict[UploadKey, str] = field(factory=dict)  # as clients received it
-    done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
-
-    def violated(self, text: str, now: float) -> None:
-        """Record a violation."""
-        self.violations.append(f"at {now:.3f} s: {text}")
-
-    def after_server(
-        self,
-        machine: SplitServerMachine,
-        training: CheckedTraining,
-        event: Event,
-        effects: list[Effect],
-        now: float,
-    ) -> None:
-        """Check what an event of the split server may have touched."""
-        if isinstance(event, sev.Aligned) and not event.problem:
-            made = self.lineage.auxiliary[event.client]
-            if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
-                self.violated(f"version {made[0]} of {event.client} has two contents", now)
-        if isinstance(event, sev.RoundDoneReceived):
-            done = self.done.setdefault(event.round, {})
-            if done.setdefault(event.peer, event.samples) != event.samples:
-                self.violated(f"{event.peer} reports round {event.round} with other samples", now)
-        self._bounded(
-            machine, training, machine.peers.get(getattr(event, "peer", "")), effects, now
-        )
-        for effect in effects:
-            if isinstance(effect, split.TrainUpload):
-                self._averaged_before(machine, effect.key, now)
-            elif isinstance(effect, split.AverageReplicas):
-                done = self.done.get(effect.round, {})
-                if any(done.get(name) != n for name, n in effect.samples.items()):
-                    self.violated(f"round {effect.round} averages unreported replicas", now)
-
-    def _bounded(
-        self,
-        machine: SplitServerMachine,
-        training: CheckedTraining,
-        peer: Peer | None,
-        effects: list[Effect],
-        now: float,
-    ) -> None:
-        bound = machine.method.in_flight
-        if peer is not None:
-            counts = Counter(key.incarnation for key in peer.uploads)
-            if any(count > bound for count in counts.values()):
-                self.violated(f"{peer.name} has more than {bound} uploads here", now)
-            if len(peer.answers) > bound:
-                self.violated(f"more than {bound} answers are kept for {peer.name}", now)
-            if training.buffered(peer.name) > BUFFER_SAMPLES:
-                self.violated(f"the buffer of {peer.name} is not bounded", now)
-        # The effects are carried out after this; one upload may be trained and not acknowledged
-        # yet.
-        here = sum(len(each.uploads) for each in machine.peers.values())
-        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
-        if len(training.uploads) > here:
-            self.violated("uploads are kept that the machine has forgotten", now)
-        kept = sum(len(each.answers) for each in machine.peers.values())
-        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
-        if len(training.answers) > kept + 1:
-            self.violated("answers are kept that the machine has forgotten", now)
-
-    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
-        if not machine.method.replicas:
-            return
-        done = [peer.book.done_round for peer in machine.peers.values()]
-        if any(machine.averaged < number < key.round for number in done):
-            self.violated(f"{key.text} is trained before the round before it is averaged", now)
-
-    def after_client(
-        self, machine: SplitClientMachine, training: RoundTraining, event: Event, now: float
-    ) -> None:
-        """Check what an event of a client may have touched."""
-        if isinstance(
-            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
-        ):
-            self.settled[event.key] = "trained"
-        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
-            self.settled[event.key] = "declined"
-        bound = machine.method.in_flight + machine.rules.retain
-        if len(machine.sent) > bound:
-            self.violated(f"{machine.name} keeps more than {bound} uploads", now)
-        # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived):
-            version = machine.auxiliary
-            made = self.auxiliary.get((machine.name, version), START.tobytes())
-            if training.split.auxiliary != made:
-                self.violated(f"{machine.name} holds another version {version}", now)
-
-    def ended(self, lines: Sequence[Mapping[str, Any]], now: float) -> None:
-        """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
-        for problem in audit_split(lines).problems:
-            self.violated(problem, now)
-        fates = fates_of(lines)
-        for key, received in self.settled.items():
-            fate = fates.get(key)
-            if fate is None or (received == "declined" and fate != "declined"):
-                text = f"a client received that {key.text} is {received}; ledger: {fate}"
-                self.violated(text, now)
-        if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
-            self.violated("the ledger lists other uploads than the weights were trained on", now)
-
-
 def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
     """Return the last outcome of each upload in a ledger."""
     return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
 
 
-class SplitSimulation(Simulation):
-    """A simulated run; `invariants`, `split_invariants` and `counts` hold the result."""
+class SplitSimulation(SplitServerSimulation):
+    """A simulated run; `violations` and `counts` hold the result."""
+
+    kind = "split"
 
     def __init__(
         self,
@@ -213,165 +91,184 @@ class SplitSimulation(Simulation):
         *,
         keep_journal: Journal | None = None,
     ) -> None:
-        self.method = method_of(rules)
         config = settings.config(
-            f"sync.trigger={self.method.trigger}",
+            f"sync.trigger={method_of(rules).trigger}",
             f"sync.round_cap_s={ROUND_CAP_S}",
             f"sync.min_clients={settings.clients if rules.lockstep else 1}",
             "outer.optimizer=average",
         )
         super().__init__(settings, keep_journal=keep_journal, config=config)
-        self.rules = rules
+        self.add_split_server(rules, FORMATS, self.network_conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
-        network = tp.MemNetwork(self.scheduler, settings.seed + 1, self.network_conditions)
-        self.split = SplitRun(
-            seed=settings.seed,
-            rules=rules,
-            formats=FORMATS,
-            transport=self._transport,
-            network=network,
-        )
-        self.supervisor = SplitSupervisor(
-            self.scheduler,
-            self.profile,
-            self._chance,
-            self.counts,
-            make=self._split_process,
-            failed=lambda line: self.invariants.violated(line, self.scheduler.time()),
-            calm=lambda: self._calm,
-            ending=lambda: self._ending,
-        )
-        self.split_disk = MemoryDisk()
-        self.split_files = MemoryFiles(self.split_disk)
-        """The disk as the newest split server sees it."""
-        self.split_invariants = SplitInvariants(self.lineage, self.invariants.violations)
-        self.client_traffic, self.server_traffic = Traffic(), Traffic()
-        self.split_clients: dict[str, SplitClientShell] = {}
+        self.auxiliary: dict[tuple[str, int], bytes] = {}
+        """Client and version -> content of its auxiliary model."""
+        self.settled: dict[UploadKey, str] = {}
+        """Outcomes of uploads as clients received them."""
+        self.done: dict[int, dict[str, int]] = {}
+        """Round -> client -> samples that it reported."""
+        self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
-        self._launching = ""  # the client whose process is made
         self.architecture = {**ARCHITECTURE, "method": rules.method}
 
     # --- processes ---
 
-    def _launch_server(self) -> None:
-        super()._launch_server()
-        if self.method.has_server and self.supervisor.is_new:
-            self.supervisor.launch()
-            self.supervisor.plan_faults()
-
-    def _split_process(self) -> SplitServerProcess:
-        clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation(SPLIT_NAME)
+    def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, CheckedTraining]:
         machine = SplitServerMachine(self.rules, self.architecture)
-        self.split_files = MemoryFiles(self.split_disk)
-        training = CheckedTraining(machine.method, self.split_files, self.lineage)
+        return machine, CheckedTraining(machine.method, files, self.lineage)
 
-        def check(event: Event, effects: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            if isinstance(event, sev.SplitRecovered) and event.lost and in_order:
-                self.invariants.violated("a split server that ended in order lost uploads", now)
-            self.split_invariants.after_server(machine, training, event, effects, now)
+    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+        return self.server_traffic, self.journal
 
-        in_order = self.supervisor.left_in_order
-        process = SplitServerProcess(
-            self.split,
-            clock,
-            incarnation,
-            machine,
-            training,
-            workers=Workers(*(self._worker(clock, name) for name in ("code", "train", "write"))),
-            traffic=self.server_traffic,
-            journal=self.journal,
-            say=self._split_note,
-            closed=self.split_files.die,
-        )
-        process.shell.node.machine = CheckedMachine(machine, check)
-        return process
+    def _split_launched(self, shell: SplitServerShell) -> None:
+        training = cast("CheckedTraining", shell.training)
+        check = functools.partial(self._after_split, shell.machine, training)
+        shell.node.machine = CheckedMachine(shell.machine, check)
 
-    def _split_note(self, note: Note) -> None:
-        """A line of a split server, or of a client about one."""
+    def _split_failed(self, text: str) -> None:
+        self.world.violated(text)
+
+    def _split_says(self, note: Note) -> None:
+        """A line of a split server, or of a client."""
         if "broke the protocol" in note.text:
-            self.invariants.violated(note.text, self.scheduler.time())
+            self._split_failed(note.text)
 
-    def _launch_client(self, name: str) -> None:
-        self.split_clients.pop(name, None)
-        self._launching = name
-        super()._launch_client(name)
+    def _client_says(self, name: str, note: Note) -> None:
+        self._split_says(note)
 
-    def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> Trainer:
-        name = self._launching
-        self.trainings[name] = RoundTraining(
-            clock,
-            on_event,
-            functools.partial(self._run_over, name),
-            self.method,
-            self.lineage,
-            name=name,
-            incarnation=self._incarnations,
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
-        )
-        return self.trainings[name]
+    def _session_finished(self, name: str, finish: Finish) -> None:
+        if finish.exit_code:
+            self._split_failed(f"{name} gave up: {finish.reason}")
 
-    def _run_over(self, name: str, event: Event) -> None:
-        if name in self.split_clients:
-            self.split_clients[name].feed(event)
+    def _training(self, launch: Launch) -> Trainer:
+        on_split = functools.partial(self._run_over, launch.name)
+        made = RoundTraining(launch, on_split, self.method, self.lineage)
+        self.trainings[launch.name] = made
+        return made
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         """Open a client's session with the split server, once."""
         if not self.method.has_server or name in self.split_clients:
             return
-        clock, training = self.processes[name].clock, self.trainings[name]
-
-        def check(event: Event, _: list[Effect], now: float) -> None:
-            self.counts.events += 1
-            self.split_invariants.after_client(machine, training, event, now)
-
-        def finished(effect: Finish) -> None:
-            if effect.exit_code:
-                self.invariants.violated(f"{name} gave up: {effect.reason}", self.scheduler.time())
-
-        shell = self.split.client(
-            name,
-            training.incarnation,
-            clock,
-            training.split,
-            facts=Facts(welcome.run, welcome.shard, self.architecture),
-            worker=self._worker(clock, name),
-            traffic=self.client_traffic,
-            journal=self.journal,
-            say=self._split_note,
-            finished=finished,
-        )
-        machine = shell.machine
-        shell.node.machine = CheckedMachine(machine, check)
-        self.split_clients[name] = shell
+        training = self.trainings[name]
+        facts = Facts(welcome.run, welcome.shard, self.architecture)
+        shell = self._open_session(name, training.incarnation, training.split, facts)
+        check = functools.partial(self._after_session, shell.machine, training.split)
+        shell.node.machine = CheckedMachine(shell.machine, check)
         shell.dial()
 
-    # --- faults and the end ---
+    # --- checks ---
 
-    def _kill(self, name: str) -> bool:
-        killed = super()._kill(name)
-        if killed and name != SERVER_NAME:
-            self.split.network.kill(name)
-        return killed
+    def _after_split(
+        self,
+        machine: SplitServerMachine,
+        training: CheckedTraining,
+        event: Event,
+        effects: list[Effect],
+    ) -> None:
+        """Check what an event of the split server may have touched."""
+        self.counts.events += 1
+        if isinstance(event, sev.SplitRecovered) and event.lost and self.left_in_order:
+            self.world.violated("a split server that ended in order lost uploads")
+        if isinstance(event, sev.Aligned) and not event.problem:
+            made = self.lineage.auxiliary[event.client]
+            if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
+                self.world.violated(f"version {made[0]} of {event.client} has two contents")
+        if isinstance(event, sev.RoundDoneReceived):
+            done = self.done.setdefault(event.round, {})
+            if done.setdefault(event.peer, event.samples) != event.samples:
+                self.world.violated(f"{event.peer} reports round {event.round} with other samples")
+        self._bounded(machine, training, machine.peers.get(getattr(event, "peer", "")), effects)
+        for effect in effects:
+            if isinstance(effect, split.TrainUpload):
+                self._averaged_before(machine, effect.key)
+            elif isinstance(effect, split.AverageReplicas):
+                done = self.done.get(effect.round, {})
+                if any(done.get(name) != n for name, n in effect.samples.items()):
+                    self.world.violated(f"round {effect.round} averages unreported replicas")
 
-    def _reset(self, name: str) -> None:
-        if name in self.processes and not self._calm:
-            self.split.network.reset(name, SPLIT_NAME)
-        super()._reset(name)
+    def _bounded(
+        self,
+        machine: SplitServerMachine,
+        training: CheckedTraining,
+        peer: Peer | None,
+        effects: list[Effect],
+    ) -> None:
+        bound = machine.method.in_flight
+        if peer is not None:
+            counts = Counter(key.incarnation for key in peer.uploads)
+            if any(count > bound for count in counts.values()):
+                self.world.violated(f"{peer.name} has more than {bound} uploads here")
+            if len(peer.answers) > bound:
+                self.world.violated(f"more than {bound} answers are kept for {peer.name}")
+            if training.buffered(peer.name) > BUFFER_SAMPLES:
+                self.world.violated(f"the buffer of {peer.name} is not bounded")
+        # The effects are carried out after this; one upload may be trained and not acknowledged
+        # yet.
+        here = sum(len(each.uploads) for each in machine.peers.values())
+        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
+        if len(training.uploads) > here:
+            self.world.violated("uploads are kept that the machine has forgotten")
+        kept = sum(len(each.answers) for each in machine.peers.values())
+        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
+        if len(training.answers) > kept + 1:
+            self.world.violated("answers are kept that the machine has forgotten")
 
-    def _cut(self, name: str) -> None:
-        if not self._calm:
-            self.split.network.cut(name, SPLIT_NAME)
-        super()._cut(name)
+    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
+        if not machine.method.replicas:
+            return
+        done = [peer.book.done_round for peer in machine.peers.values()]
+        if any(machine.averaged < number < key.round for number in done):
+            self.world.violated(f"{key.text} is trained before the round before it is averaged")
 
-    def _heal(self, name: str) -> None:
-        self.split.network.heal(name, SPLIT_NAME)
-        super()._heal(name)
+    def _after_session(
+        self,
+        machine: SplitClientMachine,
+        training: CheckedSplitTraining,
+        event: Event,
+        effects: list[Effect],
+    ) -> None:
+        """Check what an event of a client's session may have touched."""
+        self.counts.events += 1
+        if isinstance(
+            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
+        ):
+            self.settled[event.key] = "trained"
+        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
+            self.settled[event.key] = "declined"
+        bound = machine.method.in_flight + machine.rules.retain
+        if len(machine.sent) > bound:
+            self.world.violated(f"{machine.name} keeps more than {bound} uploads")
+        # The effects of AuxiliaryReceived are carried out after this.
+        if not isinstance(event, sev.AuxiliaryReceived):
+            version = machine.auxiliary
+            made = self.auxiliary.get((machine.name, version), START.tobytes())
+            if training.auxiliary != made:
+                self.world.violated(f"{machine.name} holds another version {version}")
+
+    def _check_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
+        for problem in audit_split(lines).problems:
+            self.world.violated(problem)
+        fates = fates_of(lines)
+        for key, received in self.settled.items():
+            fate = fates.get(key)
+            if fate is None or (received == "declined" and fate != "declined"):
+                text = f"a client received that {key.text} is {received}; ledger: {fate}"
+                self.world.violated(text)
+        if {key for key, fate in fates.items() if fate == "trained"} != set(self.lineage.trained):
+            self.world.violated("the ledger lists other uploads than the weights were trained on")
+
+    # --- the end ---
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """See `Simulation.run`. No training thread is left."""
+        try:
+            super().run(progress)
+        finally:
+            for training in self.trainings.values():
+                training.end()
 
     def _may_end(self, machine: ParameterServerMachine) -> bool:
         return True
@@ -379,20 +276,19 @@ class SplitSimulation(Simulation):
     @property
     def has_ended(self) -> bool:
         """Whether all clients have ended, and the split server."""
-        return super().has_ended and self.supervisor.run_over
+        return super().has_ended and self.split_run_over
 
     def check_end(self) -> None:
         """See `Simulation.check_end`."""
-        now = self.scheduler.time()
-        if self.invariants.violations:
+        if self.violations:
             return
         for name in self.names:
             if name not in self._ended:
-                self.invariants.violated(f"{name} did not end with its run", now)
-        if not self.supervisor.run_over:
-            self.invariants.violated("the split server did not end with its run", now)
-        self.invariants.run_ended({}, [], now)
-        self.split_invariants.ended(self._ledger(), now)
+                self.world.violated(f"{name} did not end with its run")
+        if not self.split_run_over:
+            self.world.violated("the split server did not end with its run")
+        self.invariants.run_ended({}, [])
+        self._check_ledger(self._ledger())
 
     def _ledger(self) -> list[Mapping[str, Any]]:
         """Return the lines of the split server's ledger."""
@@ -402,7 +298,7 @@ class SplitSimulation(Simulation):
         lines = self.split_disk.file(path).content.splitlines()
         return [members for line in lines if (members := from_checksummed(bytes(line)))]
 
-    def split_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Events at the split server."""
         fates = Counter(fates_of(self._ledger()).values())
         return {

@@ -14,10 +14,11 @@ amount (U-shape: with the gradients g of its features):
 
 from __future__ import annotations
 
+import functools
 import random
-import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -45,7 +46,11 @@ from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
 from fsl_async.store.files import Files
 from fsl_async.tools.sim.training import VirtualTraining
-from fsl_transport import Scheduler
+from fsl_async.tools.sim.world import Launch
+from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+
+if TYPE_CHECKING:
+    import threading
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""
@@ -59,8 +64,6 @@ TOLERANCE = 1e-4
 SPLIT_DIR = Path("/split")
 START = np.array([0.25, -0.5, 1.0], np.float32)
 """First weights of an auxiliary model, and of the split server's part."""
-Work = Generator[float | Callable[[], bool], None, None]
-"""A training thread, which yields seconds of computation and conditions to wait for."""
 _SGD = OptimizerSpec("sgd", RATE, momentum=MOMENTUM)
 _CLIENT_SGD = OptimizerSpec("sgd", RATE)
 
@@ -178,7 +181,6 @@ class CheckedTraining(ServerTraining):
         shape = UploadShape((VALUES,), 2, per_token=False)
         super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files))
         self.lineage = lineage
-        self._seen: set[UploadKey] = set()
         self._last: dict[str, UploadKey] = {}
 
     def recover(self) -> ev.SplitRecovered:
@@ -189,7 +191,6 @@ class CheckedTraining(ServerTraining):
             self._check_held(name)
         for client, (_, content) in self.lineage.auxiliary.items():
             assert self._auxiliary(client) == content, "an auxiliary model is kept"
-        self._seen = set(self.lineage.trained)
         self._last = {key.client: key for key in self.lineage.trained}
         return found
 
@@ -213,10 +214,9 @@ class CheckedTraining(ServerTraining):
         if done.problem:
             self._check_held(name)
             return done
-        assert key not in self._seen, f"upload {key.text} is trained twice"
         before = self._last.get(key.client)
-        assert before is None or before < key, f"upload {key.text} is trained out of order"
-        self._seen.add(key)
+        text = f"upload {key.text} is trained twice, or out of order"
+        assert before is None or before < key, text
         self._last[key.client] = key
         self.lineage.trained.append(key)
         self.lineage.order.append(key)
@@ -307,7 +307,6 @@ class CheckedSplitTraining(SplitTraining):
 
     def __init__(self, method: Method, run: RoundTraining, lineage: SplitLineage) -> None:
         super().__init__(client_of(method, run.name), method, run, 2)
-        self._changed.notify_all = run.wake  # type: ignore[method-assign]
         self.lineage = lineage
         self.auxiliary = START.tobytes()
         """Content of the auxiliary model that it was given last."""
@@ -353,40 +352,46 @@ class CheckedSplitTraining(SplitTraining):
         super().install(vector)
 
 
-class RoundTraining(VirtualTraining):
-    """A client's training thread: rounds of `STEPS` batches when it is called.
+class _NoStates(RandomStates):
+    """Keeps nothing: nothing here draws from the default random generators."""
 
-    It is the `Run` of its `split` training. name, incarnation: of the client.
+    def enter(self, thread: TrainingThread) -> None:
+        """Keep nothing."""
+
+
+class RoundTraining(VirtualTraining):
+    """A client's training: rounds of `STEPS` batches when it is called, in a thread each.
+
+    It is the `Run` of its `split` training.
     """
 
     def __init__(
         self,
-        clock: Scheduler,
-        on_event: Callable[[Event], None],
+        launch: Launch,
         on_split: Callable[[Event], None],
         method: Method,
         lineage: SplitLineage,
-        *,
-        name: str,
-        incarnation: int,
-        step_s: float,
     ) -> None:
-        self.name, self.incarnation = name, incarnation
-        self.changed, self.now = threading.Condition(), clock.time
+        self.name, self.incarnation, clock = launch.name, launch.incarnation, launch.clock
+        self._waits = Changed(clock)
+        self.changed, self.now = cast("threading.Condition", self._waits), clock.time
         self.meter = Meter()
         self.split = CheckedSplitTraining(method, self, lineage)
         self._weights = exchanged(self.split.part, method)
         values = np.empty(self._weights.manifest.values, np.float32)
         self._weights.copy_out(values)
-        manifest = self._weights.manifest
         super().__init__(
-            clock, on_event, step_s=step_s, initial=values, unit=1.0, manifest=manifest
+            clock,
+            launch.feed,
+            step_s=launch.step_s(),
+            initial=values,
+            unit=1.0,
+            manifest=self._weights.manifest,
         )
         self.version = -1
         self._on_split = on_split
-        self._chance = random.Random(f"{name}/{incarnation}")  # noqa: S311 - not for secrets
-        self._work: Work | None = None
-        self._ready: Callable[[], bool] | None = None
+        self._chance = random.Random(f"{self.name}/{self.incarnation}")  # noqa: S311 - not for secrets
+        self._thread: TrainingThread | None = None
         self._rounds = 0
         self._change = np.zeros_like(values)
         self._later: list[Callable[[], None]] = []
@@ -399,7 +404,9 @@ class RoundTraining(VirtualTraining):
         return not self._over
 
     def begin_batch(self) -> None:
-        """See `learn.split.remote.Run`: a step is planned when it begins."""
+        """See `learn.split.remote.Run`: a batch is computed when its step is over."""
+        assert self._thread is not None, "it is in a round"
+        self._thread.sleep(self._step_s)
 
     def post_split(self, event: Event) -> None:
         """Give the session with the split server an event, on the loop."""
@@ -420,7 +427,13 @@ class RoundTraining(VirtualTraining):
         """End training."""
         self._clock.call_at(self._clock.time(), self._end)
 
+    def end(self) -> None:
+        """See `Trainer`."""
+        if self._thread is not None:
+            self._thread.kill()
+
     def _end(self) -> None:
+        self.end()
         super()._end()
         self._on_split(TrainingEnded(None))
 
@@ -429,7 +442,7 @@ class RoundTraining(VirtualTraining):
 
     def _at_next_step(self, action: Callable[[], None]) -> None:
         """Do it between two rounds."""
-        if self._work is None:
+        if self._thread is None:
             self._clock.call_at(self._clock.time(), action)
         else:
             self._later.append(action)
@@ -442,49 +455,36 @@ class RoundTraining(VirtualTraining):
 
     def _begin(self, order: SnapshotOrder | RoundOrder) -> None:
         assert isinstance(order, RoundOrder), "clients are called for rounds"
-        assert self._work is None, "one round at a time"
+        assert self._thread is None, "one round at a time"
         assert self.version == order.number, "a round is trained from its version"
-        self._work = self._round(order)
-        self._go_on()
+        self._thread = self._waits.thread = TrainingThread(
+            self._clock,
+            _NoStates(),
+            functools.partial(self._train_round, order.number),
+            functools.partial(self._round_ended, order, self.values.copy()),
+            self.name,
+        )
+        self._thread.start()
 
-    # --- a round ---
-
-    def _round(self, order: RoundOrder) -> Work:
+    def _train_round(self, number: int) -> None:
+        """Train a round, in its thread."""
         rng = np.random.default_rng(self._chance.getrandbits(32))
-        before = self.values.copy()
-        self.split.begin_round(order.number)
+        self.split.begin_round(number)
         for _ in range(STEPS):
-            yield self._step_s
             inputs = torch.from_numpy(rng.standard_normal((SAMPLES, VALUES), np.float32))
-            yield from self.split.batch_work(inputs, torch.zeros(SAMPLES, dtype=torch.int64))
-        yield from self.split.end_work()
+            self.split.train_batch(inputs, torch.zeros(SAMPLES, dtype=torch.int64))
+        self.split.end_round()
+
+    def _round_ended(self, order: RoundOrder, before: Vector, error: BaseException | None) -> None:
+        """Give the exchange the result of a round, on the loop."""
+        self._thread = None
+        if error is not None:
+            raise error
         self._weights.copy_out(self.values)
         self._change = self.values - before
         self.split.check_change(self._change)
         self._rounds += 1
-        self._work = None
         self._snapshot(order, hold=True)
         later, self._later = self._later, []
         for action in later:
             self._at_next_step(action)
-
-    def _go_on(self) -> None:
-        """Train until time has to pass or something has to come."""
-        work = self._work
-        while work is not None and self._work is work and not self._over:
-            waits = next(work, None)
-            if isinstance(waits, float):
-                self._clock.call_at(self._clock.time() + waits, self._go_on)
-                return
-            if waits is not None and not waits():
-                self._ready = waits
-                return
-
-    def wake(self) -> None:
-        """Look, on the loop, whether what training waits for is here."""
-        self._clock.call_at(self._clock.time(), self._look)
-
-    def _look(self) -> None:
-        if self._ready is not None and self._ready():
-            self._ready = None
-            self._go_on()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import Factory, define, field, mutable
@@ -71,46 +71,35 @@ class WatchedExchange(Exchange):
         return frame
 
 
-class Trainer(Protocol):
+class Trainer:
     """The training side of a client's process."""
 
-    @property
-    def exchange(self) -> Exchange:
-        """The client's exchange, which gives the orders."""
-        ...
-
-    def announced(self, position: RunPosition) -> None:
-        """Take the position of the run, with each version."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Steps trained in this incarnation."""
-        ...
+    exchange: Exchange
+    """The client's exchange, which gives the orders."""
 
     @property
     def is_held(self) -> bool:
         """Whether training waits in a step."""
-        ...
+        return False
+
+    def announced(self, position: RunPosition) -> None:
+        """Take the position of the run, with each version."""
 
     def begin(self, chance: random.Random) -> None:
         """Begin to train, when the client has dialed."""
-        ...
 
     def report(self) -> dict[str, Any]:
         """Return what a heartbeat reports."""
-        ...
+        return {}
 
     def stop(self) -> None:
         """End training at the next step."""
-        ...
 
     def end(self) -> None:
-        """End it as kill -9 does."""
-        ...
+        """End it as kill -9 does. Planned calls of its process do not happen."""
 
 
-class VirtualTraining:
+class VirtualTraining(Trainer):
     """Trains a model of a few values, one step every `step_s` of virtual time.
 
     Step k adds `unit` to weight k modulo their number. own_pace: gives the steps after which its
@@ -134,7 +123,7 @@ class VirtualTraining:
         self.own_manifest = manifest
         self.unit = unit
         self.sent = Sent(unit)
-        self.exchange = self.exchange_type(self, on_event, self.sent)
+        self.exchange: Exchange = self.exchange_type(self, on_event, self.sent)
         self.sent_steps = 0
         """Steps that are in some delta."""
         self.refused: str | None = None
@@ -155,15 +144,9 @@ class VirtualTraining:
         """Attach the model, after the seconds that a process needs to build it."""
         self._clock.call_at(self._clock.time() + chance.uniform(2.0, 15.0), self.attach)
 
-    def announced(self, position: RunPosition) -> None:
-        """See `Trainer`: rates of learning do not follow the run here."""
-
     def report(self) -> dict[str, Any]:
         """See `Trainer`."""
         return {"step": self.steps}
-
-    def end(self) -> None:
-        """See `Trainer`: its planned calls do not happen."""
 
     # --- what was trained ---
 

@@ -18,21 +18,21 @@ history lasts. Besides the invariants of pretraining:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
 from typing import Any, Literal, cast
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve
 
 from fsl_async.nodes.runtime import Journal
-from fsl_async.roles.machine import Event
+from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.seed_step import directions_of
-from fsl_async.tools.sim.invariants import Invariants
-from fsl_async.tools.sim.simulation import STEP_S, Simulation, SimulationSettings
-from fsl_async.tools.sim.training import VirtualTraining, VirtualWorker
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.training import Trainer, VirtualWorker
 from fsl_async.tools.sim.tune_lineage import ProductLineage, RoundLineage, ScalarLineage
 from fsl_async.tools.sim.tune_training import (
     ADAPTERS,
@@ -41,7 +41,7 @@ from fsl_async.tools.sim.tune_training import (
     RoundTraining,
     ScalarTraining,
 )
-from fsl_async.tools.sim.world import ProcessClock
+from fsl_async.tools.sim.world import Launch, ProcessClock
 
 Mode = Literal["lora", "zeroth"]
 MODES: tuple[Mode, ...] = ("lora", "zeroth")
@@ -65,96 +65,25 @@ FINE = "codec.step_log2=40"
 """Codes versions so finely that a product shows what it is made of."""
 
 
-@frozen
-class TuneSettings:
-    """Settings beyond `SimulationSettings`, whose `every_s` is the cap of a round here."""
-
-    mode: Mode = "zeroth"
-    history: int = 8
-
-    @property
-    def given(self) -> list[str]:
-        """Settings of the run, as for `--set`."""
-        if self.mode == "lora":
-            return ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", FINE]
-        return ["tune.method=zeroth", f"tune.zo_history={self.history}"]
-
-
-@mutable
-class TuneInvariants(Invariants):
-    """Events of a run that tunes, and the violations found."""
-
-    lineage: RoundLineage = field(kw_only=True)
-    full_fetches: int = 0
-    replays: int = 0
-    stale_declined: int = 0
-    quarantined: int = 0
-    is_full: bool = False
-    """Whether the last version could not be written; pauses between attempts grow to hours."""
-    _kept: tuple[int | None, int] = (None, 0)
-    """The version from which clients are served, and for how many commits in vain."""
-
-    def after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
-    ) -> None:
-        """See `Invariants.after_server`."""
-        super().after_server(machine, event, effects, now)
-        for effect in effects:
-            if isinstance(effect, do.SendVersion):
-                self.full_fetches += effect.kind == "full"
-                self.replays += effect.kind == "seeds"
-        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
-            self.is_full = isinstance(event, ev.CommitFailed)
-        if isinstance(event, ev.VersionCommitted) and event.version:
-            assert self.store is not None, "a version is of a store"
-            if not self.lineage.fresh(self.store.records[-1]) and not machine.end.asked:
-                text = f"version {event.version} is made without a delta of its round"
-                self.violated(text, now)
-            self._check_kept(machine, event.version, now)
-
-    def _check_kept(self, machine: ParameterServerMachine, version: int, now: float) -> None:
-        """Versions are kept for clients of which all hold later ones."""
-        assert self.store is not None, "a version is of a store"
-        members = [one for one in machine.members.values() if one.attached]
-        kept, commits = self._kept
-        served = self.store._serving_from  # noqa: SLF001
-        in_vain = (
-            served is not None and served < version - 1 and bool(members)
-            and all(one.version >= version - 1 for one in members)
-        )  # fmt: skip
-        if not in_vain:
-            self._kept = None, 0
-            return
-        self._kept = served, commits + 1 if served == kept else 1
-        if self._kept[1] == KEPT_COMMITS:
-            self.violated(f"version {served} is kept, and all clients hold {version - 1}", now)
-
-    def after_client(
-        self,
-        machine: ClientMachine,
-        training: VirtualTraining,
-        event: Event,
-        effects: list[Any],
-        now: float,
-    ) -> None:
-        """See `Invariants.after_client`."""
-        super().after_client(machine, training, event, effects, now)
-        if isinstance(event, ev.FetchFailed):
-            self.violated(f"{machine.name} lost version {event.version}: {event.reason}", now)
-        elif isinstance(event, ev.DeltaRefused):
-            self.stale_declined += event.code == "stale"
-            self.quarantined += event.code == "quarantined"
+SETTINGS = {
+    "lora": ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", FINE],
+    "zeroth": ["tune.method=zeroth", "tune.zo_history=8"],
+}
+"""Mode -> settings of the run."""
 
 
 class TuneSimulation(Simulation):
-    """A simulated run; `invariants` and `counts` hold the result."""
+    """A simulated run; `violations` and `counts` hold the result.
 
-    invariants: TuneInvariants
+    `every_s` of its settings is the cap of a round.
+    """
+
+    kind = "tune"
 
     def __init__(
         self,
         settings: SimulationSettings,
-        tune: TuneSettings,
+        mode: Mode,
         *,
         keep_journal: Journal | None = None,
     ) -> None:
@@ -162,16 +91,18 @@ class TuneSimulation(Simulation):
             f"sync.round_cap_s={settings.every_s}",
             f"session.heartbeat_every_s={HEARTBEAT_S}",
             f"session.expire_after_s={3 * HEARTBEAT_S}",
-            *tune.given,
+            *SETTINGS[mode],
         )
         super().__init__(settings, keep_journal=keep_journal, config=config)
-        self.tune = tune
+        self.mode = mode
         codec, directions = config.codec.spec_down, directions_of(config)
         assert directions is not None, "a run that tunes has directions"
-        lineage: RoundLineage = ProductLineage(codec, ADAPTERS)
-        if tune.mode == "zeroth":
-            lineage = ScalarLineage(codec, LARGE, directions=directions)
-        self.invariants = TuneInvariants(lineage=lineage)
+        self.lineage: RoundLineage = ProductLineage(codec, ADAPTERS)
+        if mode == "zeroth":
+            self.lineage = ScalarLineage(codec, LARGE, directions=directions)
+        self.invariants.lineage = self.lineage
+        self.happened: Counter[str] = Counter()
+        """Fetches and refused deltas, by kind."""
         self._has_faults = settings.faults != "none"
         chance = random.Random(f"{settings.seed}/slow")  # noqa: S311
         slow = [name for name in self.names if chance.random() < 2 * SLOW_SHARE]
@@ -181,6 +112,10 @@ class TuneSimulation(Simulation):
         """Client -> its incarnation, its version, and since when it is at that one."""
         self._made = 0, 0.0
         """The newest version, and when clients were last seen without another one."""
+        self._is_full = False
+        """Whether the last version could not be written; pauses between attempts grow to hours."""
+        self._kept: tuple[int | None, int] = (None, 0)
+        """The version from which clients are served, and for how many commits in vain."""
 
     def begin(self) -> None:
         """See `Simulation.begin`."""
@@ -208,19 +143,58 @@ class TuneSimulation(Simulation):
 
         return VirtualWorker(clock, cost_s, lambda: REPORT_S)
 
-    def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> RoundTraining:
-        kind = ScalarTraining if self.tune.mode == "zeroth" else AdapterTraining
+    def _training(self, launch: Launch) -> RoundTraining:
+        kind = ScalarTraining if self.mode == "zeroth" else AdapterTraining
         return kind(
-            clock,
-            on_event,
-            step_s=chance.uniform(0.5, 1.5) * STEP_S,
-            chance=random.Random(chance.getrandbits(64)),  # noqa: S311
+            launch.clock,
+            launch.feed,
+            step_s=launch.step_s(),
+            chance=random.Random(launch.chance.getrandbits(64)),  # noqa: S311
             fails=CLIENT_FAILS if self._has_faults else 0.0,
         )
 
-    # --- progress ---
+    # --- checks ---
+
+    def _after_server(
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
+    ) -> None:
+        super()._after_server(machine, event, effects)
+        for effect in effects:
+            if isinstance(effect, do.SendVersion):
+                self.happened[effect.kind] += 1
+        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
+            self._is_full = isinstance(event, ev.CommitFailed)
+        if isinstance(event, ev.VersionCommitted) and event.version:
+            store = self.invariants.store
+            assert store is not None, "a version is of a store"
+            if not self.lineage.fresh(store.records[-1]) and not machine.end.asked:
+                self.world.violated(f"version {event.version} is made without a delta of its round")
+            self._check_kept(machine, event.version, store)
+
+    def _check_kept(self, machine: ParameterServerMachine, version: int, store: Store) -> None:
+        """Versions are kept for clients of which all hold later ones."""
+        members = [one for one in machine.members.values() if one.attached]
+        kept, commits = self._kept
+        served = store._serving_from  # noqa: SLF001
+        in_vain = (
+            served is not None and served < version - 1 and bool(members)
+            and all(one.version >= version - 1 for one in members)
+        )  # fmt: skip
+        if not in_vain:
+            self._kept = None, 0
+            return
+        self._kept = served, commits + 1 if served == kept else 1
+        if self._kept[1] == KEPT_COMMITS:
+            self.world.violated(f"version {served} is kept, and all clients hold {version - 1}")
+
+    def _after_client(
+        self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
+    ) -> None:
+        super()._after_client(machine, training, event, effects)
+        if isinstance(event, ev.FetchFailed):
+            self.world.violated(f"{machine.name} lost version {event.version}: {event.reason}")
+        elif isinstance(event, ev.DeltaRefused):
+            self.happened[event.code] += 1
 
     def _watch(self) -> None:
         """Check that clients and run make progress. A lost session is known after a while."""
@@ -241,26 +215,25 @@ class TuneSimulation(Simulation):
                 self._held[name] = *at, now
             elif now - before[2] > longest_s:
                 text = f"{name} stays at version {at[1]}, and {machine.latest.version} is announced"
-                self.invariants.violated(text, now)
-        version = self.invariants.lineage.version
-        is_served = connected and self.server in self.processes and not self.invariants.is_full
+                self.world.violated(text)
+        version = self.lineage.version
+        is_served = connected and self.server in self.processes and not self._is_full
         if version != self._made[0] or not is_served:
             self._made = version, now
         elif now - self._made[1] > longest_s and not self._ending:
-            self.invariants.violated(f"no version after {version} is made", now)
+            self.world.violated(f"no version after {version} is made")
         self._at(WATCH_EVERY_S, self._watch)
 
-    def tune_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return the figures of tuning."""
-        invariants = self.invariants
         return {
-            "mode": self.tune.mode,
-            "late": invariants.lineage.late,
-            "stale": invariants.stale_declined,
-            "quarantined": invariants.quarantined,
-            "full_fetches": invariants.full_fetches,
-            "replays": invariants.replays,
+            "mode": self.mode,
+            "late": self.lineage.late,
+            "stale": self.happened["stale"],
+            "quarantined": self.happened["quarantined"],
+            "full_fetches": self.happened["full"],
+            "replays": self.happened["seeds"],
         }
 
 
-__all__ = ["MODES", "TuneInvariants", "TuneSettings", "TuneSimulation"]
+__all__ = ["MODES", "TuneSimulation"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,12 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.observe.journal import TraceHash
-from fsl_async.roles.machine import Effect, Event, Note
+from fsl_async.roles.machine import Effect, Event
 from fsl_async.tools.sim.faults import HOUR_S, FaultProfile
 from fsl_async.tools.sim.training import Trainer
+
+STEP_S = 3.0
+"""Mean seconds of a step."""
 
 
 class ProcessClock:
@@ -59,7 +63,7 @@ class ProcessClock:
 class CheckedMachine:
     """A machine with a check after every event."""
 
-    def __init__(self, machine: Any, check: Callable[[Event, list[Effect], float], None]) -> None:
+    def __init__(self, machine: Any, check: Callable[[Event, list[Effect]], None]) -> None:
         self._machine = machine
         self._check = check
         self.next_deadline = machine.next_deadline
@@ -67,29 +71,23 @@ class CheckedMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle an event, then check."""
         effects: list[Effect] = self._machine.handle(event, now)
-        self._check(event, effects, now)
+        self._check(event, effects)
         return effects
 
 
-@mutable
-class Participation:
-    """Calls and answers of clients, over all merged rounds."""
+@frozen
+class Launch:
+    """A client's process, as its training needs it. feed: takes the events of training."""
 
-    rounds: int = 0
-    called: int = 0
-    answered: int = 0
+    name: str
+    incarnation: int
+    clock: ProcessClock
+    feed: Callable[[Event], None]
+    chance: random.Random
 
-    def note(self, note: Note) -> None:
-        """Count a note that closes a round."""
-        if "called" in note.facts:
-            self.rounds += 1
-            self.called += int(note.facts["called"])
-            self.answered += int(note.facts["answered"])
-
-    @property
-    def share(self) -> float:
-        """Deltas in a merged round over the clients called for it."""
-        return self.answered / self.called if self.called else 0.0
+    def step_s(self) -> float:
+        """Return the seconds of a step of this process, by chance."""
+        return self.chance.uniform(0.5, 1.5) * STEP_S
 
 
 @frozen
@@ -110,6 +108,15 @@ class Counts:
     events: int = 0
     bytes_sent: int = 0
     kinds: dict[str, int] = field(factory=dict)
+    called: int = 0
+    """Clients called for a round, over all merged rounds."""
+    answered: int = 0
+    """Those of them whose delta is in their round."""
+
+    @property
+    def participation(self) -> float:
+        """Deltas in a merged round over the clients called for it."""
+        return self.answered / self.called if self.called else 0.0
 
     def fault(self, kind: str) -> None:
         """Count an injected fault."""
@@ -135,33 +142,39 @@ class World:
         self.trace = TraceHash()
         self.journal: Journal = keep_journal or self.trace
         self.counts = Counts()
-        self.participation = Participation()
+        self.violations: list[str] = []
+        """The violations of invariants that were found."""
+
+    def violated(self, text: str) -> None:
+        """Record a violation of an invariant."""
+        self.violations.append(f"at {self.scheduler.time():.3f} s: {text}")
 
     def run(
         self,
         hours: float,
-        violations: list[str],
         end: Callable[[], None],
         progress: Callable[[float], None] | None,
     ) -> None:
         """Run for some hours, then `end`. Stops within a minute of a violation.
 
-        Raises AssertionError. `progress(hours)` is called about every hour.
+        An AssertionError is a violation. `progress(hours)` is called about every hour.
         """
         hour = 0.0
         # dead processes are reference cycles; collecting them once an hour costs less
         gc.disable()
         try:
-            while hour < hours and not violations:
+            while hour < hours and not self.violations:
                 hour = min(hour + 1.0, hours)
-                self._run_until(hour * HOUR_S, violations)
+                self._run_until(hour * HOUR_S)
                 gc.collect()
                 if progress is not None:
                     progress(hour)
             end()
+        except AssertionError as error:
+            self.violated(f"{error}")
         finally:
             gc.enable()
 
-    def _run_until(self, end_s: float, violations: list[str]) -> None:
-        while not violations and self.scheduler.time() < end_s:
+    def _run_until(self, end_s: float) -> None:
+        while not self.violations and self.scheduler.time() < end_s:
             self.scheduler.run_until(min(self.scheduler.time() + 60.0, end_s))

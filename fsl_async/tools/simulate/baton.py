@@ -205,12 +205,7 @@ class Changed:
 
     def pause(self, deadline: float) -> None:
         """Return at the next `notify_all` or at the virtual time `deadline`: it is no waiting."""
-        assert self.thread is not None
-        self._waits = True
-        try:
-            self.thread.wait(deadline)
-        finally:
-            self._waits = False
+        self._wait(deadline, counts=False)
 
     def notify_all(self) -> None:
         """Wake the thread if it waits."""
@@ -218,7 +213,7 @@ class Changed:
             self._waits = False
             self.thread.wake()
 
-    def _wait(self, deadline: float | None) -> None:
+    def _wait(self, deadline: float | None, *, counts: bool = True) -> None:
         assert self.thread is not None
         begun = self._clock.time()
         self._waits = True
@@ -226,4 +221,5 @@ class Changed:
             self.thread.wait(deadline)
         finally:
             self._waits = False
-            self.thread.waited_s += self._clock.time() - begun
+            if counts:
+                self.thread.waited_s += self._clock.time() - begun

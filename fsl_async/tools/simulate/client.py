@@ -12,28 +12,27 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from torch import nn
 
 from fsl_async.config.load import from_wire
+from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
+from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext, RoundTraining
+from fsl_async.learn.client.fed_base import ClientContext, SplitPort
 from fsl_async.learn.client.orders import Orders, RunFinishedError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.exchanged import View
-from fsl_async.learn.user_code import Task
 from fsl_async.nodes.client.joining import context_of
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
@@ -41,39 +40,18 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.events import Attached
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.tools.sim.simulation import SERVER_NAME
-from fsl_async.tools.sim.world import ProcessClock
-from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+from fsl_async.tools.sim.training import Trainer
+from fsl_async.tools.sim.world import Launch
+from fsl_async.tools.simulate.baton import Changed, TrainingThread
 from fsl_async.tools.simulate.residents import Residents
-from fsl_async.tools.simulate.split_session import SplitSession, own_code
 
 if TYPE_CHECKING:
     import threading
 
+    from fsl_async.tools.simulate.simulation import OwnSimulation
+
 ATTEND_S = 3600.0
 _ALL = SitePolicy(frozenset(KINDS))
-
-
-@attrs.frozen(kw_only=True)
-class ClientSite:
-    """The parts that all clients of a simulation share."""
-
-    task: Task
-    config: Config
-    """As given: without what the kind of run implies."""
-    clients: int
-    step_seconds: float | None
-    folder: Path
-    states: RandomStates
-    residents: Residents
-    log: Callable[[str, str], None]
-    """Takes a client's name and a line."""
-    attached: Callable[[int], None]
-    """Takes the number of values of a model. Raises FslError if there is no room for it."""
-    finished: Callable[[str, BaseException | None], None]
-    """Takes the name of a client that has ended by itself, and the error that ended it."""
-    owners: weakref.WeakKeyDictionary[nn.Module, object] = attrs.field(
-        factory=weakref.WeakKeyDictionary
-    )
 
 
 class OwnedTraining(Training):
@@ -81,6 +59,8 @@ class OwnedTraining(Training):
 
     owners: weakref.WeakKeyDictionary[nn.Module, object]
     residents: Residents
+    time: StepTime
+    """Its first step begins when the model has the run's weights."""
 
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """See `Training.attach`. Raises TaskError for a module of another client."""
@@ -91,6 +71,7 @@ class OwnedTraining(Training):
             )
         self.residents.attached(module)
         super().attach(module, exchange)
+        self.time.begin()
 
 
 class LateOrders(Orders):
@@ -168,30 +149,11 @@ class SimulatedFed(Fed):
         time: StepTime,
         *,
         changed: Changed,
-        session: SplitSession | None,
+        session: SplitPort | None,
     ) -> None:
         super().__init__(training, context, session)
         self.changed = cast("threading.Condition", changed)
         self._time = time
-
-    def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
-        """See `Fed.attach`."""
-        super().attach(model, exchange=exchange)
-        self._time.begin()
-
-    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
-        super()._attach_adapters(model, adapters)
-        self._time.begin()
-
-    def attach_rounds(
-        self,
-        model: nn.Module,
-        training: RoundTraining,
-        architecture: Mapping[str, str] | None = None,
-    ) -> None:
-        """See `Fed.attach_rounds`."""
-        super().attach_rounds(model, training, architecture)
-        self._time.begin()
 
     def begin_batch(self) -> None:
         """See `Fed.begin_batch`."""
@@ -217,45 +179,41 @@ class SimulatedFed(Fed):
         return goes_on
 
 
-class OwnTraining:
+class OwnTraining(Trainer):
     """The training side of a client's process: the user's function in a thread of its own.
 
-    number: of the client, from 0; rate: its speed.
+    simulation: that it is in. number: of the client, from 0; rate: its speed.
     """
 
     def __init__(
         self,
-        site: ClientSite,
-        clock: ProcessClock,
-        feed: Callable[[Event], None],
-        name: str,
+        simulation: OwnSimulation,
+        launch: Launch,
         *,
         number: int,
         rate: float,
-        seed: str,
     ) -> None:
-        self.name, self.clock = name, clock
-        self._site, self._feed = site, feed
+        self.name, self.clock = name, clock = launch.name, launch.clock
+        self._simulation, self._feed = simulation, launch.feed
         self._number, self._rate = number, rate
         self._member: Membership | None = None
-        self.split: SplitSession | None = None
-        """The client's session with the split server, if the run has one."""
+        self.opens_session: Callable[[Any, dict[str, str]], None] | None = None
+        """Opens the session with the split server, if the run has one; `on_split` feeds it."""
+        self.on_split: Callable[[Event], None] = lambda _: None
         self._time: StepTime | None = None
         self.changed = Changed(clock)
         self.orders = LateOrders(cast("threading.Condition", self.changed))
         self.exchange = Exchange(self.orders, on_event=self._post)
         self.training = OwnedTraining(self.orders, self.exchange, self._now)
-        self.training.owners, self.training.residents = site.owners, site.residents
-        entered = functools.partial(site.residents.enter, name)
+        self.training.owners, self.training.residents = simulation.owners, simulation.residents
+        entered = functools.partial(simulation.residents.enter, name)
+        seed = f"{simulation.given.run.seed}/{name}/{launch.incarnation}/training"
         self.thread = TrainingThread(
-            clock, site.states, self._train, self._ended, seed, entered=entered
+            clock, simulation.states, self._train, self._ended, seed, entered=entered
         )
         self.changed.thread = self.thread
 
     # --- a Trainer; the scheduler's thread ---
-
-    is_held = False
-    """No check looks at it here."""
 
     @property
     def steps(self) -> int:
@@ -281,12 +239,7 @@ class OwnTraining:
     def end(self) -> None:
         """See `Trainer`."""
         self.thread.kill()
-        self._site.residents.forget(self.name)
-
-    def end_split(self, event: Event) -> None:
-        """End the session with the split server: the run, or this client's training, is over."""
-        if self.split is not None:
-            self.split.end(event)
+        self._simulation.residents.forget(self.name)
 
     def welcomed(self, welcome: Welcome) -> None:
         """Take the first welcome, with the settings of the run."""
@@ -296,31 +249,40 @@ class OwnTraining:
 
     def _ended(self, error: BaseException | None) -> None:
         if error is not None:
-            self._site.finished(self.name, error)
+            self._simulation.ended_itself(self.name, error)
 
     # --- the training thread ---
 
     def _post(self, event: Event) -> None:
         if isinstance(event, Attached):
-            self._site.attached(event.values)
+            self._simulation.check_memory(event.values)
         self.clock.call_at(self.clock.time(), self._feed, event)
         if isinstance(event, TrainingEnded):
-            self.clock.call_at(self.clock.time(), self.end_split, event)
+            self.post_split(event)
+
+    def open_split(self, training: Any, architecture: dict[str, str]) -> None:
+        """See `SplitPort.open_split`."""
+        assert self.opens_session is not None, "a client without a session opens none"
+        self.clock.call_at(self.clock.time(), self.opens_session, training, architecture)
+
+    def post_split(self, event: Event) -> None:
+        """See `SplitPort.post_split`."""
+        self.clock.call_at(self.clock.time(), self.on_split, event)
 
     def _train(self) -> None:
         training = self.training
         with contextlib.suppress(RunFinishedError):
             self.changed.wait_for(lambda: self._member is not None or training.stopped)
             if self._member is not None:
-                self._time = self._step_time(self._member.config)
+                self._time = training.time = self._step_time(self._member.config)
                 fed = SimulatedFed(
                     training,
                     self._context(self._member),
                     self._time,
                     changed=self.changed,
-                    session=self.split,
+                    session=None if self.opens_session is None else self,
                 )
-                self._site.task(fed)
+                self._simulation.task(fed)
         self.orders.is_late = False
         training.meter.step_ended()
         self._post(TrainingEnded(None))
@@ -336,24 +298,32 @@ class OwnTraining:
         """
         by_clock = config.sync.trigger == "clock" and not config.tune.is_on
         lag_s = config.session.heartbeat_every_s if by_clock else 0.0
-        return StepTime(self, self._site.step_seconds, self._rate, lag_s)
+        return StepTime(self, self._simulation.own.step_seconds, self._rate, lag_s)
 
     def _context(self, member: Membership) -> ClientContext:
-        site, config = self._site, self._site.config
+        simulation, config = self._simulation, self._simulation.given
         options = ClientOptions(
             f"fsl://{SERVER_NAME}",
             self.name,
             data=config.data.path or None,
             code=own_code(config),
             tuning=SiteTuning(base=config.tune.base),
-            keys=KeysFolder(site.folder / self.name),
+            keys=KeysFolder(simulation.folder / self.name),
             policy=_ALL,
         )
-        context = context_of(options, member, lambda line: site.log(self.name, line))
+        context = context_of(
+            options, member, lambda line: simulation.places.note("say", self.name, line)
+        )
         # All clients find the same data here, so each has its part also where the kind of run
         # implies that sites have data of their own.
         tables: dict[str, Mapping[str, Any]] = dict(context.config)
         tables["data"] = {**tables["data"], "sharding": config.data.sharding}
         part = (member.welcome.shard, member.welcome.shards)
-        index, count = part if part[1] else (self._number, site.clients)
+        index, count = part if part[1] else (self._number, simulation.own.clients)
         return attrs.evolve(context, config=tables, shard_index=index, shard_count=count)
+
+
+def own_code(config: Config) -> SiteCode:
+    """Return the user's own models of split learning, which each site of a real run is given."""
+    model, auxiliary = config.model.family, config.split.auxiliary
+    return SiteCode(model if is_own(model) else None, auxiliary if is_own(auxiliary) else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import field, frozen
 
 import fsl_transport as tp
@@ -66,16 +68,20 @@ def read_link(text: str) -> Link:
     return Link(first.bits_per_s / 8, second.bits_per_s / 8, first.delay_s, lost)
 
 
-def read_rates(text: str) -> tuple[float, ...]:
-    """Read speeds of clients, like "1,1,0.3". Raises UsageError."""
+def read_links(given: str | Iterable[str | Link] | None) -> tuple[Link, ...]:
+    """Read the links of the first clients; None: links without limits. Raises UsageError."""
+    links = [given] if isinstance(given, str) else list(given or ())
+    return tuple(read_link(one) if isinstance(one, str) else one for one in links) or (Link(),)
+
+
+def read_rates(given: str | Iterable[float] | None) -> tuple[float, ...]:
+    """Read speeds of clients, like "1,1,0.3"; None: all alike. Raises UsageError."""
+    if given is None:
+        return (1.0,)
     try:
-        return check_rates(tuple(float(part) for part in text.split(",")))
+        rates = tuple(map(float, given.split(",") if isinstance(given, str) else given))
     except ValueError:
-        return check_rates(())
-
-
-def check_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the rates. Raises UsageError for those that are no speeds."""
+        rates = ()
     if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
         raise UsageError("--rates: speeds of clients above 0, with commas between them: 1,1,0.3")
     return rates
@@ -98,8 +104,17 @@ class SimulateSettings:
     """Processes that compute; with one, clients share the process of the parameter server."""
     resident: int | None = None
     """Clients whose models are in memory at once; None: as many as the memory carries."""
-    rates: tuple[float, ...] = (1.0,)
-    links: tuple[Link, ...] = field(default=(Link(),))
+    rates: tuple[float, ...] = field(default=None, converter=read_rates)
+    links: tuple[Link, ...] = field(default=None, converter=read_links)
+
+    def __attrs_post_init__(self) -> None:
+        """Raise UsageError for a number that is too small."""
+        for name in ("clients", "workers", "resident"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"simulate: {name}={value}: at least 1")
+        for name in ("hours", "step_seconds"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise UsageError(f"simulate: {name}={value:g}: above 0")
 
     @property
     def profile(self) -> FaultProfile:

@@ -9,18 +9,19 @@ processes; without it the times of steps are measured, and differ from one compu
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import re
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from attrs import evolve, frozen
+from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
@@ -54,9 +55,9 @@ from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.world import ProcessClock, World
+from fsl_async.tools.sim.world import Launch, ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
-from fsl_async.tools.simulate.client import ClientSite, OwnTraining
+from fsl_async.tools.simulate.client import OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places
 from fsl_async.tools.simulate.residents import Residents
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, by_category, loss_of
@@ -128,12 +129,41 @@ class SilentJournal:
 
 @frozen
 class ServerBooks:
-    """The books of one process of the parameter server."""
+    """The books of one process of a server."""
 
+    clock: ProcessClock
     writer: JournalWriter
     reporter: Reporter
     traffic: Traffic
     notes: TrafficNotes
+
+    @classmethod
+    def opened(cls, folder: Path, clock: ProcessClock, wall: Callable[[], float]) -> ServerBooks:
+        """Open the journal in a server's folder. wall: seconds since 1970."""
+        writer, traffic = JournalWriter(folder / JOURNAL, wall), Traffic()
+        reporter = Reporter(writer, lambda _: None, clock.time, wall)
+        return cls(clock, writer, reporter, traffic, TrafficNotes(clock, reporter, traffic))
+
+    def started(self, role: str, name: str, **facts: Any) -> None:
+        """Record the start of the process; name: in the simulated network."""
+        address = f"mem://{name}"
+        self.reporter.note(
+            "node_started",
+            self.clock.time(),
+            role=role,
+            address=address,
+            pid=os.getpid(),
+            host="simulated",
+            encrypted=False,
+            **facts,
+        )
+
+    def close(self, *, in_order: bool) -> None:
+        """Close the journal; in_order: with the last traffic, and the end of the process."""
+        if in_order:
+            self.notes.close()
+            self.reporter.note("node_ended", self.clock.time())
+        self.writer.close()
 
 
 class OwnSimulation(Simulation):
@@ -170,7 +200,6 @@ class OwnSimulation(Simulation):
         self._log, self._progress = log, progress
         self._logged: set[str] = set()
         self._chances: dict[str, random.Random] = {}
-        self._launching = ""
         self._books: ServerBooks | None = None
         self.traffics: list[Traffic] = []
         """The traffic of all processes of the servers."""
@@ -183,24 +212,19 @@ class OwnSimulation(Simulation):
         self._points: list[Point] = []
         self._merged: tuple[MergedDelta, ...] = ()
         self._is_sized = False
-        self._states = RandomStates()
-        self._residents = Residents(run_dir / CLIENTS, settings.resident)
-        self._site = ClientSite(
-            task=task,
-            config=given,
-            clients=settings.clients,
-            step_seconds=settings.step_seconds,
-            folder=run_dir / CLIENTS,
-            states=self._states,
-            residents=self._residents,
-            log=functools.partial(self.places.note, "say"),
-            attached=self._check_memory,
-            finished=self._ended_itself,
-        )
+        self.states = RandomStates()
+        self.task, self.given, self.folder = task, given, run_dir / CLIENTS
+        self.residents = Residents(self.folder, settings.resident)
+        self.owners: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+        """Module -> the training that it belongs to."""
+        self._set_links(self.network, self.server)
+
+    def _set_links(self, network: tp.MemNetwork, server: str) -> None:
+        """Give the clients' links to a server their conditions."""
         for number, name in enumerate(self.names):
-            up, down = settings.link_of(number).conditions(profile)
-            self.network.set_direction(name, self.server, up)
-            self.network.set_direction(self.server, name, down)
+            up, down = self.own.link_of(number).conditions(self.profile)
+            network.set_direction(name, server, up)
+            network.set_direction(server, name, down)
 
     # --- running ---
 
@@ -214,10 +238,10 @@ class OwnSimulation(Simulation):
         finally:
             self.places.close()
             self.leave()
-            self._states.leave()
-            self._residents.close()
+            self.states.leave()
+            self.residents.close()
             self.write_out()
-            shutil.rmtree(self.root / CLIENTS, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         return Result(
             self.root,
             self.run_name,
@@ -236,20 +260,18 @@ class OwnSimulation(Simulation):
         self.disk.write_to(self.root, self.run_dir)
 
     def begin(self) -> None:
-        """Launch the processes that are here, and plan what happens to them."""
-        if self.places.is_here(self.server):
-            self._launch_server()
-            self._plan(self.profile.server_kill_every_s, self._kill_server)
-            self._plan(self.profile.disk_full_every_s, self._fill_disk)
+        """See `Simulation.begin`."""
+        super().begin()
+        if self._is_here(self.server):
             if self.own.hours is not None:
                 self._at(self.own.hours * HOUR_S, self.end_run, "the simulated time is over")
             self._at(NO_VERSION_S, self._check_versions, -1)
-        for name in self.names:
-            self._plan_client_faults(name)
-            if self.places.is_here(name):
-                self._at(
-                    self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch_client, name
-                )
+
+    def _is_here(self, name: str) -> bool:
+        return self.places.is_here(name)
+
+    def _plan_launch(self, name: str) -> None:
+        self._at(self._chance_of(name, "launch").uniform(0.0, 1.0), self._launch_client, name)
 
     @property
     def is_over(self) -> bool:
@@ -332,10 +354,8 @@ class OwnSimulation(Simulation):
         books, store = self._books, self._store_open
         assert books is not None, "a run ends at its parameter server"
         assert store is not None
-        books.notes.close()
-        books.reporter.note("node_ended", self.scheduler.time())
         store.finish_snapshot()
-        books.writer.close()
+        books.close(in_order=True)
 
     def _check_versions(self, before: int) -> None:
         newest = self._points[-1].version if self._points else -1
@@ -357,12 +377,9 @@ class OwnSimulation(Simulation):
     def _journal_of(self, name: str, clock: ProcessClock) -> Journal:
         if name != self.server:
             return SilentJournal()
-        writer, traffic = JournalWriter(self.root / JOURNAL, self._wall), Traffic()
-        reporter = Reporter(writer, lambda _: None, clock.time, self._wall)
-        notes = TrafficNotes(clock, reporter, traffic)
-        self._books = ServerBooks(writer, reporter, traffic, notes)
-        self.traffics.append(traffic)
-        return reporter
+        books = self._books = ServerBooks.opened(self.root, clock, self._wall)
+        self.traffics.append(books.traffic)
+        return books.reporter
 
     def _wall(self) -> float:
         return WALL_S + self.scheduler.time()
@@ -384,17 +401,7 @@ class OwnSimulation(Simulation):
         self._store_open, books = store, self._books
         assert books is not None, "a process has books"
         keep_settings(self.root, self.config, recovered.version)
-        books.reporter.note(
-            "node_started",
-            self.scheduler.time(),
-            role="ps",
-            run=self.run_name,
-            address=f"mem://{self.server}",
-            pid=os.getpid(),
-            host="simulated",
-            encrypted=False,
-            **start_facts(self.config),
-        )
+        books.started("ps", self.server, run=self.run_name, **start_facts(self.config))
 
     def _server_says(self, note: Note) -> None:
         if self._books is not None:
@@ -408,21 +415,21 @@ class OwnSimulation(Simulation):
     def _server_finished(self, finish: Finish) -> None:
         super()._server_finished(finish)
         if not finish.exit_code:
-            self._wants_calm = True
+            self._wants_calm = self._ending = True
             self._reason = self._reason or finish.reason
 
     def _after_server(
-        self, machine: ParameterServerMachine, event: Event, effects: list[Effect], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
         """Record a version once it is durable, and what it has merged."""
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
-            self._add_point(machine, now)
+            self._add_point(machine)
         for effect in effects:
             if isinstance(effect, do.Average):
                 self._merged = effect.merged
 
-    def _add_point(self, machine: ParameterServerMachine, now: float) -> None:
+    def _add_point(self, machine: ParameterServerMachine) -> None:
         merged, self._merged = self._merged, ()
         for one in merged:
             part = self.parts[one.key.client]
@@ -432,7 +439,7 @@ class OwnSimulation(Simulation):
         point = Point(
             machine.version,
             machine.digest,
-            now / HOUR_S,
+            self.scheduler.time() / HOUR_S,
             machine.tokens_total,
             sum(one.sockets["up"] for one in self.traffics),
             sum(one.sockets["down"] for one in self.traffics),
@@ -447,7 +454,6 @@ class OwnSimulation(Simulation):
 
     def _launch_client(self, name: str) -> None:
         self.parts[name].launches += 1
-        self._launching = name
         super()._launch_client(name)
 
     def _next_incarnation(self, name: str) -> int:
@@ -455,20 +461,9 @@ class OwnSimulation(Simulation):
             return self.parts[name].launches
         return super()._next_incarnation(name)
 
-    def _training(
-        self, clock: ProcessClock, on_event: Callable[[Event], None], chance: random.Random
-    ) -> Trainer:
-        name = self._launching
-        part, seed = self.parts[name], self.config.run.seed
-        return OwnTraining(
-            self._site,
-            clock,
-            on_event,
-            name,
-            number=self.names.index(name),
-            rate=part.rate,
-            seed=f"{seed}/{name}/{part.launches}/training",
-        )
+    def _training(self, launch: Launch) -> Trainer:
+        number = self.names.index(launch.name)
+        return OwnTraining(self, launch, number=number, rate=self.own.rate_of(number))
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         training = self.processes[name].training
@@ -490,16 +485,17 @@ class OwnSimulation(Simulation):
 
     def _client_finished(self, name: str, effect: Finish) -> None:
         failed = RefusedError(effect.reason) if effect.exit_code else None
-        self._at(0.0, self._ended_itself, name, failed)
+        self._at(0.0, self.ended_itself, name, failed)
 
-    def _ended_itself(self, name: str, error: BaseException | None) -> None:
+    def ended_itself(self, name: str, error: BaseException | None) -> None:
+        """Take the end of a client by itself, and the error that ended it."""
         if error is not None:
             self.places.note("failed", name, _named(name, error))
         elif name in self.processes:
             self._kill(name)
             self.places.note("ended", name, None)
 
-    def _check_memory(self, values: int) -> None:
+    def check_memory(self, values: int) -> None:
         """Decide how many models are in memory at once. Raises UsageError if none fits."""
         if self._is_sized:
             return
@@ -518,7 +514,7 @@ class OwnSimulation(Simulation):
         need = clients * exchanged + limit * trained
         line = f"{clients} clients with {values:,} values each need about {need / 1e9:.2f} GB"
         if limit < clients:
-            self._residents.limit = max(1, limit // places)
+            self.residents.limit = max(1, limit // places)
             line += f", with the models of {limit} in memory and the others in files (--resident)"
         self.places.note("say", "", line)
 
@@ -539,29 +535,16 @@ class OwnSimulation(Simulation):
             part.waited_s += process.training.thread.waited_s
             part.steps += process.training.steps
         elif self._books is not None:
-            self._books.writer.close()
+            self._books.close(in_order=False)
         return super()._kill(name)
 
     def _kill_client(self, name: str) -> None:
-        if self.places.is_here(name):
+        if self._is_here(name):
             super()._kill_client(name)
 
-    def _reset(self, name: str) -> None:
-        if not self._calm:
-            self._count_fault("connection reset", name)
-            self.network.reset(name, self.server)
-        self._plan_fault(self.profile.reset_every_s, self._reset, name)
-
-    def _cut(self, name: str) -> None:
-        if not self._calm:
-            self._count_fault("partition", name)
-            self.network.cut(name, self.server)
-            seconds = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
-            self._at(seconds, self._heal, name)
-
-    def _count_fault(self, kind: str, name: str) -> None:
-        if self.places.is_here(name):
-            self.counts.fault(kind)
+    def _is_up(self, name: str) -> bool:
+        """See `Simulation`. Its process may be elsewhere."""
+        return True
 
 
 def _named(name: str, error: BaseException) -> BaseException:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from attrs import evolve
 
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.learn.user_code import Task, load_task
 from fsl_async.tools.simulate.result import Point, Result
-from fsl_async.tools.simulate.settings import Link, SimulateSettings, check_rates, read_link
+from fsl_async.tools.simulate.settings import SimulateSettings
 from fsl_async.tools.simulate.simulation import simulate
 
 RUNS = Path("runs")
@@ -28,52 +30,32 @@ def free_directory(runs: Path = RUNS) -> Path:
 def start(
     task: str | Task,
     *,
-    clients: int,
     config: str | Path | None,
     settings: Mapping[str, Any] | Sequence[str],
-    links: str | Iterable[str] | None,
-    faults: str,
     seed: int | None,
-    hours: float | None,
-    rates: Sequence[float] | None,
-    step_seconds: float | None,
-    workers: int,
-    resident: int | None,
     run_dir: str | Path | None,
     log: Callable[[str], None],
     progress: Callable[[Point], None] = lambda _: None,
+    **around: Any,
 ) -> Result:
-    """Simulate a run; see `fsl_async.simulate`. settings: or texts like "sync.every_s=60"."""
+    """Simulate a run; see `fsl_async.simulate`. settings: or texts like "sync.every_s=60".
+
+    around: fields of `SimulateSettings`.
+    """
     function = load_task(task) if isinstance(task, str) else task
     if not callable(function):
         raise UsageError("simulate: task is a function, or a text like train.py:train")
-    if clients < 1:
-        raise UsageError(f"simulate: clients={clients}: at least 1")
-    if hours is not None and hours <= 0:
-        raise UsageError(f"simulate: hours={hours:g}: above 0")
-    if step_seconds is not None and step_seconds <= 0:
-        raise UsageError(f"simulate: step_seconds={step_seconds:g}: above 0")
-    if workers < 1 or (resident is not None and resident < 1):
-        raise UsageError(f"simulate: workers={workers}, resident={resident}: at least 1")
+    surroundings = SimulateSettings(**around)
+    workers = min(surroundings.workers, surroundings.clients)
+    surroundings = evolve(surroundings, workers=workers)
     if isinstance(settings, Mapping):
         settings = [f"{key}={_toml(value)}" for key, value in settings.items()]
-    overrides = [f"sync.clients={clients}", *settings]
+    overrides = [f"sync.clients={surroundings.clients}", *settings]
     if seed is not None:
         overrides.append(f"run.seed={seed}")
     loaded = load(config, overrides)
     folder = Path(run_dir) if run_dir is not None else free_directory()
-    given = [links] if isinstance(links, str) else list(links or ())
-    around = SimulateSettings(
-        clients=clients,
-        faults=faults,
-        hours=hours,
-        step_seconds=step_seconds,
-        workers=min(workers, clients),
-        resident=resident,
-        rates=check_rates((1.0,) if rates is None else tuple(rates)),
-        links=tuple(read_link(one) for one in given) or (Link(),),
-    )
-    return simulate(function, loaded, around, folder, log=log, progress=progress)
+    return simulate(function, loaded, surroundings, folder, log=log, progress=progress)
 
 
 def _toml(value: object) -> str:

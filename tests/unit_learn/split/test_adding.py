@@ -52,8 +52,8 @@ def test_the_pages_example_is_a_method(monkeypatch):
 
     simulation = SplitSimulation(SimulationSettings(2, 0.1, 1, "mild", every_s=60.0), rules)
     simulation.run()
-    assert simulation.invariants.violations == []
-    assert simulation.split_facts()["uploads"]["trained"] > 10
+    assert simulation.violations == []
+    assert simulation.facts()["uploads"]["trained"] > 10
 
     monkeypatch.setitem(ALL_METHODS, "fsl-an", planned_methods()["fsl-an"])
     planned, known = (

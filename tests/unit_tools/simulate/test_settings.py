@@ -66,6 +66,16 @@ def test_runs_that_cannot_be_simulated_are_refused_in_one_line(override, hours, 
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"clients": 0}, {"workers": 0}, {"resident": 0}, {"hours": 0.0}, {"step_seconds": -1}]
+)
+def test_numbers_that_are_too_small_are_refused_by_name(wrong):
+    """The line has the argument and its value."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(UsageError, match=f"{name}={value:g}: "):
+        SimulateSettings(**{"clients": 2, **wrong})
+
+
 def test_the_memory_of_a_client_is_that_of_seven_models():
     """Weights, gradients, two moments, and three vectors of the exchange, 4 bytes a value."""
     assert sum(bytes_of(1_000)) == 4 * 1_000 * 7
