@@ -79,6 +79,13 @@ class Output:
         if not self.as_json and isinstance(self._out, _Blocking):
             self._out.part("".join(one if one in "\n\t" else printable(one) for one in text))
 
+    def note(self, text: str) -> None:
+        """Print a line of a node; with --json a record of it."""
+        if self.as_json:
+            self.record("note", text=text)
+        else:
+            self.say(text)
+
     def warn(self, text: str) -> None:
         """Print a warning for people, on standard error."""
         self._err.write(f"warning: {printable(text)}")

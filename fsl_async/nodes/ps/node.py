@@ -91,16 +91,23 @@ class Summary:
 
 @frozen(kw_only=True)
 class Options:
-    """Arguments of a parameter server besides its configuration and run directory; see `serve`."""
+    """Arguments of a parameter server besides its configuration and run directory."""
 
     announce: Callable[[str], None]
+    """Called with the bound address once clients can connect."""
     log: Callable[[str], None]
+    """Takes one line for the operator at a time."""
     stop: Stopper
     from_version: int | None = None
     record: Callable[..., None] | None = None
+    """Takes the run's events as a kind and fields, instead of lines."""
     after_commit: Callable[[int], None] | None = None
+    """Called in the store's thread with each durable version, before it is announced; it must not
+    raise."""
     launching: Launching | None = None
+    """Relaunches clients that died; None: no relaunches."""
     keys: KeysFolder | None = None
+    """Encrypt with this pair, and admit the keys on this list."""
 
 
 def _pace_of(sync: SyncConfig) -> PaceRules | None:
@@ -244,46 +251,20 @@ def check_bindable(address: str) -> None:
         raise AddressError(text) from None
 
 
-def serve(
-    config: Config,
-    run_dir: Path,
-    *,
-    from_version: int | None,
-    announce: Callable[[str], None],
-    log: Callable[[str], None],
-    stop: Stopper,
-    record: Callable[..., None] | None = None,
-    after_commit: Callable[[int], None] | None = None,
-    launching: Launching | None = None,
-    keys: KeysFolder | None = None,
-) -> Summary:
-    """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
+def serve(config: Config, run_dir: Path, **options: Any) -> Summary:
+    """Run the parameter server until the run ends or it is asked to stop. Makes its own loop.
 
-    announce: called with the bound address once clients can connect.
-    log: takes one line for the operator at a time.
-    record: takes the run's events as a kind and fields, instead of lines.
-    after_commit: called in the store's thread with each durable version, before it is announced; it
-    must not raise.
-    launching: relaunches clients that died; None: no relaunches.
-    keys: encrypt with this pair, and admit the keys on this list.
+    options: the fields of `Options`.
     Raises RunDirError (damaged, in use, no space), AddressError (port in use), KeysError, and
     ConfigError (reachable from other machines with neither keys nor `listen.insecure`), each in one
     line.
     """
+    given = Options(**options)
+    keys = given.keys
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
-    options = Options(
-        announce=announce,
-        log=log,
-        stop=stop,
-        from_version=from_version,
-        record=record,
-        after_commit=after_commit,
-        launching=launching,
-        keys=keys,
-    )
-    notifier = functools.partial(notify_split_server, keys=keys, log=log)
-    with prepared(config, run_dir, options, notifier=notifier) as run:
+    notifier = functools.partial(notify_split_server, keys=keys, log=given.log)
+    with prepared(config, run_dir, given, notifier=notifier) as run:
         return run_loop(run(config))
 
 
