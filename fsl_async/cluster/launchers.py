@@ -27,21 +27,10 @@ _FILE_BYTES = 1 << 20
 _SHOWN_BYTES = 4096
 """Bytes of the end of a failed program's output; the last 300 characters of them are shown."""
 _LOOK_EVERY_S = 0.1
-_LIVING = frozenset(
-    [
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "SUSPENDED",
-        "STOPPED",
-        "SIGNALING",
-        "RESIZING",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "SPECIAL_EXIT",
-    ]
-)
+_LIVING = {
+    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING",
+    "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+}  # fmt: skip
 """States of jobs that run a client, or will once Slurm or a person lets them."""
 
 
@@ -61,11 +50,9 @@ class Launcher(Protocol):
 
         Raises LaunchError and LeftAloneError.
         """
-        ...
 
     async def close(self) -> None:
         """Withdraw, at the end of the run, what was requested and has not begun."""
-        ...
 
 
 class LocalLauncher:

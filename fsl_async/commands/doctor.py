@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import asdict, field, frozen
 
+from fsl_async.commands.options import WithJson, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME, to_install
 from fsl_async.roles.phrasing import counted, megabytes
@@ -70,26 +71,29 @@ class Finding:
     details: dict[str, Any] = field(factory=dict)
 
 
+class DoctorOptions(WithJson):
+    """The options of `fsl-node doctor`."""
+
+    run_dir: Path | None = option(
+        "Directory of runs; its disk is checked. [default: here]", metavar="DIR"
+    )
+
+
 @click.command("doctor")
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), default=Path(), metavar="DIR",
-    help="Directory of runs; its disk is checked. [default: here]",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, run_dir: Path, as_json: bool) -> int:
+@takes(DoctorOptions)
+def command(options: DoctorOptions) -> int:
     """Check what a run needs: versions, codec, GPU, network, TCP, open files, disk.
 
     Exit code 0 when a node can run here, also with warnings; 1 when there is a problem.
     """
-    output = Output(as_json=as_json)
-    findings = examine(run_dir)
+    output = Output(as_json=options.as_json)
+    findings = examine(options.run_dir or Path())
     problems = sum(finding.status == PROBLEM for finding in findings)
-    if as_json:
-        output.result({"ok": not problems, "findings": [asdict(finding) for finding in findings]})
-    else:
-        width = max(len(finding.name) for finding in findings)
-        for finding in findings:
-            output.say(f"{finding.status:7}  {finding.name:{width}}  {finding.text}")
+    width = max(len(finding.name) for finding in findings)
+    output.answer(
+        {"ok": not problems, "findings": [asdict(finding) for finding in findings]},
+        *(f"{one.status:7}  {one.name:{width}}  {one.text}" for one in findings),
+    )
     return 1 if problems else 0
 
 

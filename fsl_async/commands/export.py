@@ -78,7 +78,8 @@ def command(options: ExportOptions) -> None:
         with exports.new_folder(out_dir) as folder:
             exports.write_adapters(folder, run, loaded, facts=facts, base=path)
         kind = "a PEFT folder"
-    if output.as_json:
-        output.result({"version": loaded.record.version, "folder": str(out_dir), "kind": kind})
-    else:
-        output.say(f"version {loaded.record.version} is in {out_dir}: {kind}")
+    number = loaded.record.version
+    output.answer(
+        {"version": number, "folder": str(out_dir), "kind": kind},
+        f"version {number} is in {out_dir}: {kind}",
+    )

@@ -25,21 +25,17 @@ class InitOptions(WithJson):
 @takes(InitOptions)
 def command(options: InitOptions) -> None:
     """Write a commented configuration to PATH (default fsl.toml; - prints it)."""
-    from fsl_async.config.load import Config, short_toml, to_toml
+    from fsl_async.config.load import short_toml, to_toml
+    from fsl_async.config.settings import Config
 
     path, output = options.path, Output(as_json=options.as_json)
     text = (short_toml if options.short else to_toml)(Config())
     if str(path) == "-":
-        if output.as_json:
-            output.result({"path": "-", "text": text})
-        else:
-            output.say(*text.rstrip("\n").split("\n"))
+        output.answer({"path": "-", "text": text}, *text.rstrip("\n").split("\n"))
         return
     write(path, text, force=options.force)
-    if output.as_json:
-        output.result({"path": str(path)})
-    else:
-        output.say(f"wrote {path}; start with: {program()} --role ps --config {path}")
+    start = f"{program()} --role ps --config {path}"
+    output.answer({"path": str(path)}, f"wrote {path}; start with: {start}")
 
 
 def write(path: Path, text: str, *, force: bool) -> None:

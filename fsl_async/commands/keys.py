@@ -58,11 +58,10 @@ def new(options: KeysOptions) -> None:
     """Make this node's key pair."""
     folder, output = _opened(options)
     public = folder.make_pair().public
-    if output.as_json:
-        output.result({"public": public, "path": str(folder.secret_path)})
-        return
-    output.say(f"made {folder.secret_path}; its public key is", f"    {public}")
-    output.say(
+    output.answer(
+        {"public": public, "path": str(folder.secret_path)},
+        f"made {folder.secret_path}; its public key is",
+        f"    {public}",
         "to trust it, run at the parameter server, and at the split server if there is one:",
         f"    {trust_line(public, 'SITE')}",
     )
@@ -74,10 +73,7 @@ def pub(options: KeysOptions) -> None:
     """Print this node's public key."""
     folder, output = _opened(options)
     public = folder.pair().public
-    if output.as_json:
-        output.result({"public": public})
-    else:
-        output.say(public)
+    output.answer({"public": public}, public)
 
 
 @command.command("trust", context_settings=_KEY)
@@ -94,10 +90,10 @@ def trust(options: TrustOptions) -> None:
         raise UsageError(f"trust {key[:60]!r} --name {label[:60]!r}: give one key and one label")
     folder, output = _opened(options)
     made = folder.change_allowed(lambda before: before.with_entry(entry))
-    if output.as_json:
-        output.result({"path": str(folder.allowed_path), **_facts(made.entries[key])})
-    else:
-        output.say(f"{label} is trusted ({folder.allowed_path}); a running server reads the file")
+    output.answer(
+        {"path": str(folder.allowed_path), **_facts(made.entries[key])},
+        f"{label} is trusted ({folder.allowed_path}); a running server reads the file",
+    )
 
 
 @command.command("list")
@@ -107,15 +103,13 @@ def list_(options: KeysOptions) -> None:
     folder, output = _opened(options)
     found = folder.allowed()
     entries = [] if found is None else list(found.entries.values())
-    if output.as_json:
-        output.result({"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]})
-        return
-    if not entries:
-        output.say(f"no key is trusted yet ({folder.allowed_path})")
     width = max((len(entry.label) for entry in entries), default=0)
+    lines = [] if entries else [f"no key is trusted yet ({folder.allowed_path})"]
     for entry in entries:
         names = f"  names {', '.join(entry.names)}" if entry.names else ""
-        output.say(f"{entry.label:{width}}  {entry.key}{names}")
+        lines.append(f"{entry.label:{width}}  {entry.key}{names}")
+    facts = {"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]}
+    output.answer(facts, *lines)
 
 
 @command.command("revoke", context_settings=_KEY)
@@ -138,10 +132,10 @@ def revoke(options: RevokeOptions) -> None:
         return before.without(entry.key)
 
     folder.change_allowed(without)
-    if output.as_json:
-        output.result({"path": str(folder.allowed_path), "revoked": _facts(removed[0])})
-    else:
-        output.say(f"{removed[0].label} is no longer trusted; a running server ends its sessions")
+    output.answer(
+        {"path": str(folder.allowed_path), "revoked": _facts(removed[0])},
+        f"{removed[0].label} is no longer trusted; a running server ends its sessions",
+    )
 
 
 def trust_line(public: str, label: str) -> str:
@@ -160,8 +154,4 @@ def _opened(options: KeysOptions) -> tuple[KeysFolder, Output]:
 
 
 def _facts(entry: Any) -> dict[str, Any]:
-    return {
-        "key": entry.key,
-        "label": entry.label,
-        "names": list(entry.names),
-    }
+    return {"key": entry.key, "label": entry.label, "names": list(entry.names)}

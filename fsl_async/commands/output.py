@@ -71,6 +71,13 @@ class Output:
         text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(text)
 
+    def answer(self, values: Any, *lines: str) -> None:
+        """Print the result: `values` as one JSON object with --json, else `lines` for people."""
+        if self.as_json:
+            self.result(values)
+        else:
+            self.say(*lines)
+
     def part(self, text: str) -> None:
         """Print a part of a text, with its line breaks and tabs; nothing with --json.
 

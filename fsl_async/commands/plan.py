@@ -119,11 +119,7 @@ def command(options: PlanOptions) -> None:
             f" {plan.shapes.whole.parameters:,} parameters: give yours with"
             " --set model.preset=124m, or --set model.sizes=..."
         )
-    if output.as_json:
-        output.result(as_dict(plan, options.rounds))
-        return
-    for line in as_text(plan, options.rounds):
-        output.say(line)
+    output.answer(as_dict(plan, options.rounds), *as_text(plan, options.rounds))
 
 
 def _is_language_model(model: str) -> bool:

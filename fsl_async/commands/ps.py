@@ -120,12 +120,9 @@ def print_config(output: Output, config: Config, threads: str = "") -> None:
     """Print a resolved configuration. threads: added to the line of train.threads."""
     from fsl_async.config.load import to_dict, to_toml
 
-    if output.as_json:
-        output.result(to_dict(config))
-        return
     line = f"threads = {config.train.threads}\n"
     text = to_toml(config, comments=False).rstrip()
-    output.say(*text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
+    output.answer(to_dict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
 
 
 def _check_tokenizer(config: Config) -> None:

@@ -29,50 +29,13 @@ import attrs
 
 from fsl_async.config.presets import PUBLISHED, SIZES
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
-from fsl_async.config.settings import (
-    TABLES,
-    CodecConfig,
-    Config,
-    ListenConfig,
-    OuterConfig,
-    RunConfig,
-    SessionConfig,
-    StoreConfig,
-    SyncConfig,
-    TransferConfig,
-)
-from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import ConfigError, printable
 from fsl_async.process.program import program
 from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-__all__ = [
-    "CodecConfig",
-    "Config",
-    "DataConfig",
-    "ListenConfig",
-    "ModelConfig",
-    "OuterConfig",
-    "RunConfig",
-    "SessionConfig",
-    "SplitConfig",
-    "StoreConfig",
-    "SyncConfig",
-    "TrainConfig",
-    "TransferConfig",
-    "from_tables",
-    "from_wire",
-    "load",
-    "parse_override",
-    "resolved",
-    "short_toml",
-    "to_dict",
-    "to_toml",
-    "to_wire",
-]
 
 FIXED = "fixed for the whole run"
 _WELCOME = "the parameter server's welcome"

@@ -14,8 +14,6 @@ from fsl_async.config import load as configuration
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
 from fsl_async.config.load import (
-    Config,
-    SyncConfig,
     from_wire,
     load,
     resolved,
@@ -24,7 +22,7 @@ from fsl_async.config.load import (
     to_wire,
 )
 from fsl_async.config.rules import SettingError
-from fsl_async.config.settings import TABLES, TransferConfig
+from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 

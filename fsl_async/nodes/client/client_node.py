@@ -81,7 +81,6 @@ class OpensSession(Protocol):
         finished: Callable[[Finish], None],
     ) -> Session:
         """Return it. Raises AddressError and KeysError."""
-        ...
 
 
 @frozen

@@ -42,11 +42,9 @@ class Meter(Steps, Protocol):
 
     def totals(self) -> dict[str, float]:
         """Counts alone."""
-        ...
 
     def report(self) -> dict[str, float]:
         """The totals, and the running mean of each metric."""
-        ...
 
 
 class TrainingSide(Protocol):
@@ -55,17 +53,14 @@ class TrainingSide(Protocol):
     @property
     def meter(self) -> Meter:
         """What is trained."""
-        ...
 
     @property
     def clock(self) -> RunClock:
         """The run's progress."""
-        ...
 
     @property
     def stopped(self) -> bool:
         """Whether the run has ended, or this client's part in it."""
-        ...
 
 
 DELTAS_ONLY = SitePolicy()

@@ -47,11 +47,9 @@ class Disk(Protocol):
 
     def append(self, key: str, outcome: str, reason: str) -> None:
         """Record the outcome of an upload."""
-        ...
 
     def append_auxiliary(self, client: str, version: int) -> None:
         """Record that a version number of an auxiliary model is used."""
-        ...
 
 
 class Training(Protocol):
