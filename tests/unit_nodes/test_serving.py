@@ -1,7 +1,6 @@
 """A version's chunks come from memory where they are there, and from the disk otherwise."""
 
-from fsl_async.nodes.ps.serving import AT_ONCE, StoreSource
-from fsl_async.roles.sync import effects as do
+from fsl_async.nodes.streams import AT_ONCE, Source
 
 
 class Late:
@@ -29,13 +28,12 @@ class Late:
 def source(in_memory, on_disk, counted, failures):
     """A source of 20 chunks."""
     worker = Late()
-    made = StoreSource(
-        do.SendVersion("a", "update", 3),
+    made = Source(
         20,
         worker,
         on_disk,
+        lambda index, frame: counted.append((index, frame)),
         in_memory=in_memory,
-        count=lambda index, frame: counted.append((index, frame)),
         failed=failures.append,
     )
     return made, worker

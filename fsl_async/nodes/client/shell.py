@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attrs import evolve, frozen, mutable
+from attrs import evolve, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.streams import Sink, Source
 from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
@@ -51,25 +52,6 @@ from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.manifest import Manifest
 
 REDIAL_S = 5.0
-
-
-@frozen
-class CodedSource:
-    """Chunks coded by the worker as the link has room."""
-
-    chunks: int
-    _worker: Worker
-    _encode: Callable[[int], bytes]
-    _count: Callable[[int, bytes], None] = lambda _, __: None
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Code a chunk; None when that fails."""
-
-        def done(frame: bytes) -> None:
-            self._count(index, frame)
-            deliver(frame)
-
-        self._worker.submit(lambda: self._encode(index), done, lambda _: deliver(None))
 
 
 @mutable
@@ -301,7 +283,7 @@ class ClientShell:
 
     def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:
         manifest = self._known_manifest()
-        source = CodedSource(
+        source = Source(
             manifest.chunks,
             self.worker,
             self.learner.encode_initial,
@@ -319,7 +301,7 @@ class ClientShell:
         delta = effect.delta
         sequence = delta.key.sequence
         chunks = self.learner.delta_frames(sequence)
-        source = CodedSource(
+        source = Source(
             chunks,
             self.worker,
             lambda index: self.learner.encode_delta(sequence, index),
@@ -371,7 +353,15 @@ class ClientShell:
             self._receive_scalars(effect, number, frame)
             return
         self._fetch = fetch
-        self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)
+
+        def taken(index: int, frame: bytes) -> None:
+            fetch.next_chunk = max(fetch.next_chunk, index + 1)
+            self.count(Direction.DOWN, index, frame)
+
+        sink = Sink(
+            self.worker, lambda index, frame: self.learner.put_fetch(version, index, frame), taken
+        )
+        self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
         version, self._fetch, self._scalars = effect.version, None, ("", b"")
@@ -430,26 +420,3 @@ class ClientShell:
         reason = reason_for_peers(effect.reason, effect.exit_code)
         self._leave(Goodbye(reason, left_s).text)
         self._finished(effect)
-
-
-@frozen
-class _FetchSink:
-    """Receives the chunks of a version; a chunk that does not decode ends the stream."""
-
-    shell: ClientShell
-    fetch: FetchProgress
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        frame = bytes(data)
-        fetch = self.fetch
-
-        def taken(_: None) -> None:
-            fetch.next_chunk = max(fetch.next_chunk, index + 1)
-            self.shell.count(Direction.DOWN, index, frame)
-            done(True)
-
-        self.shell.worker.submit(
-            lambda: self.shell.learner.put_fetch(fetch.version, index, frame),
-            taken,
-            lambda _: done(False),
-        )

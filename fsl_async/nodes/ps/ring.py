@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.receiving import Sink
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.streams import Sink, Source
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.machine import Effect, Event, Note, Send
 from fsl_async.roles.messages import MessageError
@@ -68,18 +68,6 @@ class Group:
     feed: Callable[[Event], None]
     committed: Callable[[Committed, float, int], None]
     use_model: Callable[[Manifest], None]
-
-
-class GlobalSource:
-    """Chunks of global weights, read by the worker."""
-
-    def __init__(self, chunks: int, worker: Worker, read: Callable[[int], bytes | None]) -> None:
-        self.chunks = chunks
-        self._worker, self._read = worker, read
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Read a chunk; None when it is not there any more."""
-        self._worker.submit(lambda: self._read(index), deliver, lambda _: deliver(None))
 
 
 class RingShell:
@@ -339,7 +327,7 @@ class RingShell:
         if effect.model:
             model = msg.RingModel(manifest.to_wire(), manifest.frozen_to_wire())
             self._listener.send(effect.peer, msg.to_wire(model))
-        source = GlobalSource(
+        source = Source(
             manifest.chunks, self._worker, lambda index: ring.read_chunk(index, decided)
         )
         meta = msg.to_wire(msg.GlobalMeta(decided.round, decided.digest))
@@ -495,7 +483,7 @@ class RingShell:
                 self._lost("it had the wrong number of chunks")
                 return
             self._stream, self._problem = event.stream_id, ""
-            sink = Sink(self._worker, ring.write_chunk, self._note_problem, lambda *_: None)
+            sink = Sink(self._worker, ring.write_chunk, problem=self._note_problem)
             self.dialer.accept(COORDINATOR, event.stream_id, sink)
 
         self._worker.submit(begin, begun, lambda error: self._lost(str(error)))

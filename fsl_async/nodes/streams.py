@@ -1,0 +1,89 @@
+"""The ends of a stream of chunks: the worker makes what is sent, and takes what arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import fsl_transport as tp
+from fsl_async.nodes.runtime import Worker
+
+AT_ONCE = 8
+"""Chunks from memory that one turn of the loop may send; the next goes through the worker."""
+
+
+class Source:
+    """Chunks that the worker codes, or reads from disk, as the link has room.
+
+    make: returns a chunk; None: it is deleted. count: called with each chunk. in_memory: returns a
+    chunk that is in memory. failed: called with an error of `make`.
+    """
+
+    def __init__(
+        self,
+        chunks: int,
+        worker: Worker,
+        make: Callable[[int], bytes | None],
+        count: Callable[[int, bytes], None] = lambda _, __: None,
+        *,
+        in_memory: Callable[[int], bytes | None] = lambda _: None,
+        failed: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self.chunks = chunks
+        self.bytes_coded = 0
+        self._worker = worker
+        self._make = make
+        self._count = count
+        self._in_memory = in_memory
+        self._failed = failed
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """Make a chunk; None when it is deleted, or that fails."""
+
+        def done(frame: bytes | None) -> None:
+            if frame is not None:
+                self.bytes_coded += len(frame)
+                self._count(index, frame)
+            deliver(frame)
+
+        def failed(error: Exception) -> None:
+            deliver(None)
+            self._failed(error)
+
+        frame = self._in_memory(index) if (index + 1) % AT_ONCE else None
+        if frame is not None:
+            done(frame)
+        else:
+            self._worker.submit(lambda: self._make(index), done, failed)
+
+
+class Sink:
+    """Passes the chunks of one stream to the worker. A chunk that it does not take ends the stream.
+
+    problem: called with the error. count: called with each chunk that is taken.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        take: Callable[[int, bytes], None],
+        count: Callable[[int, bytes], None] = lambda _, __: None,
+        problem: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._worker = worker
+        self._take = take
+        self._count = count
+        self._problem = problem
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        """Take a chunk in the worker."""
+
+        def failed(error: Exception) -> None:
+            self._problem(str(error))
+            done(False)
+
+        def taken(_: None) -> None:
+            self._count(index, frame)
+            done(True)
+
+        frame = bytes(data)
+        self._worker.submit(lambda: self._take(index, frame), taken, failed)
