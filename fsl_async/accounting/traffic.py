@@ -4,6 +4,9 @@ Categories and directions are those of the planner, seen from the client. `paylo
 their number format before the entropy stage, as the planner does; `coded` counts what the streams
 carried. Resent bytes count again. `error` is the RMS of what rounding to the number format changed,
 relative to the RMS of the values, over all values that this node has coded.
+
+`TrafficNotes` writes the sums since the process started to the journal, so only the last note of
+each process counts. A killed process loses at most the counts of its last `EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
+
+EVERY_S = 10.0
+"""From one note of the sums to the next at most."""
 
 
 class Tensor(Protocol):
@@ -150,3 +156,29 @@ class CountedLink:
     def __getattr__(self, name: str) -> Any:
         """Everything else is the wrapped link's."""
         return getattr(self._link, name)
+
+
+class _Journal(Protocol):
+    def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int: ...
+
+
+class TrafficNotes:
+    """Writes notes of a node's byte counters to its journal, until closed."""
+
+    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: Traffic) -> None:
+        self._loop, self._journal, self._traffic = loop, journal, traffic
+        self._last: dict[str, Any] = {}
+        self._timer = loop.call_at(loop.time() + EVERY_S, self._fire)
+
+    def _fire(self) -> None:
+        found = self._traffic.as_dict()
+        # Heartbeats never stop; only growth of the streams is worth a line.
+        if found["payload"] != self._last.get("payload"):
+            self._last = found
+            self._journal.note("traffic", self._loop.time(), **found)
+        self._timer = self._loop.call_at(self._loop.time() + EVERY_S, self._fire)
+
+    def close(self) -> None:
+        """Write the last note."""
+        self._timer.cancel()
+        self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict())

@@ -268,9 +268,9 @@ def _open_files() -> Finding:
         return Finding("open files", OK, "no limit to check here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
-    open_files = importlib.import_module("fsl_async.nodes.open_files")
+    capacities = importlib.import_module("fsl_async.nodes.capacity")
     relays = importlib.import_module("fsl_async.nodes.relay.node")
-    capacity = open_files.capacity_here(settings.Config())
+    capacity = capacities.capacity_here(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"

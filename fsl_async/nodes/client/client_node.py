@@ -20,8 +20,7 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic import Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import Traffic, TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config

@@ -19,8 +19,8 @@ from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.nodes.capacity import check_client_files
 from fsl_async.nodes.client.training_watch import Steps
-from fsl_async.nodes.open_files import check_client_files
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine, ClientRules

@@ -18,8 +18,7 @@ import attrs
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.traffic import CountedLink, Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
@@ -34,8 +33,7 @@ from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
-from fsl_async.nodes.capacity import Capacity, within
-from fsl_async.nodes.open_files import and_capacity, check_open_files
+from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, within
 from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory

@@ -20,8 +20,7 @@ import torch
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.traffic import CountedLink, Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.implied import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
@@ -36,8 +35,7 @@ from fsl_async.learn.data.facts import described
 from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining
-from fsl_async.nodes.capacity import within
-from fsl_async.nodes.open_files import and_capacity, check_open_files
+from fsl_async.nodes.capacity import and_capacity, check_open_files, within
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import ThreadWorker

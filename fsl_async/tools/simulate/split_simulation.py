@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import fsl_transport as tp
-from fsl_async.accounting.traffic import Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import Traffic, TrafficNotes
 from fsl_async.config.split_rules import split_rules
 from fsl_async.errors import FslError, RefusedError
 from fsl_async.learn.client.fed_base import choose_device
