@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from attrs import define
+
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.errors import one_line, printable
@@ -57,22 +59,20 @@ class Launcher(Protocol):
         """Withdraw, at the end of the run, what was requested and has not begun."""
 
 
+@define(eq=False, slots=False)
 class LocalLauncher:
     """Starts child processes of this one.
 
     The caller decides when to launch again, so the supervisor of this launcher never does.
+
+    exited: called when a client's process ended by itself, with the client, its exit code and its
+    last error line.
     """
 
-    def __init__(
-        self,
-        log_path: Path | None = None,
-        exited: Callable[[str, int, str], None] = lambda *_: None,
-    ) -> None:
-        """exited: called when a client's process ended by itself, with the client, its exit code
-        and its last error line.
-        """
-        self._log_path = log_path
-        self._exited = exited
+    _log_path: Path | None = None
+    _exited: Callable[[str, int, str], None] = lambda *_: None
+
+    def __attrs_post_init__(self) -> None:
         self._ending: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._launched: set[str] = set()

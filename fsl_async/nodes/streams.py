@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from attrs import define
+
 import fsl_transport as tp
 from fsl_async.nodes.runtime import Worker
 
@@ -11,6 +13,7 @@ AT_ONCE = 8
 """Chunks from memory that one turn of the loop may send; the next goes through the worker."""
 
 
+@define(eq=False, slots=False)
 class Source:
     """Chunks that the worker codes, or reads from disk, as the link has room.
 
@@ -18,23 +21,15 @@ class Source:
     chunk that is in memory. failed: called with an error of `make`.
     """
 
-    def __init__(
-        self,
-        chunks: int,
-        worker: Worker,
-        make: Callable[[int], bytes | None],
-        count: Callable[[int, bytes], None] = lambda _, __: None,
-        *,
-        in_memory: Callable[[int], bytes | None] = lambda _: None,
-        failed: Callable[[Exception], None] = lambda _: None,
-    ) -> None:
-        self.chunks = chunks
+    chunks: int
+    _worker: Worker
+    _make: Callable[[int], bytes | None]
+    _count: Callable[[int, bytes], None] = lambda _, __: None
+    _in_memory: Callable[[int], bytes | None] = lambda _: None
+    _failed: Callable[[Exception], None] = lambda _: None
+
+    def __attrs_post_init__(self) -> None:
         self.bytes_coded = 0
-        self._worker = worker
-        self._make = make
-        self._count = count
-        self._in_memory = in_memory
-        self._failed = failed
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Make a chunk; None when it is deleted, or that fails."""
@@ -56,23 +51,17 @@ class Source:
             self._worker.submit(lambda: self._make(index), done, failed)
 
 
+@define(eq=False, slots=False)
 class Sink:
     """Passes the chunks of one stream to the worker. A chunk that it does not take ends the stream.
 
     problem: called with the error. count: called with each chunk that is taken.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        take: Callable[[int, bytes], None],
-        count: Callable[[int, bytes], None] = lambda _, __: None,
-        problem: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._worker = worker
-        self._take = take
-        self._count = count
-        self._problem = problem
+    _worker: Worker
+    _take: Callable[[int, bytes], None]
+    _count: Callable[[int, bytes], None] = lambda _, __: None
+    _problem: Callable[[str], None] = lambda _: None
 
     def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
         """Take a chunk in the worker."""

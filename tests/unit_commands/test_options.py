@@ -1,13 +1,23 @@
 """Numbers as options, and options that set a setting under a shorter name."""
 
 import importlib
+from pathlib import Path
 
 import click
 import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS, node
-from fsl_async.commands.options import Finite, Whole, overrides_of, range_words
+from fsl_async.commands.options import (
+    Finite,
+    Whole,
+    WithJson,
+    argument,
+    option,
+    overrides_of,
+    range_words,
+    takes,
+)
 
 
 def options(command, kind, names=()):
@@ -120,3 +130,33 @@ def test_other_roles_refuse_the_options_of_a_section(roles, capsys):
             given = [option.opts[0], *([] if option.is_flag else ["1"])]
             assert cli.main(["--role", role, *given, "127.0.0.1:7100"]) == 2, (role, given)
             assert option.opts[0] in capsys.readouterr().err
+
+
+class Declared(WithJson):
+    """Options as a command declares them; without evaluated annotations, as in a module."""
+
+    __annotations__ = {"place": "Path", "names": "tuple[str, ...]", "is_on": "bool"}
+    place = argument()
+    names = option("Repeatable.", name="--name")
+    is_on = option()
+    count: "int" = option("How many.", Whole(1), default=3)
+
+
+def test_the_fields_of_one_object_are_a_commands_options():
+    """Name, kind and number follow from the field, and the default is in help."""
+    taken = []
+    command = click.Command("c", params=Declared.parameters())
+    command.callback = takes(Declared)(taken.append)
+    command.main(["--name", "a", "x", "--is-on", "--name", "b"], standalone_mode=False)
+    command.main(["y", "--count", "5", "--json"], standalone_mode=False)
+    first, second = taken
+    assert (first.place, first.names, first.is_on) == (Path("x"), ("a", "b"), True)
+    assert (first.count, first.as_json) == (3, False)
+    assert (second.place, second.names, second.is_on) == (Path("y"), (), False)
+    assert (second.count, second.as_json) == (5, True)
+    with pytest.raises(click.UsageError, match="at least 1"):
+        command.main(["x", "--count", "0"], standalone_mode=False)
+    records = [one.get_help_record(click.Context(command)) for one in command.params]
+    assert [one for one in records if one and "default" in one[1]] == [
+        ("--count INTEGER", "How many.  [default: 3; at least 1]")
+    ]

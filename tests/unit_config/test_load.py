@@ -267,6 +267,8 @@ def test_numbers_that_no_message_can_carry(digits):
     """
     with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
         load(None, [f"sync.max_staleness={'9' * digits}"])
+    with pytest.raises(ConfigError, match=r"--set: sync\.every_s: "):
+        load(None, [f"sync.every_s=1{'0' * 400}"])
     assert load(None, [f"sync.max_staleness={(1 << 63) - 1}"]).sync.max_staleness == (1 << 63) - 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attrs import evolve, mutable
+from attrs import define, evolve, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
@@ -65,6 +65,7 @@ class FetchProgress:
     stream: str = ""
 
 
+@define(eq=False, slots=False)
 class ClientShell:
     """Connects a ClientMachine with an endpoint, a learner and a worker.
 
@@ -74,39 +75,25 @@ class ClientShell:
     site's policy allows metrics to leave.
     """
 
-    def __init__(
-        self,
-        machine: ClientMachine,
-        learner: Exchange,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
-        *,
-        worker: Worker,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-        welcomed: Callable[[Welcome], None],
-        end_training: Callable[[str], None],
-        count: Callable[[Direction, int, bytes], None] = lambda *_: None,
-        on_end: Callable[[Event], None] = lambda _: None,
-        announced: Callable[[RunPosition], None] = lambda _: None,
-        shares_metrics: bool = True,
-    ) -> None:
-        self.machine = machine
-        self.learner = learner
-        self.worker = worker
-        self.count = count
-        self.node = Node(machine, scheduler, self._execute, journal)
-        self._scheduler = scheduler
-        self._on_end = on_end
-        self._announced = announced
-        self._shares_metrics = shares_metrics
+    machine: ClientMachine
+    learner: Exchange
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint]
+    worker: Worker
+    _scheduler: tp.Scheduler
+    _journal: Journal
+    _say: Callable[[Note], None]
+    _finished: Callable[[Finish], None]
+    _welcomed: Callable[[Welcome], None]
+    _end_training: Callable[[str], None]
+    count: Callable[[Direction, int, bytes], None] = lambda *_: None
+    _on_end: Callable[[Event], None] = lambda _: None
+    _announced: Callable[[RunPosition], None] = lambda _: None
+    _shares_metrics: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._shard = -1
-        self._say = say
-        self._finished = finished
-        self._welcomed = welcomed
-        self._end_training = end_training
         self._fetch: FetchProgress | None = None
         self._scalars = "", b""
         """The name that a stream of the scalars that came would have, and their frame."""
@@ -145,7 +132,7 @@ class ClientShell:
             SendGoodbye: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
-        self.endpoint = dialer(self.on_transport)
+        self.endpoint = self._dialer(self.on_transport)
 
     def dial(self) -> None:
         """Dial the parameter server, and after every loss again, until the end."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 import torch
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
@@ -155,33 +155,29 @@ def serve(
         return run_loop(served.with_ps(stack.enter_context(prepared)))
 
 
+@define(eq=False, slots=False)
 class _Serving:
     """One split server."""
 
-    def __init__(
-        self,
-        config: Config,
-        disk: ServerDisk,
-        announce: Callable[[str, str], None],
-        log: Callable[[str], None],
-        stop: Stopper,
-        *,
-        access: AccessControl,
-        with_ps: bool,
-        max_connections: int,
-    ) -> None:
-        server, method, uploads, parts = build_server(config, choose_device(config.train.device))
-        self.config = config
-        self.training = ServerTraining(method, server, uploads, disk)
-        rules = split_rules(config)
-        if with_ps:  # the run's end comes from this process
+    config: Config
+    _disk: ServerDisk
+    _announce: Callable[[str, str], None]
+    _log: Callable[[str], None]
+    _stop: Stopper
+    _access: AccessControl
+    _with_ps: bool
+    _max_connections: int
+
+    def __attrs_post_init__(self) -> None:
+        server, method, uploads, parts = build_server(
+            self.config, choose_device(self.config.train.device)
+        )
+        self.training = ServerTraining(method, server, uploads, self._disk)
+        rules = split_rules(self.config)
+        if self._with_ps:  # the run's end comes from this process
             rules = attrs.evolve(rules, alone_s=0.0)
         self.machine = SplitServerMachine(rules, parts.architecture)
         self.traffic = Traffic()
-        self._announce, self._log, self._stop = announce, log, stop
-        self._disk = disk
-        self._access = access
-        self._max_connections = max_connections
 
     def weights(self) -> dict[str, Vector]:
         """Copy the split server's weights between two trainings.
