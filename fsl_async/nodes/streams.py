@@ -1,13 +1,17 @@
-"""The ends of a stream of chunks: the worker makes what is sent, and takes what arrives."""
+"""The ends of a stream of chunks: the worker makes what is sent, and takes what arrives.
+
+`TransferProgress` finds the peers whose streams advance: at its end a role waits for those only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from attrs import define
 
 import fsl_transport as tp
 from fsl_async.nodes.runtime import Worker
+from fsl_async.roles.sync.events import TransfersChecked
 
 AT_ONCE = 8
 """Chunks from memory that one turn of the loop may send; the next goes through the worker."""
@@ -76,3 +80,26 @@ class Sink:
 
         frame = bytes(data)
         self._worker.submit(lambda: self._take(index, frame), taken, failed)
+
+
+class TransferProgress:
+    """Compares transfers with those at the last check; before the first check there were none."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[tuple[str, bool, int]]] = {}
+
+    def look(
+        self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()
+    ) -> TransfersChecked:
+        """The peers with a stream that began, advanced by a chunk or ended since the last check.
+
+        busy: peers that count too, because what they sent is being stored.
+        """
+        now: dict[str, set[tuple[str, bool, int]]] = {}
+        for transfer in transfers:
+            place = (transfer.stream_id, transfer.sending, transfer.done)
+            now.setdefault(transfer.peer, set()).add(place)
+        before, self._seen = self._seen, now
+        moved = {peer for peer in {*before, *now} if before.get(peer) != now.get(peer)}
+        moved.update(busy)
+        return TransfersChecked(tuple(sorted(moved)))

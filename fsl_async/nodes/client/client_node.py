@@ -37,9 +37,8 @@ from fsl_async.errors import (
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
-from fsl_async.nodes.client.progress_lines import ProgressLines
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.client.training_watch import TrainingWatch
+from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
 from fsl_async.nodes.runtime import ThreadWorker, Worker
 from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.process.lag import LoopLag

@@ -16,8 +16,7 @@ from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.streams import Sink, Source
-from fsl_async.nodes.transfer_progress import TransferProgress
+from fsl_async.nodes.streams import Sink, Source, TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
     Welcome,
