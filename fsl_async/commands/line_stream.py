@@ -122,8 +122,12 @@ class LineStream:
             if self._thread is not None:
                 return
             self._moved_at = time.monotonic()
-            self._thread = thread = threading.Thread(target=self._drain, name="output", daemon=True)
-            thread.start()
+            thread = threading.Thread(target=self._drain, name="output", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there is no room for a thread: the next line tries again
+                return
+            self._thread = thread
         thread.join(AT_ONCE_S)
 
     def finish(self, limit_s: float = END_S) -> None:

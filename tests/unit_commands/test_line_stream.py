@@ -62,6 +62,22 @@ def test_lines_are_written_at_once_while_the_reader_reads(pipe):
     assert not [one for one in threading.enumerate() if one.name == "output"]
 
 
+def test_a_line_that_gets_no_thread_is_written_with_the_next(pipe, monkeypatch):
+    """A process at its limit of threads must go on."""
+    stream, reading = pipe
+    lines = LineStream(stream)
+
+    def none_left(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", none_left)
+        lines.write("first")
+    lines.write("second")
+    lines.finish()
+    assert os.read(reading, 100) == b"first\nsecond\n"
+
+
 def test_a_pipe_without_a_reader_does_not_block(pipe):
     """A server with a full pipe as output once blocked in the middle of a round."""
     stream, reading = pipe
