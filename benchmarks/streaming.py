@@ -35,8 +35,8 @@ import numpy as np
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.nodes.client.shell import CodedSource
 from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.streams import Source
 from fsl_codecs import CodecSpec, bound, decode_accumulate, encode_into
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
@@ -148,7 +148,7 @@ async def send(port: int, values: int, number_format: str) -> None:
             else:
                 source: tp.ChunkSource = Kept(encoder.kept)
                 if event.body["codes"]:
-                    source = CodedSource(encoder.chunks, worker, encoder.encode)
+                    source = Source(encoder.chunks, worker, encoder.encode)
                 dialer.offer("", str(event.body["stream"]), {}, source)
 
     link = ZmqDialer(f"127.0.0.1:{port}", "sender", settings)

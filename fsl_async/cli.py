@@ -10,13 +10,12 @@ import importlib
 import io
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.options import Finite, Setting, Whole, Words
+from fsl_async.commands.node import NODE, ROLES, SECTIONS, node, section_title
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from fsl_async.process.program import NAME, program
 
@@ -27,241 +26,7 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _JSON = "--json"
-_ROLES = ("ps", "client", "server", "relay")
-_ROLE_OPTIONS = "--role ps, client, server or relay"
-_NODE = "node"
 _COMPLETE = "_FSL_NODE_COMPLETE"
-
-_PATH = click.Path(path_type=Path)
-_FILE = Words(files=True)
-
-
-class Node(click.Command):
-    """The command of a node. A shell completes its options, without those of other roles."""
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """See click.Command."""
-        role = ctx.params.get("role")
-        others = {
-            option
-            for one in self.params
-            if role is not None and role not in _OF_ROLES.get(one.name or "", (role, ""))[0].split()
-            for option in one.opts
-        }
-        found = super().shell_complete(ctx, incomplete)
-        return [item for item in found if item.value not in others]
-
-
-def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
-    if role in _ROLES:
-        return str(role)
-    if role is None:
-        raise UsageError(
-            f"say what this node is, {_ROLE_OPTIONS}, or give a command ({', '.join(COMMANDS)})"
-        )
-    raise UsageError(f"--role {role[:80]!r} is unknown; use {_ROLE_OPTIONS}")
-
-
-@click.command(_NODE, cls=Node, add_help_option=False)
-@click.option(
-    "--role",
-    type=Words(*_ROLES),
-    metavar="ps|client|server|relay",
-    callback=_check_role,
-    help="Be the parameter server, a client that trains, a split server, or a relay on the way.",
-)
-@click.option("--with-ps", is_flag=True, help="Hold the parameter server as well.")
-@click.option(
-    "--config", type=_PATH, metavar="FILE", help="The run's TOML file (see: fsl-node init)."
-)
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    type=Setting(),
-    metavar="A.B=C",
-    help="Override one setting; repeatable.",
-)
-@click.option(
-    "--name", help="client: its name in the run [default: the host's]; others: the run's name."
-)
-@click.option(
-    "--data",
-    type=_FILE,
-    metavar="PATH",
-    help="Train on this: text, .jsonl, .parquet, a saved data set, hf://NAME (docs/DATA.md).",
-)
-@click.option(
-    "--columns",
-    metavar="NAME=COLUMN,...",
-    help="Fine-tuning: columns of --data by name, like text=BODY,label=KIND (docs/TUNING.md).",
-)
-@click.option(
-    "--tokenizer",
-    type=_FILE,
-    metavar="PATH",
-    help="Train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
-)
-@click.option(
-    "--allow",
-    metavar="KIND,...",
-    help="What may leave this machine: deltas, adapters, scalars, activations, labels, metrics."
-    " [default: that of site.toml beside the keys, else deltas]",
-)
-@click.option(
-    "--task",
-    type=_FILE,
-    metavar="FILE.py:FUNCTION",
-    help="Your own training loop; built in if left out.",
-)
-@click.option(
-    "--model",
-    type=_FILE,
-    metavar="FILE.py:FUNCTION",
-    help="Split learning: your own model, function(shape, classes).",
-)
-@click.option(
-    "--auxiliary",
-    type=_FILE,
-    metavar="FILE.py:FUNCTION",
-    help="Split learning: your own auxiliary model, function(shape, outputs).",
-)
-@click.option(
-    "--base",
-    type=_PATH,
-    metavar="MODEL",
-    help="Fine-tuning: the base model, a Hugging Face folder or a GGUF file that every site has.",
-)
-@click.option(
-    "--rank",
-    type=Whole(1, 4096),
-    metavar="R",
-    help="Rank of its adapters, where the run's rule merges unequal ones.",
-)
-@click.option("--layers", metavar="0-2,5", help="Train adapters in these blocks only.")
-@click.option(
-    "--order",
-    type=Words("first", "zeroth"),
-    metavar="first|zeroth",
-    help="Train by gradients, or by losses alone. [default: by tune.method]",
-)
-@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
-@click.option("--from-version", type=Whole(min=0), metavar="N", help="Go on from version N.")
-@click.option(
-    "--threads",
-    type=Whole(1, 4096),
-    metavar="N",
-    help="torch's threads here. [default: the run's setting, else all cores]",
-)
-@click.option(
-    "--ranks",
-    type=Whole(1, 1024),
-    metavar="N",
-    help="Train in N processes that torchrun starts here, one model together (FSDP2, DDP).",
-)
-@click.option(
-    "--max-restarts",
-    type=Whole(0, 10_000),
-    metavar="N",
-    help="With --ranks: how often torchrun starts them again. [default: 3]",
-)
-@click.option(
-    "--launchers",
-    type=_PATH,
-    metavar="FILE",
-    help="How clients that died are launched: local, slurm or any command (TOML).",
-)
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Finite(0, 7 * 86_400),
-    metavar="S",
-    help="Seconds from SIGTERM or SIGUSR2 to SIGKILL. [default: Slurm's, else unknown]",
-)
-@click.option(
-    "--accept-rollback", is_flag=True, help="Go back with the run, whatever site.toml has."
-)
-@click.option("--ec2-spot", is_flag=True, help="Watch for the end of this EC2 spot instance.")
-@click.option("--listen", metavar="HOST:PORT", help="Where it listens for clients.")
-@click.option(
-    "--split",
-    metavar="PORT[=ADDRESS]",
-    help="Forward to the run's split server too, at this port.",
-)
-@click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
-@click.option(
-    "--keys", type=_PATH, metavar="DIR", help="Encrypt, with the keys there (see: fsl-node keys)."
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
-@click.option(_JSON, "as_json", is_flag=True, help="Print JSON objects, the result last.")
-@click.argument("address", required=False)
-def node(role: str, **options: Any) -> int:
-    """Run a node of the run."""
-    _remove_others(role, options)
-    module = importlib.import_module(f"fsl_async.commands.{role}")
-    code: int = module.command(**options)
-    return code
-
-
-# Options of some roles only: the roles, and the message for others.
-_BUILDS_NOTHING = "the parameter server stores numbers and builds no model"
-_OF_ROLES: dict[str, tuple[str, str]] = {
-    "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
-    "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
-    "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
-    "allow": ("client", "--allow is a client's: what may leave its machine"),
-    "accept_rollback": ("client", "--accept-rollback is a client's: it goes back with its run"),
-    "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
-    "launchers": ("ps", "--launchers goes with --role ps, which launches clients that died"),
-    "with_ps": ("server", "--with-ps goes with --role server"),
-    "base": ("ps client", "--base is for --role ps and --role client"),
-    "tokenizer": ("ps client", "--tokenizer is for --role ps and --role client: of pretraining"),
-    "rank": ("client", "--rank is a client's; the run's is --set tune.rank=R"),
-    "layers": ("client", "--layers is a client's"),
-    "columns": ("client", "--columns is a client's: of its records"),
-    "ranks": ("client", "--ranks is a client's"),
-    "max_restarts": ("client", "--max-restarts is a client's"),
-    "order": ("client", "--order is a client's; the run's is --set tune.method=zeroth"),
-    "model": (
-        "client server",
-        f"--model is for --role server and --role client: {_BUILDS_NOTHING}",
-    ),
-    "auxiliary": (
-        "client server",
-        f"--auxiliary is for --role server and --role client: {_BUILDS_NOTHING}",
-    ),
-}
-
-
-# The sections of help: the roles that take the options, and the options.
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "ps client server relay": ("role", "run_dir", "insecure", "dry_run", "as_json"),
-    "ps client server": ("name", "data", "keys"),
-    "ps client": ("task", "base", "tokenizer"),
-    "ps server": ("config", "overrides", "from_version"),
-    "client server": ("threads", "model", "auxiliary"),
-    "client": (
-        "allow", "accept_rollback", "columns", "rank", "layers", "order", "ranks", "max_restarts",
-        "grace_s", "ec2_spot",
-    ),
-    "ps": ("launchers",),
-    "server": ("with_ps",),
-    "relay": ("listen", "split"),
-}  # fmt: skip
-
-
-def _title(roles: str) -> str:
-    names = roles.split()
-    if len(names) == len(_ROLES):
-        return "Options of every role"
-    return f"Options of {' and '.join([', '.join(names[:-1]), names[-1]]) if names[1:] else roles}"
-
-
-def _remove_others(role: str, options: dict[str, Any]) -> None:
-    """Remove the options of other roles. Raises UsageError where one was given."""
-    for name, (roles, text) in _OF_ROLES.items():
-        if role not in roles.split() and options.pop(name) not in {None, False, ()}:
-            raise UsageError(text)
 
 
 class Root(click.Group):
@@ -276,7 +41,7 @@ class Root(click.Group):
         """Insert the node command before options without a command."""
         is_text = any(arg in {"--help", "--version"} for arg in args)
         if args and args[0].startswith("-") and not is_text:
-            args = [_NODE, *args]
+            args = [NODE, *args]
         elif args and args[0].startswith("-"):
             args = ["--version" if "--version" in args else "--help"]
         return super().parse_args(ctx, args)
@@ -295,7 +60,7 @@ class Root(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        if cmd_name == _NODE:
+        if cmd_name == NODE:
             return node
         if cmd_name not in COMMANDS:
             return None
@@ -308,15 +73,15 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. Raises UsageError with the most similar one."""
         word = args[0]
-        if ctx.resilient_parsing and word not in {*COMMANDS, _NODE}:
+        if ctx.resilient_parsing and word not in {*COMMANDS, NODE}:
             return word, click.Command(word, add_help_option=False), []  # nothing may follow
-        if word in COMMANDS or (word == _NODE and len(args) > 1):
+        if word in COMMANDS or (word == NODE and len(args) > 1):
             return super().resolve_command(ctx, args)
         if ":" in word:
             raise UsageError(
                 f"to join the run at {word[:200]}: {program()} --role client {word[:200]}"
             )
-        if word in _ROLES:
+        if word in ROLES:
             raise UsageError(f"a role is an option: {program()} --role {word}")
         import difflib
 
@@ -342,7 +107,7 @@ class Root(click.Group):
         ]
         for roles, names in SECTIONS.items():
             shown = [options[name].get_help_record(ctx) for name in names]
-            with formatter.section(_title(roles)):
+            with formatter.section(section_title(roles)):
                 formatter.write_dl([record for record in shown if record is not None])
         with formatter.section("Options everywhere"):
             formatter.write_dl(everywhere)
@@ -379,7 +144,7 @@ def _translate(error: BaseException) -> Report | None:
     if isinstance(error, click.ClickException):
         text = one_line(error.format_message()).removesuffix(".")
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        shown = path if path and not path.endswith(f" {_NODE}") else program()
+        shown = path if path and not path.endswith(f" {NODE}") else program()
         message = f"{text[:1].lower()}{text[1:]} (see {shown} --help)"
         return Report(type(error).__name__, message, ExitCode.BAD_INPUT)
     if type(error).__name__ == "CodecUsageError" and str(error).startswith("FSL_CODECS_PATH"):

@@ -4,6 +4,10 @@ Categories and directions are those of the planner, seen from the client. `paylo
 their number format before the entropy stage, as the planner does; `coded` counts what the streams
 carried. Resent bytes count again. `error` is the RMS of what rounding to the number format changed,
 relative to the RMS of the values, over all values that this node has coded.
+
+`TrafficNotes` writes the sums since the process started to the journal, so only the last note of
+each process counts. A client also writes one with each version that its training has moved onto. A
+killed process loses at most the counts of its last `EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
@@ -20,6 +24,9 @@ from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
 if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
+
+EVERY_S = 10.0
+"""From one note of the sums to the next at most."""
 
 
 class Traffic:
@@ -126,3 +133,33 @@ class CountedLink:
     def __getattr__(self, name: str) -> Any:
         """Everything else is the wrapped link's."""
         return getattr(self._link, name)
+
+
+class _Journal(Protocol):
+    def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int: ...
+
+
+class TrafficNotes:
+    """Writes notes of a node's byte counters to its journal, until closed."""
+
+    def __init__(self, loop: tp.Scheduler, journal: _Journal, traffic: Traffic) -> None:
+        self._loop, self._journal, self._traffic = loop, journal, traffic
+        self._last: dict[str, Any] = {}
+        self._timer = loop.call_at(loop.time() + EVERY_S, self._fire)
+
+    def _fire(self) -> None:
+        found = self._traffic.as_dict()
+        # Heartbeats never stop; only growth of the streams is worth a line.
+        if found["payload"] != self._last.get("payload"):
+            self._last = found
+            self._journal.note("traffic", self._loop.time(), **found)
+        self._timer = self._loop.call_at(self._loop.time() + EVERY_S, self._fire)
+
+    def write(self, **facts: Any) -> None:
+        """Write a note with further facts."""
+        self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict(), **facts)
+
+    def close(self) -> None:
+        """Write the last note."""
+        self._timer.cancel()
+        self.write()

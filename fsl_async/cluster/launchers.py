@@ -8,11 +8,15 @@ import fcntl
 import os
 import re
 import signal
+import subprocess
 import tempfile
-from asyncio.subprocess import Process
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Protocol
+
+from attrs import define
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
@@ -26,22 +30,11 @@ _MOST_BYTES = 1 << 16
 _FILE_BYTES = 1 << 20
 _SHOWN_BYTES = 4096
 """Bytes of the end of a failed program's output; the last 300 characters of them are shown."""
-_LOOK_EVERY_S = 0.1
-_LIVING = frozenset(
-    [
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "SUSPENDED",
-        "STOPPED",
-        "SIGNALING",
-        "RESIZING",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "SPECIAL_EXIT",
-    ]
-)
+_LOOK_EVERY_S = 0.05
+_LIVING = {
+    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING",
+    "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+}  # fmt: skip
 """States of jobs that run a client, or will once Slurm or a person lets them."""
 
 
@@ -61,29 +54,25 @@ class Launcher(Protocol):
 
         Raises LaunchError and LeftAloneError.
         """
-        ...
 
     async def close(self) -> None:
         """Withdraw, at the end of the run, what was requested and has not begun."""
-        ...
 
 
+@define(eq=False, slots=False)
 class LocalLauncher:
     """Starts child processes of this one.
 
     The caller decides when to launch again, so the supervisor of this launcher never does.
+
+    exited: called when a client's process ended by itself, with the client, its exit code and its
+    last error line.
     """
 
-    def __init__(
-        self,
-        log_path: Path | None = None,
-        exited: Callable[[str, int, str], None] = lambda *_: None,
-    ) -> None:
-        """exited: called when a client's process ended by itself, with the client, its exit code
-        and its last error line.
-        """
-        self._log_path = log_path
-        self._exited = exited
+    _log_path: Path | None = None
+    _exited: Callable[[str, int, str], None] = lambda *_: None
+
+    def __attrs_post_init__(self) -> None:
         self._ending: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._launched: set[str] = set()
@@ -210,30 +199,6 @@ class _OutputTail:
         return (self._cut + read)[-_MOST_BYTES:]
 
 
-async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Process:
-    """Start a program in its own session. Raises OSError.
-
-    When this is cancelled during the start, the program is ended with all that it has started.
-    """
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-    )
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):
-            process = await starting
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        raise
-
-
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
     """Run a program to its end and return the end of its output.
 
@@ -247,35 +212,34 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
     background process that prints much should redirect its output, or it fills the folder for
     temporary files until it ends.
     """
-    loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as files:
         try:
             out_file = files.enter_context(tempfile.TemporaryFile())
             err_file = files.enter_context(tempfile.TemporaryFile())
             out, err = _OutputTail(out_file), _OutputTail(err_file)
-            process = await _start(words, out_file, err_file)
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - a fork takes milliseconds
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+            )
         except OSError as error:
             raise LaunchError(f"cannot run {words[0]}: {error.strerror or error}") from None
-        ended = asyncio.ensure_future(process.wait())
-        give_up_at = loop.time() + limit_s
+        give_up_at = time.monotonic() + limit_s
         try:
-            while not ended.done():
-                left_s = give_up_at - loop.time()
-                if left_s <= 0:
+            while process.poll() is None:
+                if time.monotonic() > give_up_at:
                     raise LaunchError(f"{words[0]} did not end within {limit_s:g} s")
-                await asyncio.wait({ended}, timeout=min(left_s, _LOOK_EVERY_S))
+                await asyncio.sleep(min(limit_s, _LOOK_EVERY_S))
                 out.bound()
                 err.bound()
         finally:
             if process.returncode is None:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 # A process of another user, as by sudo, cannot be killed: do not wait for it.
-                except PermissionError:
-                    ended.cancel()
-            await asyncio.wait({ended})
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                threading.Thread(target=process.wait, name="launcher", daemon=True).start()
         printed, errors = out.end(), err.end()
     if process.returncode:
         shown = one_line((errors or printed)[-_SHOWN_BYTES:].decode(errors="replace"))[-300:]

@@ -1,10 +1,10 @@
 """Stores the run's members, for a restarted parameter server: `members.txt` in the run directory.
 
 One name a line, and a last line with the checksum of the lines before it
-(`fsl_async.files.text_checksum`). The file is replaced by a rename whenever the members change; the
-rename is not synced. After a power cut the file may be old or missing: then a client that died
-while the parameter server was down is not launched, or one that has left is. Nothing else depends
-on it; it may be removed between two starts.
+(`fsl_async.files.text_checksum`). The file is replaced by a rename whenever the members change.
+After a power cut the file may be old: then a client that died while the parameter server was down
+is not launched, or one that has left is. Nothing else depends on it; it may be removed between two
+starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fsl_async.cluster.restarts import MOST_MEMBERS
 from fsl_async.errors import RunDirError
-from fsl_async.files.private_files import write_bytes
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.files.text_checksum import with_checksum, without_checksum
 from fsl_async.roles.names import NAME
 
@@ -50,11 +50,8 @@ class MembersFile:
 
     def write(self, names: AbstractSet[str]) -> None:
         """Replace the file. Raises OSError, and leaves the old file."""
-        part = self.path.with_name(f".{self.path.name}.part")
         text = "".join(f"{name}\n" for name in sorted(names)).encode("ascii")
-        # Synced: a power cut after the rename must not leave a part of it.
-        write_bytes(part, with_checksum(text), sync=True)
-        part.replace(self.path)
+        replace_bytes(self.path, with_checksum(text))
 
 
 class MembersKeeper:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import define, field
+
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.launchers import (
     CommandLauncher,
@@ -24,6 +26,7 @@ AT_ONCE = 8
 """Launches under way at the same time."""
 
 
+@define(eq=False, slots=False)
 class Relauncher:
     """Takes the beginnings and ends of sessions, and calls launchers. For the loop's thread.
 
@@ -35,26 +38,19 @@ class Relauncher:
     keeper: stores the run's members when they change.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        launching: Launching,
-        address: str,
-        tell: Callable[[str, str, str], None],
-        *,
-        wanted: Callable[[], bool],
-        log_path: Path | None = None,
-        launchers: Mapping[str, Launcher] | None = None,
-        keeper: MembersKeeper | None = None,
-    ) -> None:
-        self._loop = loop
-        self._launching = launching
-        self._address = address
-        self._tell = tell
-        self._wanted = wanted
-        self._machine = Relaunches(launching.restarts_of)
-        self._launchers = launchers or {
-            "local": LocalLauncher(log_path, self.exited),
+    _loop: asyncio.AbstractEventLoop
+    _launching: Launching
+    _address: str
+    _tell: Callable[[str, str, str], None]
+    _wanted: Callable[[], bool]
+    _log_path: Path | None = None
+    _launchers: Mapping[str, Launcher] = field(factory=dict)
+    _keeper: MembersKeeper | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._machine = Relaunches(self._launching.restarts_of)
+        self._launchers = self._launchers or {
+            "local": LocalLauncher(self._log_path, self.exited),
             "slurm": SlurmLauncher(),
             "command": CommandLauncher(),
         }
@@ -62,7 +58,6 @@ class Relauncher:
         self._launches: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._keeper = keeper
         self._kept: frozenset[str] = frozenset()
 
     def recovered(self, members: frozenset[str], away_s: float) -> None:

@@ -22,6 +22,7 @@ from fsl_async.process.threads import threads_here
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
     from fsl_async.config.site_policy import SitePolicy
     from fsl_async.config.site_tuning import Order
@@ -30,137 +31,103 @@ if TYPE_CHECKING:
     from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
 
-_OF_THE_SERVER = {
-    "config": "--config",
-    "overrides": "--set",
-    "from_version": "--from-version",
-}
 
-
-def command(
-    *,
-    address: str | None,
-    name: str | None,
-    data: str | None,
-    task: str | None,
-    tokenizer: str | None = None,
-    run_dir: Path | None,
-    threads: int | None,
-    model: str | None,
-    auxiliary: str | None,
-    base: Path | None = None,
-    rank: int | None = None,
-    order: str | None = None,
-    layers: str | None = None,
-    columns: str | None = None,
-    allow: str | None = None,
-    accept_rollback: bool = False,
-    grace_s: float | None = None,
-    ec2_spot: bool = False,
-    ranks: int | None = None,
-    max_restarts: int | None = None,
-    insecure: bool,
-    keys: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **of_the_server: Any,
-) -> int:
+def command(options: NodeOptions) -> int:
     """Check the options, then run the client; returns the exit code."""
     from fsl_async.cluster.name_slot import check_name, claim_name
-    from fsl_async.config.site_code import SiteCode
-    from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
 
-    for option, flag in _OF_THE_SERVER.items():
-        if of_the_server[option] not in (None, ()):
-            raise UsageError(
-                f"{flag} is the parameter server's; a client gets the run's configuration from it"
-            )
-    if address is None:
+    if options.address is None:
         raise UsageError(
             "which server? The server prints the line, like:"
             f" {program()} --role client {addresses.EXAMPLE}"
         )
-    server = addresses.parse(address)
-    task = check_task(task) if task else None
-    model = check_task(model, "--model") if model else None
-    auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
-    tuning = SiteTuning(
-        str(check_base(base)) if base is not None else "",
-        rank or 0,
-        _order(order),
-        layers or "",
-        check_columns(columns, has_base=base is not None),
-    )
-    data = check_data(data) if data else None
-    tokenizer = check_tokenizer(tokenizer, task, tuning.base) if tokenizer else None
-    if max_restarts is not None and ranks is None:
+    server = addresses.parse(options.address)
+    site = _site(options, server)
+    if options.max_restarts is not None and options.ranks is None:
         raise UsageError("--max-restarts goes with --ranks N")
-    output = Output(as_json=as_json, waits=False)
-    if data is not None and task is None:
-        for line in _read_data(data, tuning):
+    output = Output(as_json=options.as_json, waits=False)
+    if site.data is not None and site.task is None:
+        for line in _read_data(site.data, site.tuning):
             output.say(line)
     with contextlib.ExitStack() as stack:
-        if name is None:
+        if options.name is None:
             slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))
-            name = slot.name
-        check_name(name)
-        found = dialling_keys(server, keys, insecure=insecure)
-        policy = read_policy(found, allow)
-        policy = evolve(policy, refuses_rollback=policy.refuses_rollback and not accept_rollback)
-        if dry_run:
-            if task is not None:
-                check_function(task)
-            output.result(
-                {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
-                | {"task": task or "", "run_dir": str(run_dir or "")}
-                | ({} if tokenizer is None else {"tokenizer": tokenizer})
-                | {"threads": threads_here(threads or 0)}
-                | {"allow": listed(policy.allowed)}
-                | ({} if ranks is None else {"ranks": ranks})
-                | {key: value for key, value in asdict(tuning).items() if value}
-                | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
-            )
+            site = evolve(site, name=slot.name)
+        check_name(site.name)
+        found = dialling_keys(server, options.keys, insecure=options.insecure)
+        policy = read_policy(found, options.allow)
+        refuses = policy.refuses_rollback and not options.accept_rollback
+        site = evolve(site, keys=found, policy=evolve(policy, refuses_rollback=refuses))
+        if options.dry_run:
+            if site.task is not None:
+                check_function(site.task)
+            output.result(_shown(site, server, options.ranks))
             return 0
         keep_freed_blocks()
-        options = ClientOptions(
-            server.fsl if server.key or server.split else server.tcp,
-            name,
-            task,
-            data,
-            tokenizer=tokenizer,
-            threads=threads,
-            code=SiteCode(model, auxiliary),
-            tuning=tuning,
-            run_dir=run_dir,
-            keys=found,
-            policy=policy,
-        )
         stopper = Stopper()
-        with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
-            summary = _join(options, ranks, max_restarts, stopper, output, as_json=as_json)
+        with _preemptible(stopper, output, options.grace_s, ec2=options.ec2_spot):
+            summary = _join(site, options, stopper, output)
     output.result(summary)
     return stopper.exit_code
 
 
-def _join(
-    options: ClientOptions,
-    ranks: int | None,
-    restarts: int | None,
-    stopper: Stopper,
-    output: Output,
-    *,
-    as_json: bool,
-) -> Summary:
-    """Train here, or in `ranks` processes."""
-    if ranks is None:
+def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
+    """Check what the command line names. Keys and policy are not read yet. Raises UsageError."""
+    from fsl_async.config.site_code import SiteCode
+    from fsl_async.nodes.client.parts import ClientOptions
+
+    task, base = options.task, options.base
+    task = check_task(task) if task else None
+    model = check_task(options.model, "--model") if options.model else None
+    auxiliary = check_task(options.auxiliary, "--auxiliary") if options.auxiliary else None
+    tuning = SiteTuning(
+        str(check_base(base)) if base is not None else "",
+        options.rank or 0,
+        _order(options.order),
+        options.layers or "",
+        check_columns(options.columns, has_base=base is not None),
+    )
+    data = check_data(options.data) if options.data else None
+    tokenizer = options.tokenizer
+    return ClientOptions(
+        server.fsl if server.key or server.split else server.tcp,
+        options.name or "",
+        task,
+        data,
+        tokenizer=check_tokenizer(tokenizer, task, tuning.base) if tokenizer else None,
+        threads=options.threads,
+        code=SiteCode(model, auxiliary),
+        tuning=tuning,
+        run_dir=options.run_dir,
+    )
+
+
+def _shown(site: ClientOptions, server: addresses.Address, ranks: int | None) -> dict[str, Any]:
+    """Return the result of --dry-run."""
+    return (
+        {"role": "client", "server": server.fsl, "name": site.name, "data": site.data or ""}
+        | {"task": site.task or "", "run_dir": str(site.run_dir or "")}
+        | ({} if site.tokenizer is None else {"tokenizer": site.tokenizer})
+        | {"threads": threads_here(site.threads or 0), "allow": listed(site.policy.allowed)}
+        | ({} if ranks is None else {"ranks": ranks})
+        | {key: value for key, value in asdict(site.tuning).items() if value}
+        | {key: code for key, code in asdict(site.code).items() if code}
+    )
+
+
+def _join(site: ClientOptions, options: NodeOptions, stopper: Stopper, output: Output) -> Summary:
+    """Train here, or in the processes of --ranks."""
+    if options.ranks is None:
         from fsl_async.nodes.client.joining import join_run
 
-        return join_run(options, stop=stopper, log=output.say)
+        return join_run(site, stop=stopper, log=output.say)
     from fsl_async.nodes.client.gang import RESTARTS, run_gang
 
-    again = RESTARTS if restarts is None else restarts
-    return run_gang(options, ranks, again, stop=stopper, log=output.say, as_json=as_json)
+    again = RESTARTS if options.max_restarts is None else options.max_restarts
+    return run_gang(
+        site, options.ranks, again, stop=stopper, log=output.say, as_json=output.as_json
+    )
 
 
 @contextlib.contextmanager

@@ -143,44 +143,42 @@ def parted(args: list[str], incomplete: str) -> tuple[list[str], str]:
     return args, incomplete
 
 
-@add_completion_class
-class _Bash(BashComplete):
-    source_template = _BASH
+class _Ours(ShellComplete):
     _kept = ""
+    """The part of the word at the cursor that the shell does not replace."""
 
     def source(self) -> str:
         return ShellComplete.source(self)  # click's starts a bash to ask for its version
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        args, incomplete = super().get_completion_args()
-        args, incomplete, self._kept = joined([*args, incomplete])
-        return parted(args, incomplete)
+        return parted(*super().get_completion_args())
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         return f"{kind_of(item)},{item.value.removeprefix(self._kept)}"
 
 
 @add_completion_class
-class _Zsh(ZshComplete):
-    source_template = _ZSH
+class _Bash(_Ours, BashComplete):
+    source_template = _BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        return parted(*super().get_completion_args())
-
-    def format_completion(self, item: CompletionItem[str]) -> str:
-        return f"{kind_of(item)},{item.value}"
+        args, incomplete = BashComplete.get_completion_args(self)
+        args, incomplete, self._kept = joined([*args, incomplete])
+        return parted(args, incomplete)
 
 
 @add_completion_class
-class _Fish(FishComplete):
-    source_template = _FISH
+class _Zsh(_Ours, ZshComplete):
+    source_template = _ZSH
 
-    def get_completion_args(self) -> tuple[list[str], str]:
-        return parted(*super().get_completion_args())
+
+@add_completion_class
+class _Fish(_Ours, FishComplete):
+    source_template = _FISH
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         help_ = " ".join((item.help or "").split())
-        return f"{kind_of(item)},{item.value}" + (f"\t{help_}" if help_ else "")
+        return super().format_completion(item) + (f"\t{help_}" if help_ else "")
 
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import Finite, RunDir, Whole
+from fsl_async.commands.options import Finite, RunDir, Whole, WithJson, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
@@ -17,20 +17,18 @@ LIMIT_WORDS = "the run's limit of"
 """In the reason of a run that has reached its end (`roles.sync.progress`)."""
 
 
+class DecayOptions(WithJson):
+    """The options of `fsl-node decay`."""
+
+    run_dir: Path = argument(RunDir())
+    rounds: int | None = option("End after N more syncs.", Whole(1), "N")
+    tokens: int | None = option("End after N more tokens.", Whole(1), "N")
+    seconds: float | None = option("End after S more seconds.", Finite(1, 1e9), "S")
+
+
 @click.command("decay")
-@click.argument("run_dir", type=RunDir())
-@click.option("--rounds", type=Whole(1), metavar="N", help="End after N more syncs.")
-@click.option("--tokens", type=Whole(1), metavar="N", help="End after N more tokens.")
-@click.option("--seconds", type=Finite(1, 1e9), metavar="S", help="End after S more seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    *,
-    run_dir: Path,
-    rounds: int | None,
-    tokens: int | None,
-    seconds: float | None,
-    as_json: bool,
-) -> int:
+@takes(DecayOptions)
+def command(options: DecayOptions) -> int:
     """Let the learning rates of the run in RUN_DIR fall from now on, to its end.
 
     Give the length of the decay by at most one option; without one it lasts until the planned end
@@ -42,10 +40,11 @@ def command(
     from fsl_async.observe.node_folders import with_ledger
     from fsl_async.roles.sync.progress import RunLimits
 
+    rounds, tokens, seconds = options.rounds, options.tokens, options.seconds
     if sum(one is not None for one in (rounds, tokens, seconds)) > 1:
         raise UsageError("give only one of --rounds, --tokens and --seconds")
-    run_dir = with_ledger(run_dir)
-    output = Output(as_json=as_json)
+    run_dir = with_ledger(options.run_dir)
+    output = Output(as_json=options.as_json)
     answers = _Answers(run_dir)
     if answers.end is not None:
         raise RunDirError(
@@ -60,7 +59,7 @@ def command(
     if not (begun or path.exists()):
         raise UsageError(answer)
     output.say(answer)
-    if as_json:
+    if output.as_json:
         output.result({"run_dir": str(run_dir), "begun": begun, "answer": answer})
     return 0
 

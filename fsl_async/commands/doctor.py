@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import asdict, field, frozen
 
+from fsl_async.commands.options import WithJson, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME, to_install
 from fsl_async.roles.phrasing import counted, megabytes
@@ -70,26 +71,29 @@ class Finding:
     details: dict[str, Any] = field(factory=dict)
 
 
+class DoctorOptions(WithJson):
+    """The options of `fsl-node doctor`."""
+
+    run_dir: Path | None = option(
+        "Directory of runs; its disk is checked. [default: here]", metavar="DIR"
+    )
+
+
 @click.command("doctor")
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), default=Path(), metavar="DIR",
-    help="Directory of runs; its disk is checked. [default: here]",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, run_dir: Path, as_json: bool) -> int:
+@takes(DoctorOptions)
+def command(options: DoctorOptions) -> int:
     """Check what a run needs: versions, codec, GPU, network, TCP, open files, disk.
 
     Exit code 0 when a node can run here, also with warnings; 1 when there is a problem.
     """
-    output = Output(as_json=as_json)
-    findings = examine(run_dir)
+    output = Output(as_json=options.as_json)
+    findings = examine(options.run_dir or Path())
     problems = sum(finding.status == PROBLEM for finding in findings)
-    if as_json:
-        output.result({"ok": not problems, "findings": [asdict(finding) for finding in findings]})
-    else:
-        width = max(len(finding.name) for finding in findings)
-        for finding in findings:
-            output.say(f"{finding.status:7}  {finding.name:{width}}  {finding.text}")
+    width = max(len(finding.name) for finding in findings)
+    output.answer(
+        {"ok": not problems, "findings": [asdict(finding) for finding in findings]},
+        *(f"{one.status:7}  {one.name:{width}}  {one.text}" for one in findings),
+    )
     return 1 if problems else 0
 
 
@@ -264,9 +268,9 @@ def _open_files() -> Finding:
         return Finding("open files", OK, "no limit to check here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
-    open_files = importlib.import_module("fsl_async.nodes.open_files")
+    capacities = importlib.import_module("fsl_async.nodes.capacity")
     relays = importlib.import_module("fsl_async.nodes.relay.node")
-    capacity = open_files.capacity_here(settings.Config())
+    capacity = capacities.capacity_here(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"

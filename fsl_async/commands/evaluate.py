@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fsl_async.commands.options import RunDir, Whole, Words
+from fsl_async.commands.options import Options, RunDir, Whole, Words, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 from fsl_async.roles.phrasing import figure
@@ -16,64 +16,37 @@ from fsl_async.roles.phrasing import figure
 _POLL_S = 1.0
 
 
+class EvaluateOptions(Options):
+    """The options of `fsl-node evaluate`."""
+
+    run_dir: Path = argument(RunDir())
+    follow: bool = option("Evaluate each new version until the run ends.")
+    version: int | None = option("Evaluate version N.", Whole(min=0), "N")
+    mean: bool = option("Evaluate the mean of late versions as well.")
+    data: str | None = option(
+        "Text, of which the last part counts; with --base records.", Words(files=True), "PATH"
+    )
+    base: Path | None = option("The base model of a run that tunes one.", metavar="MODEL")
+    columns: str | None = option(
+        "With --base: columns of --data, as at clients.", metavar="NAME=COLUMN,..."
+    )
+    tokenizer: str | None = option(
+        "The tokenizer of a run that has one, as at its clients.", metavar="PATH"
+    )
+    limit_bytes: int = option(
+        "Evaluate on at most this much of the held-out text.",
+        Whole(min=1), name="--bytes", default=1 << 17,
+    )  # fmt: skip
+    task: str | None = option(
+        "Your own: takes weights by name.", Words(files=True), "FILE.py:FUNCTION"
+    )
+    threads: int = option("torch's threads here.", Whole(1, 4096), default=1)
+    as_json: bool = option("Print one JSON object a version.", name="--json")
+
+
 @click.command("evaluate")
-@click.argument("run_dir", type=RunDir())
-@click.option("--follow", is_flag=True, help="Evaluate each new version until the run ends.")
-@click.option("--version", type=Whole(min=0), metavar="N", help="Evaluate version N.")
-@click.option("--mean", is_flag=True, help="Evaluate the mean of late versions as well.")
-@click.option(
-    "--data",
-    type=Words(files=True),
-    metavar="PATH",
-    help="Text, of which the last part counts; with --base records.",
-)
-@click.option(
-    "--base", type=click.Path(path_type=Path), metavar="MODEL",
-    help="The base model of a run that tunes one.",
-)  # fmt: skip
-@click.option(
-    "--columns", metavar="NAME=COLUMN,...", help="With --base: columns of --data, as at clients."
-)
-@click.option(
-    "--tokenizer", metavar="PATH", help="The tokenizer of a run that has one, as at its clients."
-)
-@click.option(
-    "--bytes",
-    "limit_bytes",
-    type=Whole(min=1),
-    default=1 << 17,
-    show_default=True,
-    help="Evaluate on at most this much of the held-out text.",
-)
-@click.option(
-    "--task",
-    type=Words(files=True),
-    metavar="FILE.py:FUNCTION",
-    help="Your own: takes weights by name.",
-)
-@click.option(
-    "--threads",
-    type=Whole(1, 4096),
-    default=1,
-    show_default=True,
-    help="torch's threads here.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a version.")
-def command(
-    *,
-    run_dir: Path,
-    follow: bool,
-    version: int | None,
-    mean: bool,
-    data: str | None,
-    base: Path | None,
-    columns: str | None,
-    tokenizer: str | None,
-    limit_bytes: int,
-    task: str | None,
-    threads: int,
-    as_json: bool,
-) -> None:
+@takes(EvaluateOptions)
+def command(options: EvaluateOptions) -> None:
     """Evaluate the newest version of the run in RUN_DIR on held-out data.
 
     Reads the checkpoints of a parameter server, running or not, and adds each result to
@@ -86,25 +59,26 @@ def command(
     from fsl_async.commands.client import check_columns
     from fsl_async.observe.node_folders import with_ledger
 
-    if follow and version is not None:
+    version, base = options.version, options.base
+    if options.follow and version is not None:
         raise UsageError("give --follow or --version, not both")
-    run_dir = with_ledger(run_dir)
-    output = Output(as_json=as_json)
+    run_dir = with_ledger(options.run_dir)
+    output = Output(as_json=options.as_json)
     import torch
 
     from fsl_async.tools.versions import VersionEvaluator
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
     evaluator = VersionEvaluator(
         run_dir,
-        data=data,
-        limit_bytes=limit_bytes,
-        own=task,
+        data=options.data,
+        limit_bytes=options.limit_bytes,
+        own=options.task,
         base=base,
-        columns=check_columns(columns, has_base=base is not None),
-        tokenizer=tokenizer,
+        columns=check_columns(options.columns, has_base=base is not None),
+        tokenizer=options.tokenizer,
     )
-    kinds = ("weights", "mean") if mean else ("weights",)
+    kinds = ("weights", "mean") if options.mean else ("weights",)
 
     output.say(f"evaluates on {evaluator.summary or evaluator.data}")
 
@@ -114,13 +88,13 @@ def command(
         for one in loaded:
             if one is not None:
                 _show(output, evaluator.evaluate(one))
-        if mean and loaded[0] is not None and loaded[1] is None:
+        if options.mean and loaded[0] is not None and loaded[1] is None:
             record = loaded[0].record
             why = "the run has a planned end" if record.progress is not None else "not kept"
             output.say(f"version {number} has no mean: {why if number else 'it is the first one'}")
         return loaded[0] is not None
 
-    if follow:
+    if options.follow:
         _follow(run_dir, evaluator, evaluated)
         return
     have = evaluator.versions()

@@ -7,34 +7,35 @@ from pathlib import Path
 
 import click
 
+from fsl_async.commands.options import WithJson, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 from fsl_async.process.program import program
 
-_FORCE = "--force"
+
+class InitOptions(WithJson):
+    """The options of `fsl-node init`."""
+
+    path: Path = argument(default=Path("fsl.toml"))
+    short: bool = option("Write only the settings that most runs change.")
+    force: bool = option("Overwrite an existing file.")
 
 
 @click.command("init")
-@click.argument("path", type=click.Path(path_type=Path), default=Path("fsl.toml"))
-@click.option("--short", is_flag=True, help="Write only the settings that most runs change.")
-@click.option(_FORCE, is_flag=True, help="Overwrite an existing file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: Path, *, short: bool, force: bool, as_json: bool) -> None:
+@takes(InitOptions)
+def command(options: InitOptions) -> None:
     """Write a commented configuration to PATH (default fsl.toml; - prints it)."""
-    from fsl_async.config.load import Config, short_toml, to_toml
+    from fsl_async.config.load import short_toml, to_toml
+    from fsl_async.config.settings import Config
 
-    text, output = (short_toml if short else to_toml)(Config()), Output(as_json=as_json)
+    path, output = options.path, Output(as_json=options.as_json)
+    text = (short_toml if options.short else to_toml)(Config())
     if str(path) == "-":
-        if as_json:
-            output.result({"path": "-", "text": text})
-        else:
-            output.say(*text.rstrip("\n").split("\n"))
+        output.answer({"path": "-", "text": text}, *text.rstrip("\n").split("\n"))
         return
-    write(path, text, force=force)
-    if as_json:
-        output.result({"path": str(path)})
-    else:
-        output.say(f"wrote {path}; start with: {program()} --role ps --config {path}")
+    write(path, text, force=options.force)
+    start = f"{program()} --role ps --config {path}"
+    output.answer({"path": str(path)}, f"wrote {path}; start with: {start}")
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
@@ -52,7 +53,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
             os.link(part, path)  # unlike a rename, it fails for an existing name
     except FileExistsError:
         raise UsageError(
-            f"{path} exists already; {_FORCE} overwrites it, or give another path"
+            f"{path} exists already; --force overwrites it, or give another path"
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None

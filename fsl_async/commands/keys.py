@@ -8,24 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsl_async.commands.options import WithJson, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fsl_async.keys.folder import KeysFolder
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    where = click.option(
-        "--keys",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="The keys folder. [default: $FSL_KEYS, else ~/.config/fsl-async]",
+class KeysOptions(WithJson):
+    """The options of each command of `fsl-node keys`."""
+
+    keys: Path | None = option(
+        "The keys folder. [default: $FSL_KEYS, else ~/.config/fsl-async]", metavar="DIR"
     )
-    return where(json(function))
+
+
+class TrustOptions(KeysOptions):
+    """The options of `fsl-node keys trust`."""
+
+    key: str = argument()
+    label: str = option(
+        "The site's name, for people.", metavar="LABEL", name="--name", required=True
+    )
+    names: str | None = option("The only client names that this key may use.", metavar="NAME,NAME")
+
+
+class RevokeOptions(KeysOptions):
+    """The options of `fsl-node keys revoke`."""
+
+    key: str = argument(metavar="KEY|LABEL")
 
 
 # A public key may begin with a dash, so no option here has a single dash.
@@ -41,83 +53,73 @@ def command() -> None:
 
 
 @command.command("new")
-@_options
-def new(*, keys: Path | None, as_json: bool) -> None:
+@takes(KeysOptions)
+def new(options: KeysOptions) -> None:
     """Make this node's key pair."""
-    folder, output = _folder(keys), Output(as_json=as_json)
+    folder, output = _opened(options)
     public = folder.make_pair().public
-    if as_json:
-        output.result({"public": public, "path": str(folder.secret_path)})
-        return
-    output.say(f"made {folder.secret_path}; its public key is", f"    {public}")
-    output.say(
+    output.answer(
+        {"public": public, "path": str(folder.secret_path)},
+        f"made {folder.secret_path}; its public key is",
+        f"    {public}",
         "to trust it, run at the parameter server, and at the split server if there is one:",
         f"    {trust_line(public, 'SITE')}",
     )
 
 
 @command.command("pub")
-@_options
-def pub(*, keys: Path | None, as_json: bool) -> None:
+@takes(KeysOptions)
+def pub(options: KeysOptions) -> None:
     """Print this node's public key."""
-    public = _folder(keys).pair().public
-    output = Output(as_json=as_json)
-    if as_json:
-        output.result({"public": public})
-    else:
-        output.say(public)
+    folder, output = _opened(options)
+    public = folder.pair().public
+    output.answer({"public": public}, public)
 
 
 @command.command("trust", context_settings=_KEY)
-@click.argument("key")
-@click.option(
-    "--name", "label", required=True, metavar="LABEL", help="The site's name, for people."
-)
-@click.option("--names", metavar="NAME,NAME", help="The only client names that this key may use.")
-@_options
-def trust(*, key: str, label: str, names: str | None, keys: Path | None, as_json: bool) -> None:
+@takes(TrustOptions)
+def trust(options: TrustOptions) -> None:
     """Trust KEY; for a key that is on the list already, change its line."""
     from fsl_async.keys import allow_list
     from fsl_async.keys.allow_list import Entry
 
+    key, label, names = options.key, options.label, options.names
     entry = Entry(key, label, tuple(names.split(",")) if names else ())
     if allow_list.parse(entry.line(), "this key").entries != {key: entry}:
         # A comment, two lines, or a label that the list would read as an option.
         raise UsageError(f"trust {key[:60]!r} --name {label[:60]!r}: give one key and one label")
-    folder, output = _folder(keys), Output(as_json=as_json)
+    folder, output = _opened(options)
     made = folder.change_allowed(lambda before: before.with_entry(entry))
-    if as_json:
-        output.result({"path": str(folder.allowed_path), **_facts(made.entries[key])})
-    else:
-        output.say(f"{label} is trusted ({folder.allowed_path}); a running server reads the file")
+    output.answer(
+        {"path": str(folder.allowed_path), **_facts(made.entries[key])},
+        f"{label} is trusted ({folder.allowed_path}); a running server reads the file",
+    )
 
 
 @command.command("list")
-@_options
-def list_(*, keys: Path | None, as_json: bool) -> None:
+@takes(KeysOptions)
+def list_(options: KeysOptions) -> None:
     """Show the trusted keys."""
-    folder, output = _folder(keys), Output(as_json=as_json)
+    folder, output = _opened(options)
     found = folder.allowed()
     entries = [] if found is None else list(found.entries.values())
-    if as_json:
-        output.result({"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]})
-        return
-    if not entries:
-        output.say(f"no key is trusted yet ({folder.allowed_path})")
     width = max((len(entry.label) for entry in entries), default=0)
+    lines = [] if entries else [f"no key is trusted yet ({folder.allowed_path})"]
     for entry in entries:
         names = f"  names {', '.join(entry.names)}" if entry.names else ""
-        output.say(f"{entry.label:{width}}  {entry.key}{names}")
+        lines.append(f"{entry.label:{width}}  {entry.key}{names}")
+    facts = {"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]}
+    output.answer(facts, *lines)
 
 
 @command.command("revoke", context_settings=_KEY)
-@click.argument("key", metavar="KEY|LABEL")
-@_options
-def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
+@takes(RevokeOptions)
+def revoke(options: RevokeOptions) -> None:
     """Trust KEY, or the key called LABEL, no longer. A running server ends its sessions."""
     from fsl_async.keys.allow_list import AllowList, Entry
 
-    folder, output = _folder(keys), Output(as_json=as_json)
+    folder, output = _opened(options)
+    key = options.key
     removed: list[Entry] = []
 
     def without(before: AllowList) -> AllowList:
@@ -130,10 +132,10 @@ def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
         return before.without(entry.key)
 
     folder.change_allowed(without)
-    if as_json:
-        output.result({"path": str(folder.allowed_path), "revoked": _facts(removed[0])})
-    else:
-        output.say(f"{removed[0].label} is no longer trusted; a running server ends its sessions")
+    output.answer(
+        {"path": str(folder.allowed_path), "revoked": _facts(removed[0])},
+        f"{removed[0].label} is no longer trusted; a running server ends its sessions",
+    )
 
 
 def trust_line(public: str, label: str) -> str:
@@ -143,15 +145,13 @@ def trust_line(public: str, label: str) -> str:
     return f"{program()} keys trust {shlex.quote(public)} --name {label}"
 
 
-def _folder(keys: Path | None) -> KeysFolder:
+def _opened(options: KeysOptions) -> tuple[KeysFolder, Output]:
     from fsl_async.keys.folder import KeysFolder
 
-    return KeysFolder() if keys is None else KeysFolder(keys.expanduser())
+    keys = options.keys
+    folder = KeysFolder() if keys is None else KeysFolder(keys.expanduser())
+    return folder, Output(as_json=options.as_json)
 
 
 def _facts(entry: Any) -> dict[str, Any]:
-    return {
-        "key": entry.key,
-        "label": entry.label,
-        "names": list(entry.names),
-    }
+    return {"key": entry.key, "label": entry.label, "names": list(entry.names)}

@@ -1,9 +1,9 @@
 """Writes a node's output without waiting for its reader.
 
-The reader may be slow, stopped (Ctrl-S) or missing. A line is written at once where there is room.
-Lines that meet a full pipe or terminal queue in memory, and a thread that exists only that long
-writes them when there is room again. Beyond `LIMIT_BYTES` the newest lines are dropped, and one
-line reports how many.
+The reader may be slow, stopped (Ctrl-S) or missing. Lines queue in memory, and a thread that exists
+only that long writes them. Where there is room that is done before the call returns; a full pipe or
+terminal blocks the thread. Beyond `LIMIT_BYTES` the newest lines are dropped, and one line reports
+how many.
 
 A process that ends waits at most `END_S` for its queued lines, and at most `PATIENCE_S` for a
 reader that takes nothing. The rest is dropped, and nothing more is written to that stream, because
@@ -23,20 +23,16 @@ import weakref
 from collections import deque
 from typing import Final, TextIO
 
-from fsl_async.process.terminal import open_anew
-
 LIMIT_BYTES: Final = 1 << 20
 """Bytes of queued lines at most."""
-ATOMIC_BYTES: Final = 512
-"""Bytes that fit into a pipe when poll(2) reports room: POSIX's least PIPE_BUF.
-
-They may not fit into a terminal; see `fsl_async.process.terminal`.
-"""
+PIECE_BYTES: Final = 1 << 14
+"""Bytes that are written at once: a reader that takes them makes progress."""
+AT_ONCE_S: Final = 0.02
+"""The first line of a queue waits so long for the reader, so that streams keep their order."""
 PATIENCE_S: Final = 2.0
 """At the end of a process: the wait for a reader that takes nothing."""
 END_S: Final = 5.0
 """At the end of a process: the wait for all readers together."""
-_POLL_S: Final = 0.5
 _RETRY_S: Final = 0.02
 
 _streams: weakref.WeakSet[LineStream] = weakref.WeakSet()
@@ -82,7 +78,7 @@ def write_last(stream: TextIO, text: str) -> None:
 
 
 class LineStream:
-    """Writes lines to a text stream. Thread-safe; never raises, and waits in `finish` only."""
+    """Writes lines to a text stream. Thread-safe; never raises, and waits long in `finish` only."""
 
     def __init__(
         self, stream: TextIO, *, limit_bytes: int = LIMIT_BYTES, patience_s: float = PATIENCE_S
@@ -98,26 +94,13 @@ class LineStream:
         self._moved_at = 0.0
         self._gave_up = False
         self._file = -1
-        self._may_block = False
         self._inode = (0, 0)
         with contextlib.suppress(OSError, ValueError):
-            file = stream.fileno()
-            found = os.fstat(file)
+            found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
-                self._open(file)
+                self._file = stream.fileno()
                 self._inode = (found.st_dev, found.st_ino)
         _streams.add(self)
-
-    def _open(self, file: int) -> None:
-        self._file = file
-        if os.isatty(file):
-            reopened = open_anew(file)
-            if reopened is None:
-                self._may_block = True
-                return
-            self._file = reopened
-            # Not at exit: `finish_all` still writes then.
-            weakref.finalize(self, os.close, reopened).atexit = False
 
     def write(self, text: str) -> None:
         """Write a line, or queue it, or drop it."""
@@ -138,13 +121,14 @@ class LineStream:
             self._queued_bytes += len(data)
             if self._thread is not None:
                 return
-            while not self._may_block and self._queue and self._room(0.0):
-                if not self._advance(self._write(self._queue[0])):
-                    break
-            if self._queue:
-                self._moved_at = time.monotonic()
-                self._thread = threading.Thread(target=self._drain, name="output", daemon=True)
-                self._thread.start()
+            self._moved_at = time.monotonic()
+            thread = threading.Thread(target=self._drain, name="output", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there is no room for a thread: the next line tries again
+                return
+            self._thread = thread
+        thread.join(AT_ONCE_S)
 
     def finish(self, limit_s: float = END_S) -> None:
         """Wait at most `limit_s`, while the reader takes queued lines; then drop the rest."""
@@ -166,25 +150,30 @@ class LineStream:
             self._gave_up = True
             silence(self._stream)
 
-    def _room(self, wait_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._file, select.POLLOUT)
-        return bool(poll.poll(wait_s * 1000))
+    def _drain(self) -> None:
+        """Write until the queue is empty; the body of the thread."""
+        while True:
+            with self._lock:
+                if not self._queue or self._gave_up:
+                    self._thread = None
+                    return
+                line = self._queue[0]
+            try:
+                taken = os.write(self._file, line[:PIECE_BYTES])
+            except BlockingIOError:  # another process has made it so
+                time.sleep(_RETRY_S)
+                continue
+            except OSError:  # the reader is gone
+                silence(self._stream)
+                taken = len(line)
+            with self._lock:
+                self._advance(taken)
 
-    def _write(self, line: bytes) -> int:
-        """Write the start of a line where there is room; returns the bytes that are done."""
-        try:
-            return os.write(self._file, line[:ATOMIC_BYTES])
-        except BlockingIOError:
-            return 0
-        except OSError:  # the reader is gone
-            silence(self._stream)
-            return len(line)
-
-    def _advance(self, taken: int) -> bool:
-        """Remove `taken` bytes of the first line, with the lock held; whether there were any."""
+    def _advance(self, taken: int) -> None:
+        """Remove `taken` bytes of the first line, with the lock held."""
         line = self._queue.popleft()
         self._queued_bytes -= taken
+        self._moved_at = time.monotonic()
         if taken < len(line):
             self._queue.appendleft(line[taken:])
         elif not self._queue and self.dropped:
@@ -192,26 +181,6 @@ class LineStream:
             self.dropped = 0
             self._queue.append(notice.encode())
             self._queued_bytes += len(notice)
-        if taken:
-            self._moved_at = time.monotonic()
-        return taken > 0
-
-    def _drain(self) -> None:
-        """Write whenever there is room, until the queue is empty; the body of the thread.
-
-        It writes without the lock, because a terminal may block it.
-        """
-        while True:
-            has_room = self._room(_POLL_S) and not self._gave_up
-            taken = self._write(self._queue[0]) if has_room else 0
-            with self._lock:
-                if has_room:
-                    self._advance(taken)
-                if not self._queue or self._gave_up:
-                    self._thread = None
-                    return
-            if has_room and not taken:  # less room than the next character needs
-                time.sleep(_RETRY_S)
 
 
 atexit.register(finish_all)

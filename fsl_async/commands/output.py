@@ -71,6 +71,13 @@ class Output:
         text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(text)
 
+    def answer(self, values: Any, *lines: str) -> None:
+        """Print the result: `values` as one JSON object with --json, else `lines` for people."""
+        if self.as_json:
+            self.result(values)
+        else:
+            self.say(*lines)
+
     def part(self, text: str) -> None:
         """Print a part of a text, with its line breaks and tabs; nothing with --json.
 
@@ -78,6 +85,13 @@ class Output:
         """
         if not self.as_json and isinstance(self._out, _Blocking):
             self._out.part("".join(one if one in "\n\t" else printable(one) for one in text))
+
+    def note(self, text: str) -> None:
+        """Print a line of a node; with --json a record of it."""
+        if self.as_json:
+            self.record("note", text=text)
+        else:
+            self.say(text)
 
     def warn(self, text: str) -> None:
         """Print a warning for people, on standard error."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.options import Setting, Whole
+from fsl_async.commands.options import Setting, Whole, WithJson, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.errors import UsageError
@@ -24,84 +24,66 @@ IMAGE_BATCH, TEXT_BATCH = 256, 16
 _COUNT = Whole(1, 10**12)
 
 
+class PlanOptions(WithJson):
+    """The options of `fsl-node plan`."""
+
+    method: str = option(
+        f"What to train with. With -u behind it ({GRADIENTS}) labels stay at home.",
+        metavar="|".join((*names_of(), "pretrain", *TUNED)), required=True,
+    )  # fmt: skip
+    model: str = option(
+        "resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or a value of"
+        " model.family: small-cnn, llama, FILE.py:FUNCTION ...; for lora and zeroth the base's"
+        " folder.",
+        metavar="NAME", required=True,
+    )  # fmt: skip
+    cut: str | None = option(
+        "The last child before the cut, such as layer2; of a GPT the number of blocks before it.",
+        metavar="WHERE",
+    )
+    overrides: tuple[str, ...] = option(
+        "A setting of the run, for models of model.family: model.preset, model.sizes,"
+        " data.sample_shape, split.auxiliary, split.lora_client ...; for lora tune.rule, tune.rank,"
+        " tune.targets, tune.full ...",
+        Setting(), "A.B=C", name="--set",
+    )  # fmt: skip
+    rank: int | None = option(
+        "lora: rank of a client's adapters. [default: that of the run, tune.rank]",
+        Whole(1, 4096), "R",
+    )  # fmt: skip
+    clients: int = option("", _COUNT, default=10)
+    batch: int | None = option(
+        f"Samples in a step. [default: {IMAGE_BATCH}; of a language model that of a run,"
+        f" {TEXT_BATCH}]",
+        _COUNT,
+    )
+    samples: int = option(
+        "Samples of a client in a round; of a GPT windows of its context. Not of lora and zeroth,"
+        " whose rounds have tune.steps or tune.zo_steps.",
+        _COUNT, name="--samples-per-client", default=5000,
+    )  # fmt: skip
+    upload_every: int = option(
+        f"{AUXILIARY}: steps from one upload to the next.", _COUNT, default=5
+    )
+    align_every: int = option(
+        f"{ALIGNED}: rounds from one alignment to the next.", _COUNT, default=10
+    )
+    link: str = option(
+        "Of each client; the delay is one way.", metavar="RATE,DELAY", default="100mbit,20ms"
+    )
+    number_format: str = option(
+        "Of values at the cut, and of deltas. [default: bf16; pretrain: uniform]",
+        metavar="fp32|bf16|e4m3|e5m2|uniform", name="--format", default="",
+    )  # fmt: skip
+    rounds: int = option("Add the total of this many rounds.", Whole(0, 10**12), default=0)
+    as_published: bool = option(
+        "Count as FSL-SAGE's figures do: fp32, no coding, labels and first download free."
+    )
+
+
 @click.command("plan")
-@click.option(
-    "--method", required=True, metavar="|".join((*names_of(), "pretrain", *TUNED)),
-    help=f"What to train with. With -u behind it ({GRADIENTS}) labels stay at home.",
-)  # fmt: skip
-@click.option(
-    "--model", required=True, metavar="NAME",
-    help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or a value of"
-    " model.family: small-cnn, llama, FILE.py:FUNCTION ...; for lora and zeroth the base's folder.",
-)  # fmt: skip
-@click.option(
-    "--cut",
-    metavar="WHERE",
-    help="The last child before the cut, such as layer2; of a GPT the number of blocks before it.",
-)
-@click.option(
-    "--set", "overrides", multiple=True, type=Setting(), metavar="A.B=C",
-    help="A setting of the run, for models of model.family: model.preset, model.sizes,"
-    " data.sample_shape, split.auxiliary, split.lora_client ...; for lora tune.rule, tune.rank,"
-    " tune.targets, tune.full ...",
-)  # fmt: skip
-@click.option(
-    "--rank", type=Whole(1, 4096), metavar="R",
-    help="lora: rank of a client's adapters. [default: that of the run, tune.rank]",
-)  # fmt: skip
-@click.option("--clients", default=10, show_default=True, type=_COUNT)
-@click.option(
-    "--batch", type=_COUNT,
-    help=f"Samples in a step. [default: {IMAGE_BATCH}; of a language model that of a run,"
-    f" {TEXT_BATCH}]",
-)  # fmt: skip
-@click.option(
-    "--samples-per-client", "samples", default=5000, show_default=True, type=_COUNT,
-    help="Samples of a client in a round; of a GPT windows of its context. Not of lora and zeroth,"
-    " whose rounds have tune.steps or tune.zo_steps.",
-)  # fmt: skip
-@click.option(
-    "--upload-every", default=5, show_default=True, type=_COUNT,
-    help=f"{AUXILIARY}: steps from one upload to the next.",
-)  # fmt: skip
-@click.option(
-    "--align-every", default=10, show_default=True, type=_COUNT,
-    help=f"{ALIGNED}: rounds from one alignment to the next.",
-)  # fmt: skip
-@click.option(
-    "--link", default="100mbit,20ms", show_default=True, metavar="RATE,DELAY",
-    help="Of each client; the delay is one way.",
-)  # fmt: skip
-@click.option(
-    "--format", "number_format", default="", metavar="fp32|bf16|e4m3|e5m2|uniform",
-    help="Of values at the cut, and of deltas. [default: bf16; pretrain: uniform]",
-)  # fmt: skip
-@click.option(
-    "--rounds", default=0, type=Whole(0, 10**12), help="Add the total of this many rounds."
-)
-@click.option(
-    "--as-published", is_flag=True,
-    help="Count as FSL-SAGE's figures do: fp32, no coding, labels and first download free.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    *,
-    method: str,
-    model: str,
-    cut: str | None,
-    overrides: tuple[str, ...],
-    rank: int | None,
-    clients: int,
-    batch: int | None,
-    samples: int,
-    upload_every: int,
-    align_every: int,
-    link: str,
-    number_format: str,
-    rounds: int,
-    as_published: bool,
-    as_json: bool,
-) -> None:
+@takes(PlanOptions)
+def command(options: PlanOptions) -> None:
     """Compute what a run would send, the seconds on its links, and a client's memory.
 
     docs/PLAN.md has the formulas, the two ways of counting, and an example.
@@ -110,24 +92,25 @@ def command(
     from fsl_async.plan.methods import Workload
     from fsl_async.plan.report import as_dict, as_text, make_plan
 
+    method, model, overrides = options.method, options.model, options.overrides
     planned: str | PlannedMethod = method
-    left_out = ""
+    left_out, batch, samples = "", options.batch, options.samples
     if batch is None:
         batch = TEXT_BATCH if method in TUNED or _is_language_model(model) else IMAGE_BATCH
     if method in TUNED:
-        planned, shapes, steps, left_out = _tuned(method, model, rank, overrides)
+        planned, shapes, steps, left_out = _tuned(options)
         samples = steps * batch
     else:
-        shapes = _shapes(method, model, cut, overrides)
+        shapes = _shapes(options)
     plan = make_plan(
         method=planned,
         shapes=shapes,
-        work=Workload(clients, batch, samples, upload_every, align_every),
-        link=parse_link(link),
-        number_format=number_format,
-        as_published=as_published,
+        work=Workload(options.clients, batch, samples, options.upload_every, options.align_every),
+        link=parse_link(options.link),
+        number_format=options.number_format,
+        as_published=options.as_published,
     )
-    output = Output(as_json=as_json)
+    output = Output(as_json=options.as_json)
     if left_out:
         output.say(left_out)
     if model in LANGUAGE_FAMILIES and not any(one.startswith("model.") for one in overrides):
@@ -136,11 +119,7 @@ def command(
             f" {plan.shapes.whole.parameters:,} parameters: give yours with"
             " --set model.preset=124m, or --set model.sizes=..."
         )
-    if as_json:
-        output.result(as_dict(plan, rounds))
-        return
-    for line in as_text(plan, rounds):
-        output.say(line)
+    output.answer(as_dict(plan, options.rounds), *as_text(plan, options.rounds))
 
 
 def _is_language_model(model: str) -> bool:
@@ -149,10 +128,8 @@ def _is_language_model(model: str) -> bool:
     return model in LANGUAGE_FAMILIES or model.removeprefix("gpt-") in SIZES
 
 
-def _tuned(
-    method: str, model: str, rank: int | None, overrides: tuple[str, ...]
-) -> tuple[PlannedMethod, ModelShapes, int, str]:
-    """The row and the shapes of adapters in the base in the folder `model`, and steps a round.
+def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
+    """The row and the shapes of adapters in the base in the folder --model, and steps a round.
 
     And a line about matrices that get no adapter, or "".
     """
@@ -166,32 +143,32 @@ def _tuned(
     from fsl_async.plan.tuning import adapter_shapes, adapter_values, planned_lora, planned_zeroth
     from fsl_async.store.adapters import adapter_rule_named
 
-    given = [f"tune.method={json.dumps(method)}"]
-    config = load(None, [*overrides, *given], {"tune.method": "--method"})
-    tune = config.tune
-    folder = check_base(Path(model))
+    given = [f"tune.method={json.dumps(options.method)}"]
+    tune = load(None, [*options.overrides, *given], {"tune.method": "--method"}).tune
+    folder = check_base(Path(options.model))
     facts = base_facts(folder)
     found = planned(facts, tune)
     unequal = adapter_rule_named(tune.rule).unequal_ranks
-    site_rank = SiteTuning(rank=rank or 0).rank_in(tune, unequal=unequal)
+    site_rank = SiteTuning(rank=options.rank or 0).rank_in(tune, unequal=unequal)
     values = adapter_values(
         found.layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=found.full
     )
     shapes = adapter_shapes(folder.name, values, facts.parameters)
-    if method == "zeroth":
+    if options.method == "zeroth":
         row, steps = planned_zeroth(tune.zo_steps, tune.zo_probes), tune.zo_steps
     else:
         row, steps = planned_lora(values, by_rounds=tune.by_rounds), tune.steps
     return row, shapes, steps, found.left_out
 
 
-def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:
+def _shapes(options: PlanOptions) -> ModelShapes:
     """Shapes of a built-in name, or of a model that is built and measured."""
     from fsl_async.config.rules import FAMILIES, is_own
     from fsl_async.plan.shapes import find_shapes, is_known
 
+    method, model, overrides = options.method, options.model, options.overrides
     if is_known(model) or not (model in FAMILIES or is_own(model)):
-        shapes = find_shapes(model, cut)
+        shapes = find_shapes(model, options.cut)
         if overrides:
             raise UsageError(
                 f"--set {overrides[0]} does not change {model}, whose shapes are fixed: "
@@ -209,10 +186,10 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
         name = names_of(lambda each: each.gradients)[0]
     given = {
         "split.method": name,
-        "split.cut": cut or "",
+        "split.cut": options.cut or "",
         "model.family": model,
         "split.labels_at_home": u_shape,
     }
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    options = {"split.method": "--method", "split.cut": "--cut", "model.family": "--model"}
-    return shapes_of(described(load(None, [*overrides, *sets], options)))
+    names = {"split.method": "--method", "split.cut": "--cut", "model.family": "--model"}
+    return shapes_of(described(load(None, [*overrides, *sets], names)))

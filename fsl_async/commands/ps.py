@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsl_async.commands.client import check_base, check_corpus, check_data, check_task
 from fsl_async.commands.options import overrides_of
@@ -14,97 +14,55 @@ from fsl_async.process.heap import keep_freed_blocks
 from fsl_async.process.program import program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fsl_async.cluster.launch_file import Launching
-    from fsl_async.config.load import Config
+    from fsl_async.commands.node import NodeOptions
+    from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
-    from fsl_async.process.stopper import Stopper
 
 
+Chosen = dict[str, tuple[str, str | int | None]]
+"""Settings that options stand for: key -> (option, value); None: it is not given."""
 FEW_ROUNDS = 60
 """Below it the model is clearly worse than trained in one place (docs/QUALITY.md)."""
 
 
-def command(
-    *,
-    address: str | None,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    name: str | None,
-    data: str | None,
-    task: str | None,
-    tokenizer: str | None = None,
-    base: Path | None = None,
-    run_dir: Path | None,
-    from_version: int | None,
-    threads: int | None,
-    launchers: Path | None,
-    insecure: bool,
-    keys: Path | None,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+def command(options: NodeOptions) -> int:
     """Resolve the configuration, then run the parameter server; returns the exit code."""
     from fsl_async.config.implied import with_implied
-    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.load import resolved
     from fsl_async.config.unused import line_of
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
-    if threads is not None:
-        raise UsageError(
-            "--threads is a client's; here --set train.threads=N is for every client of the run"
-        )
-    chosen: dict[str, tuple[str, str | int | None]] = {
-        "listen.address": (
-            "LISTEN_ADDRESS",
-            addresses.parse_listen(address).tcp if address else None,
-        ),
-        "run.name": ("--name", name),
-        "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
-        "data.path": ("--data", check_data(data) if data else None),
-        "train.task": ("--task", check_task(task) if task else None),
-        "listen.insecure": ("--insecure", True if insecure else None),
-    }
-    if tokenizer is not None:
+    overrides, base = options.overrides, options.base
+    chosen: Chosen = {"train.task": ("--task", check_task(options.task) if options.task else None)}
+    if options.tokenizer is not None:
         from fsl_async.learn.data.tokenizer import facts_of
 
-        found_facts = facts_of(tokenizer)
+        found_facts = facts_of(options.tokenizer)
         chosen["model.tokenizer"] = "--tokenizer", found_facts.digest
         chosen["model.vocabulary"] = "--tokenizer", found_facts.vocabulary
     if base is not None:
         chosen["tune.base"] = "--base", str(check_base(base))
         if not any(one.startswith("tune.method") for one in overrides):
             overrides = ("tune.method=lora", *overrides)
-    shorter, options = overrides_of(chosen)
-    loaded = load(config, [*overrides, *shorter], options)
+    loaded, names = load_config(options, overrides, chosen)
     filled = resolved(loaded)
     unused = line_of(loaded, overrides)
     _check_tokenizer(filled)
-    check_corpus(filled, options)
+    check_corpus(filled, names)
+    launchers = options.launchers
     launching = _read_launching(launchers) if launchers is not None else None
-    listen = filled.listen
-    found = listening_keys(
-        [(options.get("listen.address", "listen.address"), listen.address)],
-        keys,
-        insecure=listen.insecure,
-        insecure_option=insecure,
-    )
-    output = Output(as_json=as_json, waits=False)
+    listen = names.get("listen.address", "listen.address"), filled.listen.address
+    found = listening_keys([listen], options, filled)
+    output = Output(as_json=options.as_json, waits=False)
     if unused:
         output.warn(unused)
-    if dry_run:
-        complete = with_implied(filled)
-        if as_json:
-            output.result(to_dict(complete))
-        else:
-            lines = to_toml(complete, comments=False).rstrip()
-            if not loaded.train.threads:
-                line = f"threads = {filled.train.threads}\n"
-                lines = lines.replace(
-                    line, f"{line[:-1]}  # this machine's; each client counts its own\n"
-                )
-            output.say(*lines.split("\n"))
+    if options.dry_run:
+        own = "" if loaded.train.threads else "  # this machine's; each client counts its own"
+        print_config(output, with_implied(filled), own)
         return 0
     rounds = planned_rounds(with_implied(filled))
     if rounds is not None and rounds < FEW_ROUNDS:
@@ -114,19 +72,57 @@ def command(
             " longer"
         )
     keep_freed_blocks()
+    from fsl_async.nodes.ps.node import serve
+
     stopper = Stopper()
     with stop_on_signals(stopper):
-        summary = run_ps(
+        summary = serve(
             loaded,
             loaded.run_dir,
-            from_version=from_version,
+            from_version=options.from_version,
+            announce=_announcing(output, loaded, "" if found is None else found.pair().public),
+            log=output.note,
             stop=stopper,
-            output=output,
+            record=output.record if output.as_json else None,
             launching=launching,
             keys=found,
         )
     output.result(summary)
     return stopper.exit_code
+
+
+def load_config(
+    options: NodeOptions, overrides: tuple[str, ...], more: Chosen
+) -> tuple[Config, dict[str, str]]:
+    """Read the configuration of a server, and its options that stand for settings.
+
+    more: what only this role takes. Returns the options' names by setting, too. Raises FslError.
+    """
+    from fsl_async.config.load import load
+
+    listen, data, run_dir = options.address, options.data, options.run_dir
+    chosen: Chosen = {
+        "listen.address": (
+            "LISTEN_ADDRESS",
+            addresses.parse_listen(listen).tcp if listen else None,
+        ),
+        "run.name": ("--name", options.name),
+        "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
+        "data.path": ("--data", check_data(data) if data else None),
+        "listen.insecure": ("--insecure", options.insecure or None),
+        **more,
+    }
+    shorter, names = overrides_of(chosen)
+    return load(options.config, [*overrides, *shorter], names), names
+
+
+def print_config(output: Output, config: Config, threads: str = "") -> None:
+    """Print a resolved configuration. threads: added to the line of train.threads."""
+    from fsl_async.config.load import to_dict, to_toml
+
+    line = f"threads = {config.train.threads}\n"
+    text = to_toml(config, comments=False).rstrip()
+    output.answer(to_dict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
 
 
 def _check_tokenizer(config: Config) -> None:
@@ -151,18 +147,17 @@ def planned_rounds(config: Config) -> float | None:
 
 
 def listening_keys(
-    listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, insecure_option: bool
+    listens: list[tuple[str, str]], options: NodeOptions, config: Config
 ) -> KeysFolder | None:
-    """The keys folder of a parameter server; None without encryption.
+    """The keys folder of a server; None without encryption.
 
-    listens: (setting, address) of its listeners. insecure: by any setting.
-    insecure_option: by --insecure. Raises FslError.
+    listens: (setting, address) of its listeners. Raises FslError.
     """
     from fsl_async.keys.access_control import keys_for_listening
 
-    if keys is not None and insecure_option:
+    if options.keys is not None and options.insecure:
         raise UsageError("--keys asks for encryption and --insecure for none: give one of them")
-    return keys_for_listening(listens, keys, insecure=insecure)
+    return keys_for_listening(listens, options.keys, insecure=config.listen.insecure)
 
 
 def _read_launching(path: Path) -> Launching:
@@ -200,46 +195,23 @@ def client_options(config: Config) -> str:
     return "".join(f"{option} " for option in options)
 
 
-def run_ps(
-    config: Config,
-    run_dir: Path,
-    *,
-    from_version: int | None,
-    stop: Stopper,
-    output: Output,
-    launching: Launching | None = None,
-    keys: KeysFolder | None = None,
-) -> Any:
-    """Serve the run until it ends or `stop` is requested; returns the summary."""
-    from fsl_async.nodes.ps.node import serve
+def join_line(config: Config, bound: str, public: str) -> str:
+    """The command of each client of the parameter server at `bound`, with its public key."""
+    listening = addresses.parse_listen(bound)
+    reach = addresses.reachable_host(listening.host)
+    server = shlex.quote(addresses.Address(reach, listening.port, public).fsl)
+    return f"{program()} --role client --name SITE {client_options(config)}{server}"
 
-    public = "" if keys is None else keys.pair().public
+
+def _announcing(output: Output, config: Config, public: str) -> Callable[[str], None]:
+    """A function that prints the address at which clients can connect, and their command."""
 
     def announce(bound: str) -> None:
-        listening = addresses.parse_listen(bound)
-        reach = addresses.reachable_host(listening.host)
-        server = shlex.quote(addresses.Address(reach, listening.port, public).fsl)
-        node = f"{program()} --role client"
-        line = f"{node} --name SITE {client_options(config)}{server}"
+        line = join_line(config, bound, public)
+        run_dir = config.run_dir
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
         output.say(
             f"listening at {bound}, run directory {run_dir}", "on each client:", f"    {line}"
         )
 
-    def log(text: str) -> None:
-        if output.as_json:
-            output.record("note", text=text)
-        else:
-            output.say(text)
-
-    return serve(
-        config,
-        run_dir,
-        from_version=from_version,
-        announce=announce,
-        log=log,
-        stop=stop,
-        record=output.record if output.as_json else None,
-        launching=launching,
-        keys=keys,
-    )
+    return announce

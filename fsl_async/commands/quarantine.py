@@ -6,29 +6,24 @@ from pathlib import Path
 
 import click
 
-from fsl_async.commands.options import RunDir, Whole
+from fsl_async.commands.options import RunDir, Whole, WithJson, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError, UsageError
 
 
+class QuarantineOptions(WithJson):
+    """The options of `fsl-node quarantine`."""
+
+    run_dir: Path = argument(RunDir())
+    delta: str | None = argument(required=False)
+    clients: tuple[str, ...] = option("All its deltas that wait; repeatable.", name="--client")
+    from_version: int | None = option("With --client: go back to this version first.", Whole(min=0))
+    reason: str = option("Written to the ledger.", default="by hand")
+
+
 @click.command("quarantine")
-@click.argument("run_dir", type=RunDir())
-@click.argument("delta", required=False)
-@click.option("--client", "clients", multiple=True, help="All its deltas that wait; repeatable.")
-@click.option(
-    "--from-version", type=Whole(min=0), help="With --client: go back to this version first."
-)
-@click.option("--reason", default="by hand", show_default=True, help="Written to the ledger.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    *,
-    run_dir: Path,
-    delta: str | None,
-    clients: tuple[str, ...],
-    from_version: int | None,
-    reason: str,
-    as_json: bool,
-) -> int:
+@takes(QuarantineOptions)
+def command(options: QuarantineOptions) -> int:
     """Keep DELTA (client/incarnation/base/sequence) out of the run in RUN_DIR.
 
     The parameter server must be stopped, and the delta accepted but not yet merged; without DELTA
@@ -44,11 +39,12 @@ def command(
     from fsl_async.store.records import to_fact
     from fsl_async.store.store import Store
 
-    output = Output(as_json=as_json)
+    output = Output(as_json=options.as_json)
+    delta, clients, from_version = options.delta, options.clients, options.from_version
     if (delta is not None and clients) or (from_version is not None and not clients):
         raise UsageError("give DELTA or --client NAME; --from-version N goes with --client")
-    run_dir = with_ledger(run_dir)
-    leave_out = dict.fromkeys(clients, reason)
+    run_dir = with_ledger(options.run_dir)
+    leave_out = dict.fromkeys(clients, options.reason)
     store = Store(run_dir, only_facts=True, from_version=from_version, leave_out=leave_out)
     try:
         recovered = store.recover()
@@ -58,7 +54,7 @@ def command(
             for one in recovered.pending:
                 output.say(f"{one.key.text}: {one.delta.tokens:,} tokens, norm {one.norm:.4g}")
             output.say(f"{len(recovered.pending)} accepted deltas are not merged yet")
-            if as_json:
+            if output.as_json:
                 rows = [{"delta": one.key.text, **to_fact(one)} for one in recovered.pending]
                 output.result({"pending": rows})
             return 0
@@ -71,7 +67,7 @@ def command(
                 " without DELTA and --client these are listed"
             )
         for key in chosen:
-            store.quarantine(key, reason)
+            store.quarantine(key, options.reason)
     except (StoreError, CheckpointDamaged) as error:
         raise RunDirError(str(error)) from None
     finally:
@@ -82,6 +78,6 @@ def command(
         *(f"{key} is in {run_dir / 'quarantine'} and will not be merged" for key in done),
     )
     output.say(*lines, f"the next start goes on from version {recovered.version}")
-    if as_json:
-        output.result({"quarantined": done, "reason": reason, "notices": notices})
+    if output.as_json:
+        output.result({"quarantined": done, "reason": options.reason, "notices": notices})
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
@@ -11,42 +11,29 @@ from fsl_async.errors import UsageError
 from fsl_async.process.program import program
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from fsl_async.commands.node import NodeOptions
     from fsl_async.nodes.relay.relay import Route
     from fsl_async.roles.machine import Note
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7100"
 
 
-def command(
-    *,
-    address: str | None,
-    listen: str | None,
-    split: str | None,
-    run_dir: Path | None,
-    insecure: bool,
-    dry_run: bool,
-    as_json: bool,
-    **of_others: Any,
-) -> int:
+def command(options: NodeOptions) -> int:
     """Check the options, then run the relay; returns the exit code."""
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
-    for option, value in of_others.items():
-        if value not in (None, (), False):
-            flag = {"overrides": "set"}.get(option, option).replace("_", "-")
-            raise UsageError(f"--{flag} is not a relay's, which forwards what it does not read")
+    address, run_dir = options.address, options.run_dir
     if address is None:
         raise UsageError(
             "which server? Give the address in the line that it prints, like:"
             f" {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
-    routes = routes_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
+    listen = options.listen or DEFAULT_LISTEN
+    routes = routes_of(address, listen, options.split, insecure=options.insecure)
     from fsl_async.nodes.relay.node import serve
 
-    output = Output(as_json=as_json, waits=False)
-    if dry_run:
+    output = Output(as_json=options.as_json, waits=False)
+    if options.dry_run:
         output.result(
             {
                 "role": "relay",

@@ -12,7 +12,6 @@ the run has no version yet, or the file is missing, the present settings are wri
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from fsl_async.config.rules import show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import write_bytes
+from fsl_async.files.private_files import replace_bytes
 
 FILE = "settings.json"
 _PRESET = "model.preset"
@@ -51,7 +50,7 @@ def keep_settings(run_dir: Path, config: Config, version: int) -> None:
     now = fixed_settings(config)
     before = _read(path) if version >= 0 else None
     if before is None:
-        _write(path, now)
+        replace_bytes(path, to_checksummed(now) + b"\n")
         return
     differing = [key for key, value in now.items() if key in before and before[key] != value]
     sizes = [key for key in differing if key.startswith("model.") and key != _PRESET]
@@ -101,15 +100,3 @@ def _read(path: Path) -> dict[str, Any] | None:
             " and start with the settings that the run began with"
         )
     return found
-
-
-def _write(path: Path, settings: dict[str, Any]) -> None:
-    """Replace the file atomically and durably."""
-    part = path.with_name(f".{path.name}.part")
-    write_bytes(part, to_checksummed(settings) + b"\n", sync=True)
-    part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -29,52 +29,13 @@ import attrs
 
 from fsl_async.config.presets import PUBLISHED, SIZES
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
-from fsl_async.config.settings import (
-    TABLES,
-    CodecConfig,
-    Config,
-    ListenConfig,
-    OuterConfig,
-    RunConfig,
-    SessionConfig,
-    StoreConfig,
-    SyncConfig,
-    TransferConfig,
-)
-from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import ConfigError, printable
 from fsl_async.process.program import program
 from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from cattrs import Converter
-
-__all__ = [
-    "CodecConfig",
-    "Config",
-    "DataConfig",
-    "ListenConfig",
-    "ModelConfig",
-    "OuterConfig",
-    "RunConfig",
-    "SessionConfig",
-    "SplitConfig",
-    "StoreConfig",
-    "SyncConfig",
-    "TrainConfig",
-    "TransferConfig",
-    "from_tables",
-    "from_wire",
-    "load",
-    "parse_override",
-    "resolved",
-    "short_toml",
-    "to_dict",
-    "to_toml",
-    "to_wire",
-]
 
 FIXED = "fixed for the whole run"
 _WELCOME = "the parameter server's welcome"
@@ -125,7 +86,7 @@ def load(
         given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
         return f"{_OVERRIDE if given else where}: {key}"
 
-    return _structure(_with_preset(raw, written, overridden), _strict(), label)
+    return _structure(_with_preset(raw, written, overridden), label, strict=True)
 
 
 def _with_preset(raw: dict[str, Any], written: set[str], overridden: set[str]) -> dict[str, Any]:
@@ -223,7 +184,7 @@ def from_tables(tables: Mapping[str, Any]) -> Config:
     if not isinstance(run, dict):
         raise ConfigError(f"{_WELCOME}: run: expected a table, got {show(run)}", "run")
     known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
-    return _structure(known, _lenient(), lambda key: f"{_WELCOME}: {key}")
+    return _structure(known, lambda key: f"{_WELCOME}: {key}", strict=False)
 
 
 def to_toml(config: Config, *, comments: bool = True) -> str:
@@ -349,73 +310,86 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, value if is_text and not isinstance(found, str) else found
 
 
-class _WrongTypeError(TypeError):
-    """A value is not of the setting's type."""
+_KINDS: Mapping[type, tuple[str, tuple[type, ...]]] = {
+    str: ("a string", (str,)),
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+}
 
 
-def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str], str]) -> Config:
-    """Make a Config of tables. label: of a dotted key, the beginning of an error about it."""
-    from cattrs import BaseValidationError
+def _structure(raw: dict[str, Any], label: Callable[[str], str], *, strict: bool) -> Config:
+    """Make a Config of tables.
 
-    tables, problems = dict(raw), []
+    label: of a dotted key, the beginning of an error about it. strict: unknown tables and keys are
+    errors, else they are skipped. Raises ConfigError with all problems, in the order of the tables.
+    """
+    made: dict[str, Any] = {}
+    problems: list[tuple[str, str]] = []
     for name, table in raw.items():
-        if name in TABLES and not isinstance(table, dict):
-            problems.append((name, f"expected a table, got {show(table)}"))
-            del tables[name]
-    try:
-        found = converter.structure(tables, Config)
-    except BaseValidationError as error:
-        problems += _problems(error, "", tables)
+        if name not in TABLES:
+            found = [_unknown("", name, raw)] if strict else []
+        elif not isinstance(table, dict):
+            found = [(name, f"expected a table, got {show(table)}")]
+        else:
+            values: dict[str, Any] = {}
+            found = list(_taken(name, table, values, strict=strict))
+            try:
+                # A class whose values do not fit together raises the first problem.
+                made[name] = None if found else TABLES[name](**values)
+            except SettingError as error:
+                found = [(error.key, error.problem)]
+        problems += found
     if not problems:
-        return found
-    problems += _out_of_range(tables, converter, {key for key, _ in problems})
-    places: list[str] = []
-    for name, table in raw.items():
-        places += [name, *(f"{name}.{key}" for key in (table if isinstance(table, dict) else ()))]
-    order = {place: number for number, place in enumerate(places)}
-    problems.sort(key=lambda one: order.get(one[0], order.get(one[0].partition(".")[0], -1)))
+        return Config(**made)
     lines = [f"{label(key)}: {problem}" for key, problem in problems[:_SHOWN_PROBLEMS]]
     if len(problems) > _SHOWN_PROBLEMS:
         lines.append(f"and {len(problems) - _SHOWN_PROBLEMS:,} more errors")
     raise ConfigError("; ".join(lines), problems[0][0], lines)
 
 
-def _out_of_range(
-    tables: Mapping[str, Any], converter: Converter, known: set[str]
+def _taken(
+    name: str, table: Mapping[str, Any], values: dict[str, Any], *, strict: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with single values, beside the keys in `known`.
+    """Put a table's values into `values`; yield the key and problem of wrong ones."""
+    fields = attrs.fields_dict(TABLES[name])
+    for key, value in table.items():
+        if key not in fields:
+            if strict:
+                yield _unknown(name, key, table)
+            continue
+        dotted = f"{name}.{key}"
+        try:
+            values[key] = found = _typed(value, _types()[dotted])
+            problem = problem_of(fields[key], found)
+        # A whole number may be too large for a float.
+        except (TypeError, OverflowError) as error:
+            problem = str(error)
+        if problem is not None:
+            yield dotted, problem
 
-    A table's class checks no value while another one has the wrong type, and raises the first
-    problem only.
-    """
-    for name, table in tables.items():
-        for field in attrs.fields(TABLES[name]) if name in TABLES else ():
-            key = f"{name}.{field.name}"
-            if key in known or field.name not in table:
-                continue
-            value = converter.structure(table[field.name], _types()[key])
-            problem = problem_of(field, value)
-            if problem is not None:
-                yield key, problem
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Return a value as one of a setting's type. Raises TypeError."""
+    if _is_choice(kind):
+        choices = get_args(kind)
+        if isinstance(value, str) and value in choices:
+            return value
+        asked = value.lower() if isinstance(value, str) else ""
+        close = difflib.get_close_matches(asked, choices, n=1)
+        meant = f", did you mean {close[0]}?" if close else ""
+        raise TypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")
+    expected, accepted = _KINDS[kind]
+    # 2e9 is a float in TOML; beyond 2^53 a float is no exact whole number.
+    whole = type(value) is float and value.is_integer() and abs(value) <= 2**53
+    if type(value) not in accepted and not (kind is int and whole):
+        raise TypeError(f"expected {expected}, got {show(value)}")
+    return kind(value)
 
 
-def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Walk cattrs' exception group; yields dotted keys and their problems."""
-    from cattrs import AttributeValidationNote, BaseValidationError, ForbiddenExtraKeysError
-
-    for inner in error.exceptions:
-        notes = getattr(inner, "__notes__", ())
-        names = [note.name for note in notes if isinstance(note, AttributeValidationNote)]
-        key = ".".join([prefix, *names] if prefix else names)
-        if isinstance(inner, BaseValidationError):
-            yield from _problems(inner, key, raw)
-        elif isinstance(inner, ForbiddenExtraKeysError):
-            for name in sorted(inner.extra_fields):
-                yield _unknown(prefix, name, raw)
-        elif isinstance(inner, SettingError):
-            yield inner.key, inner.problem
-        else:
-            yield key, str(inner)
+def _is_choice(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
 
 
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
@@ -446,58 +420,3 @@ def _types() -> dict[str, Any]:
         for name, table in TABLES.items()
         for key, kind in get_type_hints(table).items()
     }
-
-
-@functools.cache
-def _strict() -> Converter:
-    return _converter(forbid_extra_keys=True)
-
-
-@functools.cache
-def _lenient() -> Converter:
-    return _converter(forbid_extra_keys=False)
-
-
-def _converter(*, forbid_extra_keys: bool) -> Converter:
-    # Imported late for a fast --help.
-    from cattrs import Converter
-
-    converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
-    types: dict[type, tuple[str, tuple[type, ...]]] = {
-        str: ("a string", (str,)),
-        bool: ("true or false", (bool,)),
-        int: ("a whole number", (int,)),
-        float: ("a number", (int, float)),
-    }
-
-    def strict_hook(kind: type) -> Any:
-        expected, accepted = types[kind]
-
-        def structure(value: Any, _: Any) -> Any:
-            # 2e9 is a float in TOML; beyond 2^53 a float is no exact whole number.
-            whole = type(value) is float and value.is_integer() and abs(value) <= 2**53
-            if type(value) not in accepted and not (kind is int and whole):
-                raise _WrongTypeError(f"expected {expected}, got {show(value)}")
-            return kind(value)
-
-        return structure
-
-    for kind in types:
-        converter.register_structure_hook(kind, strict_hook(kind))
-    converter.register_structure_hook_func(_is_choice, _structure_choice)
-    return converter
-
-
-def _is_choice(kind: Any) -> bool:
-    origin: Any = get_origin(kind)
-    return origin is Literal
-
-
-def _structure_choice(value: Any, kind: Any) -> Any:
-    choices = get_args(kind)
-    if isinstance(value, str) and value in choices:
-        return value
-    asked = value.lower() if isinstance(value, str) else ""
-    close = difflib.get_close_matches(asked, choices, n=1)
-    meant = f", did you mean {close[0]}?" if close else ""
-    raise _WrongTypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")

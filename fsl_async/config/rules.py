@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import attrs
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+Check: TypeAlias = "Callable[[Any], str | None]"
+"""Returns None for a value that fits, else "must be ..."."""
 
 MAX_TEXT = 4096
 LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
@@ -27,7 +29,6 @@ LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
 FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")
 Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 """The number formats of fsl_codecs."""
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 
 class SettingError(ValueError):
@@ -54,7 +55,7 @@ def show(value: object) -> str:
 
 def span(
     *, above: float | None = None, least: float | None = None, most: float | None = None
-) -> Callable[[Any], str | None]:
+) -> Check:
     """Make a check that a number is above or at least one bound, and at most another."""
     bounds = []
     if above is not None:
@@ -76,16 +77,17 @@ def span(
     return check
 
 
+def like(pattern: str, text: str, *, also: Callable[[str], bool] = lambda _: False) -> Check:
+    """Make a check that a text matches a pattern, or that `also` holds. text: "must be ..."."""
+    found = re.compile(pattern)
+    return lambda value: None if found.fullmatch(value) or also(value) else text
+
+
 def must_be_name(value: Any) -> str | None:
     """Check the name of a run, a client or a file."""
     if NAME.fullmatch(value) and value not in {".", ".."}:
         return None
     return "must be 1 to 64 letters, digits, dots, dashes or underscores"
-
-
-def must_be_device(value: Any) -> str | None:
-    """Check the name of a torch device."""
-    return None if _DEVICE.fullmatch(value) else "must be auto, cpu, cuda, cuda:N or mps"
 
 
 def must_be_directory(value: Any) -> str | None:
@@ -102,27 +104,27 @@ On the wire it replaces file.py:function, which names a file of the sender.
 """
 
 
-def must_be_task(value: Any) -> str | None:
-    """Check for own code, or nothing."""
-    if not value or is_own(value):
-        return None
-    return (
-        "must be file.py:function, own (each client brings its --task), or empty for the built-in"
-        " task"
-    )
-
-
 def is_own(value: str) -> bool:
     """Whether a setting names the user's own code: as file.py:function, or as `OWN`."""
     return value == OWN or re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value) is not None
 
 
-def must_be_family(value: Any) -> str | None:
-    """Check a family of models, or own code."""
-    if value in FAMILIES or is_own(value):
-        return None
-    return f"must be one of {', '.join(FAMILIES)}, or file.py:function"
-
+must_be_task = like(
+    "",
+    "must be file.py:function, own (each client brings its --task), or empty for the built-in task",
+    also=is_own,
+)
+must_be_family = like(
+    "|".join(FAMILIES), f"must be one of {', '.join(FAMILIES)}, or file.py:function", also=is_own
+)
+must_be_device = like(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", "must be auto, cpu, cuda, cuda:N or mps")
+must_be_betas = like(",".join([r"\s*(0|0?\.[0-9]{1,12})\s*"] * 2), "must be like 0.9,0.999")
+"""Of Adam's moments: two decay rates."""
+must_be_shape = like(r"([1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7})?", "must be like 3x32x32")
+"""Of a sample, or nothing."""
+must_be_fingerprint = like(r"([0-9a-f]{32})?", "must be 32 hexadecimal digits")
+must_be_counts = like(r"([0-9]{1,15}(,[0-9]{1,15})*)?", "must be like 500,500,480")
+"""Of labels, or nothing."""
 
 ACTIVATION_FUNCTIONS = (
     "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu",
@@ -160,31 +162,6 @@ def must_be_sizes(value: Any) -> str | None:
     )
 
 
-def must_be_betas(value: Any) -> str | None:
-    """Check the two decay rates of Adam's moments."""
-    number = r"\s*(0|0?\.[0-9]{1,12})\s*"
-    return None if re.fullmatch(f"{number},{number}", value) else "must be like 0.9,0.999"
-
-
-def must_be_shape(value: Any) -> str | None:
-    """Check the shape of a sample, or nothing."""
-    if not value or re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7}", value):
-        return None
-    return "must be like 3x32x32"
-
-
-def must_be_fingerprint(value: Any) -> str | None:
-    """Check the fingerprint of data, or nothing."""
-    return None if re.fullmatch(r"([0-9a-f]{32})?", value) else "must be 32 hexadecimal digits"
-
-
-def must_be_counts(value: Any) -> str | None:
-    """Check the counts of labels, or nothing."""
-    if not value or re.fullmatch(r"[0-9]{1,15}(,[0-9]{1,15})*", value):
-        return None
-    return "must be like 500,500,480"
-
-
 def must_be_power_of_two(value: Any) -> str | None:
     """Check the number of values that share a scale."""
     fits = 16 <= value <= 1024 and value & (value - 1) == 0
@@ -216,7 +193,7 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
 def setting(
     default: T,
     help_line: str,
-    check: Callable[[Any], str | None] | None = None,
+    check: Check | None = None,
     *,
     fixed: bool = False,
 ) -> T:

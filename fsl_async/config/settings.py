@@ -26,7 +26,6 @@ from fsl_async.config.rules import (
     must_be_power_of_two,
     setting,
     span,
-    table_name,
 )
 from fsl_async.config.settings_ring import RingConfig
 from fsl_async.config.settings_training import (
@@ -445,10 +444,7 @@ class Config:
         return self.data.shards or self.sync.clients
 
 
-_TABLES = (
-    RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig,
-    TransferConfig, ExchangeConfig, DataConfig, ModelConfig, TrainConfig, StoreConfig, SplitConfig,
-    TuneConfig, RingConfig,
-)  # fmt: skip
-TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
+TABLES: Mapping[str, type] = {
+    name: type(table) for name, table in attrs.asdict(Config(), recurse=False).items()
+}
 """The class of each TOML table."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import attrs
-from attrs import frozen
 
 from fsl_async.config.implied import with_implied
 from fsl_async.config.presets import PUBLISHED
@@ -18,22 +17,6 @@ from fsl_async.config.settings import TABLES, Config
 from fsl_async.roles.split.methods import METHODS, Method
 
 Condition = Callable[[Config], bool]
-
-
-@frozen
-class Rule:
-    """Settings that have an effect only where `holds`.
-
-    keys: dotted names, with * for any characters. needs: the condition in words.
-    """
-
-    keys: tuple[str, ...]
-    needs: str
-    holds: Condition
-
-
-def _rule(keys: str, needs: str, holds: Condition) -> Rule:
-    return Rule(tuple(keys.split()), needs, holds)
 
 
 def _pretrains(config: Config) -> bool:
@@ -75,233 +58,128 @@ def _may_be_zeroth(config: Config) -> bool:
     return by_rounds and not tune.is_private and (_by_scalars(config) or tune.rule != "hetlora")
 
 
-RULES: tuple[Rule, ...] = (
-    _rule("split.*", "split.method", lambda c: c.split.is_on),
-    _rule("tune.*", "tune.method", lambda c: c.tune.is_on),
-    _rule("ring.*", "ring.roster", lambda c: c.ring.is_on),
+RULES: tuple[tuple[str, str, Condition], ...] = (
+    ("split.*", "split.method", lambda c: c.split.is_on),
+    ("tune.*", "tune.method", lambda c: c.tune.is_on),
+    ("ring.*", "ring.roster", lambda c: c.ring.is_on),
     # When deltas are collected.
-    _rule(
-        "sync.every_s", "sync.trigger = clock or buffer",
-        lambda c: c.sync.trigger in {"clock", "buffer"},
-    ),
-    _rule(
-        "sync.round_cap_s", "sync.trigger = rounds",
-        lambda c: c.sync.trigger not in {"clock", "buffer"},
-    ),
-    _rule(
-        "sync.quorum sync.grace_* sync.first_grace_s", "sync.trigger = clock",
-        lambda c: c.sync.trigger == "clock",
-    ),
-    _rule(
-        "sync.weighting", "outer.aggregation = mean or latest",
-        lambda c: c.outer.aggregation in {"mean", "latest"},
-    ),
-    _rule(
-        "sync.max_staleness", "a tune.rule that takes stale deltas",
-        lambda c: not (c.tune.is_on and c.tune.by_rounds),
-    ),
-    _rule(
-        "sync.staleness_exponent", "sync.max_staleness > 0",
-        lambda c: c.sync.staleness_limit > 0,
-    ),
-    _rule(
-        "guard.least", "a limit by medians, such as guard.outlier_median",
-        lambda c: bool(
-            c.guard.clip_median or c.guard.outlier_median or c.guard.max_tokens_median
-        ),
-    ),
-    _rule(
-        "guard.clip_median", "deltas that are changes, not full weights",
-        lambda c: not c.split.sends_whole,
-    ),
-    _rule(
-        "guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
-        lambda c: c.outer.aggregation == "mean" and c.sync.trigger != "buffer",
-    ),
-    _rule("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
+    ("sync.every_s", "sync.trigger = clock or buffer",
+     lambda c: c.sync.trigger in {"clock", "buffer"}),
+    ("sync.round_cap_s", "sync.trigger = rounds",
+     lambda c: c.sync.trigger not in {"clock", "buffer"}),
+    ("sync.quorum sync.grace_* sync.first_grace_s", "sync.trigger = clock",
+     lambda c: c.sync.trigger == "clock"),
+    ("sync.weighting", "outer.aggregation = mean or latest",
+     lambda c: c.outer.aggregation in {"mean", "latest"}),
+    ("sync.max_staleness", "a tune.rule that takes stale deltas",
+     lambda c: not (c.tune.is_on and c.tune.by_rounds)),
+    ("sync.staleness_exponent", "sync.max_staleness > 0", lambda c: c.sync.staleness_limit > 0),
+    ("guard.least", "a limit by medians, such as guard.outlier_median",
+     lambda c: bool(c.guard.clip_median or c.guard.outlier_median or c.guard.max_tokens_median)),
+    ("guard.clip_median", "deltas that are changes, not full weights",
+     lambda c: not c.split.sends_whole),
+    ("guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
+     lambda c: c.outer.aggregation == "mean" and c.sync.trigger != "buffer"),
+    ("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
-    _rule(
-        "outer.optimizer", "no split.method: its clients are averaged",
-        lambda c: not c.split.is_on,
-    ),
-    _rule(
-        "outer.learning_rate", "outer.optimizer = nesterov",
-        lambda c: c.outer.optimizer == "nesterov",
-    ),
-    _rule(
-        "outer.momentum", "outer.optimizer other than average",
-        lambda c: c.outer.optimizer != "average",
-    ),
-    _rule(
-        "outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",
-        lambda c: c.outer.aggregation not in {"mean", "latest"},
-    ),
-    _rule(
-        "codec.up codec.down", "no split.method: split.models, split.up and split.down count",
-        lambda c: not c.split.is_on,
-    ),
-    _rule(
-        "codec.up codec.feedback_up", "gradients: scalars are sent",
-        lambda c: not _by_scalars(c),
-    ),
-    _rule(
-        "codec.feedback_up", "a format other than fp32, which loses nothing",
-        lambda c: c.codec.up != "fp32",
-    ),
-    _rule(
-        "codec.block_values", "a format with scales: e4m3, e5m2, uniform",
-        lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"},
-    ),
-    _rule("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
-    _rule(
-        "exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
-        _pretrains,
-    ),
-    _rule(
-        "store.snapshot_*", "store.resident and versions of differences",
-        lambda c: c.store.resident and not c.split.sends_whole,
-    ),
-    _rule("store.resident", "versions of differences", lambda c: not c.split.sends_whole),
+    ("outer.optimizer", "no split.method: its clients are averaged", lambda c: not c.split.is_on),
+    ("outer.learning_rate", "outer.optimizer = nesterov",
+     lambda c: c.outer.optimizer == "nesterov"),
+    ("outer.momentum", "outer.optimizer other than average",
+     lambda c: c.outer.optimizer != "average"),
+    ("outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",
+     lambda c: c.outer.aggregation not in {"mean", "latest"}),
+    ("codec.up codec.down", "no split.method: split.models, split.up and split.down count",
+     lambda c: not c.split.is_on),
+    ("codec.up codec.feedback_up", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
+    ("codec.feedback_up", "a format other than fp32, which loses nothing",
+     lambda c: c.codec.up != "fp32"),
+    ("codec.block_values", "a format with scales: e4m3, e5m2, uniform",
+     lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"}),
+    ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
+    ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
+     _pretrains),
+    ("store.snapshot_*", "store.resident and versions of differences",
+     lambda c: c.store.resident and not c.split.sends_whole),
+    ("store.resident", "versions of differences", lambda c: not c.split.sends_whole),
     # The data and the model of built-in tasks.
-    _rule(
-        "data.source", "a built-in task of pretraining or split learning",
-        lambda c: not c.tune.is_on and not c.train.task,
-    ),
-    _rule(
-        "data.sharding", "data that sites share: in fine-tuning each has its own",
-        lambda c: not c.tune.is_on,
-    ),
-    _rule(
-        "data.shards", "data.sharding = disjoint",
-        lambda c: c.data.sharding == "disjoint" and not c.tune.is_on,
-    ),
-    _rule(
-        "data.partition data.flip data.crop data.sample_shape data.classes data.label_counts"
-        " data.fingerprint",
-        "split.method", lambda c: c.split.is_on,
-    ),
-    _rule(
-        "data.partition data.alpha data.pieces", "data.sharding = disjoint",
-        lambda c: c.data.sharding == "disjoint",
-    ),
-    _rule("data.holdout", "text: data sets have a test part", lambda c: not _has_images(c)),
-    _rule(
-        "data.alpha", "data.partition = dirichlet or dirichlet-equal",
-        lambda c: c.data.partition.startswith("dirichlet"),
-    ),
-    _rule("data.pieces", "data.partition = sorted", lambda c: c.data.partition == "sorted"),
-    _rule("model.*", "no tune.method: the base is the model", lambda c: not c.tune.is_on),
-    _rule(
-        "model.*", "no train.task: its script makes the model",
-        lambda c: c.split.is_on or not c.train.task,
-    ),
-    _rule(
-        "model.preset model.layers model.width model.heads model.context model.tokenizer"
-        " model.vocabulary",
-        "a language model", lambda c: not _has_images(c),
-    ),
-    _rule("model.sizes", "a family other than gpt", lambda c: c.model.family != "gpt"),
+    ("data.source", "a built-in task of pretraining or split learning",
+     lambda c: not c.tune.is_on and not c.train.task),
+    ("data.sharding", "data that sites share: in fine-tuning each has its own",
+     lambda c: not c.tune.is_on),
+    ("data.shards", "data.sharding = disjoint",
+     lambda c: c.data.sharding == "disjoint" and not c.tune.is_on),
+    (("data.partition data.flip data.crop data.sample_shape data.classes data.label_counts"
+      " data.fingerprint"),
+     "split.method", lambda c: c.split.is_on),
+    ("data.partition data.alpha data.pieces", "data.sharding = disjoint",
+     lambda c: c.data.sharding == "disjoint"),
+    ("data.holdout", "text: data sets have a test part", lambda c: not _has_images(c)),
+    ("data.alpha", "data.partition = dirichlet or dirichlet-equal",
+     lambda c: c.data.partition.startswith("dirichlet")),
+    ("data.pieces", "data.partition = sorted", lambda c: c.data.partition == "sorted"),
+    ("model.*", "no tune.method: the base is the model", lambda c: not c.tune.is_on),
+    ("model.*", "no train.task: its script makes the model",
+     lambda c: c.split.is_on or not c.train.task),
+    (("model.preset model.layers model.width model.heads model.context model.tokenizer"
+      " model.vocabulary"),
+     "a language model", lambda c: not _has_images(c)),
+    ("model.sizes", "a family other than gpt", lambda c: c.model.family != "gpt"),
     # How clients train.
-    _rule(
-        # It decides the usual share of decay, also where adapters have AdamW all the same.
-        "train.optimizer", "pretraining, or a schedule wsd without train.decay_share",
-        lambda c: _pretrains(c)
-        or (c.tune.is_on and c.train.schedule == "wsd" and not c.train.decay_share),
-    ),
-    _rule(
-        "train.muon_rate", "train.optimizer = muon in pretraining",
-        lambda c: _pretrains(c) and c.train.optimizer == "muon",
-    ),
-    _rule(
-        "train.learning_rate", "gradients: tune.zo_rate counts",
-        lambda c: not _by_scalars(c),
-    ),
-    _rule(
-        "train.weight_decay", "no tune.method: adapters have no decay",
-        lambda c: not c.tune.is_on,
-    ),
-    _rule(
-        "train.schedule train.warmup_steps train.rewarm_steps train.decay_at",
-        "no split.method: split.schedule and split.warmup_steps count",
-        lambda c: not c.split.is_on,
-    ),
-    _rule(
-        "train.schedule train.warmup_steps train.rewarm_steps train.final_rate train.decay_*",
-        "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c),
-    ),
-    _rule(
-        "train.decay_share train.decay_at", "a schedule wsd, or outer.optimizer = growing",
-        lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing",
-    ),
-    _rule(
-        "train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant",
-    ),
-    _rule(
-        "train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
-        lambda c: _pretrains(c) or (c.tune.method == "lora" and not c.tune.is_private),
-    ),
-    _rule(
-        "train.evaluate_share", "the built-in pretraining or fine-tuning",
-        lambda c: not c.split.is_on and not c.train.task,
-    ),
+    # It decides the usual share of decay, also where adapters have AdamW all the same.
+    ("train.optimizer", "pretraining, or a schedule wsd without train.decay_share",
+     lambda c: _pretrains(c)
+     or (c.tune.is_on and c.train.schedule == "wsd" and not c.train.decay_share)),
+    ("train.muon_rate", "train.optimizer = muon in pretraining",
+     lambda c: _pretrains(c) and c.train.optimizer == "muon"),
+    ("train.learning_rate", "gradients: tune.zo_rate counts", lambda c: not _by_scalars(c)),
+    ("train.weight_decay", "no tune.method: adapters have no decay", lambda c: not c.tune.is_on),
+    ("train.schedule train.warmup_steps train.rewarm_steps train.decay_at",
+     "no split.method: split.schedule and split.warmup_steps count", lambda c: not c.split.is_on),
+    ("train.schedule train.warmup_steps train.rewarm_steps train.final_rate train.decay_*",
+     "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c)),
+    ("train.decay_share train.decay_at", "a schedule wsd, or outer.optimizer = growing",
+     lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing"),
+    ("train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant"),
+    ("train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
+     lambda c: _pretrains(c) or (c.tune.method == "lora" and not c.tune.is_private)),
+    ("train.evaluate_share", "the built-in pretraining or fine-tuning",
+     lambda c: not c.split.is_on and not c.train.task),
     # Split learning.
-    _rule(
-        "split.auxiliary split.upload_every", "a method with an auxiliary model",
-        _split_has(lambda method: method.auxiliary != "none"),
-    ),
-    _rule(
-        "split.align_* split.buffer_samples", "a method that aligns its auxiliary model",
-        _split_has(lambda method: method.auxiliary == "aligned"),
-    ),
-    _rule(
-        "split.align_passes split.align_batch split.align_rate split.buffer_samples",
-        "split.align_every > 0", lambda c: c.split.align_every > 0,
-    ),
-    _rule(
-        "split.auxiliary_*", "a method that trains its auxiliary model",
-        _split_has(lambda method: method.auxiliary == "trained"),
-    ),
-    _rule(
-        "split.betas", "an optimizer adamw or adam",
-        lambda c: c.split.optimizer != "sgd" or _trains_auxiliary(c, "adamw", "adam"),
-    ),
-    _rule(
-        "split.down", "a method that sends gradients back",
-        _split_has(lambda method: method.gradients),
-    ),
-    _rule(
-        "split.cut split.mode split.lora_server split.server split.listen split.up"
-        " split.checkpoint_every split.max_stale_rounds split.alone_s split.in_flight",
-        "a method with a split server", _split_has(lambda method: method.has_server),
-    ),
-    _rule(
-        "split.max_stale_rounds", "one model at the split server, not one for each client",
-        _split_has(lambda method: not method.replicas),
-    ),
-    _rule(
-        "split.in_flight", "split.mode = free, without split.labels_at_home",
-        lambda c: c.split.mode == "free" and not c.split.labels_at_home,
-    ),
-    _rule(
-        "split.lora_alpha", "split.lora_client or split.lora_server",
-        lambda c: bool(c.split.lora_client or c.split.lora_server),
-    ),
+    ("split.auxiliary split.upload_every", "a method with an auxiliary model",
+     _split_has(lambda method: method.auxiliary != "none")),
+    ("split.align_* split.buffer_samples", "a method that aligns its auxiliary model",
+     _split_has(lambda method: method.auxiliary == "aligned")),
+    ("split.align_passes split.align_batch split.align_rate split.buffer_samples",
+     "split.align_every > 0", lambda c: c.split.align_every > 0),
+    ("split.auxiliary_*", "a method that trains its auxiliary model",
+     _split_has(lambda method: method.auxiliary == "trained")),
+    ("split.betas", "an optimizer adamw or adam",
+     lambda c: c.split.optimizer != "sgd" or _trains_auxiliary(c, "adamw", "adam")),
+    ("split.down", "a method that sends gradients back",
+     _split_has(lambda method: method.gradients)),
+    (("split.cut split.mode split.lora_server split.server split.listen split.up"
+      " split.checkpoint_every split.max_stale_rounds split.alone_s split.in_flight"),
+     "a method with a split server", _split_has(lambda method: method.has_server)),
+    ("split.max_stale_rounds", "one model at the split server, not one for each client",
+     _split_has(lambda method: not method.replicas)),
+    ("split.in_flight", "split.mode = free, without split.labels_at_home",
+     lambda c: c.split.mode == "free" and not c.split.labels_at_home),
+    ("split.lora_alpha", "split.lora_client or split.lora_server",
+     lambda c: bool(c.split.lora_client or c.split.lora_server)),
     # Fine-tuning.
-    _rule("tune.rule", "tune.method = lora", lambda c: c.tune.method == "lora"),
-    _rule(
-        "tune.labels tune.balance", "tune.objective = classify",
-        lambda c: c.tune.objective == "classify",
-    ),
-    _rule("tune.trained_on", "tune.objective = lm", lambda c: c.tune.objective == "lm"),
-    _rule("tune.beta", "tune.objective = dpo", lambda c: c.tune.objective == "dpo"),
-    _rule(
-        "tune.steps", "tune.method = lora with sync.trigger = rounds",
-        lambda c: c.tune.method == "lora" and c.sync.trigger == "rounds",
-    ),
-    _rule("tune.zo_*", "rounds in which sites may have --order zeroth", _may_be_zeroth),
-    _rule("tune.zo_history", "tune.method = zeroth", _by_scalars),
-    _rule("tune.dp_delta tune.dp_clip", "tune.dp_epsilon", lambda c: c.tune.is_private),
+    ("tune.rule", "tune.method = lora", lambda c: c.tune.method == "lora"),
+    ("tune.labels tune.balance", "tune.objective = classify",
+     lambda c: c.tune.objective == "classify"),
+    ("tune.trained_on", "tune.objective = lm", lambda c: c.tune.objective == "lm"),
+    ("tune.beta", "tune.objective = dpo", lambda c: c.tune.objective == "dpo"),
+    ("tune.steps", "tune.method = lora with sync.trigger = rounds",
+     lambda c: c.tune.method == "lora" and c.sync.trigger == "rounds"),
+    ("tune.zo_*", "rounds in which sites may have --order zeroth", _may_be_zeroth),
+    ("tune.zo_history", "tune.method = zeroth", _by_scalars),
+    ("tune.dp_delta tune.dp_clip", "tune.dp_epsilon", lambda c: c.tune.is_private),
 )  # fmt: skip
+"""Keys of settings, with * for any characters; what they need, in words; and that condition."""
 
 _DECIDES = {"split.method", "tune.method", "ring.roster"}
 """Settings that choose the kind of a run."""
@@ -315,9 +193,9 @@ def without_effect(config: Config, given: Iterable[str]) -> Iterator[tuple[str, 
     for key in given:
         if key in _DECIDES:
             continue
-        for rule in RULES:
-            if any(fnmatchcase(key, one) for one in rule.keys) and not rule.holds(config):
-                yield key, rule.needs
+        for keys, needs, holds in RULES:
+            if any(fnmatchcase(key, one) for one in keys.split()) and not holds(config):
+                yield key, needs
                 break
 
 

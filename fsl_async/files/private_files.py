@@ -28,28 +28,36 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
-def write_bytes(path: Path, data: bytes, *, sync: bool = False) -> None:
+def write_bytes(path: Path, data: bytes, *, sync: bool = False, is_new: bool = False) -> None:
     """Create or overwrite `path`. sync: its content, not its name, is durable on return.
 
-    Raises OSError.
+    is_new: raise FileExistsError where there is one. Raises OSError.
     """
-    with open(path, "wb", opener=opener) as file:
+    with open(path, "xb" if is_new else "wb", opener=opener) as file:
         file.write(data)
         if sync:
             file.flush()
             os.fsync(file.fileno())
 
 
-def replace_bytes(path: Path, data: bytes) -> None:
+def replace_bytes(path: Path, data: bytes, *, is_new: bool = False) -> None:
     """Create or replace `path` atomically; content and name are durable on return.
 
-    One process at a time may do so. Raises OSError.
+    is_new: raise FileExistsError where there is one. One process at a time may do so. Raises
+    OSError.
     """
     part = path.with_name(f".{path.name}.part")
     # What a killed process left there.
     part.unlink(missing_ok=True)
-    write_bytes(part, data, sync=True)
-    part.replace(path)
+    try:
+        write_bytes(part, data, sync=True, is_new=True)
+        if is_new:
+            # Unlike a rename it fails where the name is taken.
+            os.link(part, path)
+        else:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from attrs import define
+
 import fsl_transport as tp
 from fsl_async.errors import AddressError, KeysError, UsageError
 from fsl_async.keys.folder import KeysFolder
@@ -76,24 +78,22 @@ def split_curve(server: Address, keys: KeysFolder, *, encrypted: bool) -> Dialer
     return curve_for(server, keys) if server.key else None
 
 
+@define(eq=False, slots=False)
 class HandshakeReports:
-    """Reports failed handshakes to people and to the client's journal. For the loop's thread."""
+    """Reports failed handshakes to people and to the client's journal. For the loop's thread.
 
-    def __init__(
-        self,
-        server: Address,
-        public: str,
-        name: str,
-        *,
-        scheduler: tp.Scheduler,
-        journal: JournalWriter | TraceHash,
-        log: Callable[[str], None],
-        is_reserved: bool = False,
-    ) -> None:
-        """is_reserved: the allow-list has to assign the name to the key (`keys.admission`)."""
-        self._is_reserved = is_reserved
-        self._server, self._public, self._name = server, public, name
-        self._scheduler, self._journal, self._log = scheduler, journal, log
+    is_reserved: the allow-list has to assign the name to the key (`keys.admission`).
+    """
+
+    _server: Address
+    _public: str
+    _name: str
+    _scheduler: tp.Scheduler
+    _journal: JournalWriter | TraceHash
+    _log: Callable[[str], None]
+    _is_reserved: bool = False
+
+    def __attrs_post_init__(self) -> None:
         self._throttle = LessOften()
         self._failed_at = -math.inf
 

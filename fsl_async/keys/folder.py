@@ -23,6 +23,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from fsl_async.errors import KeysError
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
 from fsl_async.process.program import program
@@ -102,7 +103,7 @@ class KeysFolder:
         with self._changing():
             try:
                 text = f"{_HEAD}public {pair.public}\nsecret {pair.secret}\n"
-                self._write(self.secret_path, text, replace=False)
+                replace_bytes(self.secret_path, text.encode(), is_new=True)
             except FileExistsError:
                 raise KeysError(
                     f"{self.secret_path} exists already: {self.command('pub')} prints its public"
@@ -129,7 +130,7 @@ class KeysFolder:
             if before is None:
                 before = allow_list.parse(allow_list.HEADER, ALLOWED)
             made = change(before)
-            self._write(self.allowed_path, made.text(), replace=True)
+            replace_bytes(self.allowed_path, made.text().encode())
         return made
 
     def _read_guarded(self, path: Path, forbidden: int, most: int) -> str | None:
@@ -178,29 +179,9 @@ class KeysFolder:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-            os.fsync(descriptor)
         except FileExistsError:
             raise
         except OSError as error:
             raise KeysError(f"cannot write in {self.path}: {error.strerror}") from None
         finally:
             os.close(descriptor)
-
-    def _write(self, path: Path, text: str, *, replace: bool) -> None:
-        """Write a file atomically; without `replace` raises FileExistsError where there is one."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        # A killed process of the same number may have left it.
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            if replace:
-                part.replace(path)
-            else:
-                # Unlike a rename it fails where the name is taken.
-                os.link(part, path)
-        finally:
-            part.unlink(missing_ok=True)

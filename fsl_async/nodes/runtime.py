@@ -35,11 +35,9 @@ class Machine(Protocol):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
-        ...
 
     def next_deadline(self) -> float | None:
         """When a TimerFired is due."""
-        ...
 
 
 class Journal(Protocol):
@@ -47,11 +45,9 @@ class Journal(Protocol):
 
     def event(self, event: Any, now: float, cause: int | None = None) -> int:
         """Write an event; returns its running number, the cause of the effects that follow."""
-        ...
 
     def effect(self, effect: Any, now: float, cause: int | None = None) -> int:
         """Write an effect; returns its running number, the cause of the event it ends in."""
-        ...
 
 
 class Worker(Protocol):
@@ -61,11 +57,9 @@ class Worker(Protocol):
         self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
     ) -> None:
         """Run `job`, then call `done(result)` or `failed(error)` on the loop thread."""
-        ...
 
     def close(self) -> None:
         """Finish the submitted jobs; later callbacks are dropped."""
-        ...
 
 
 class Node:

@@ -138,5 +138,7 @@ EFFECTS = {
 
 def carried_out(shell: type) -> set[str]:
     """Return the tags of the effects that a shell carries out, by the table in its source."""
-    names = set(re.findall(r"\b([A-Z]\w+):", inspect.getsource(shell.__init__)))
+    # attrs writes `__init__` of some shells.
+    made = getattr(shell, "__attrs_post_init__", shell.__init__)
+    names = set(re.findall(r"\b([A-Z]\w+):", inspect.getsource(made)))
     return {effect.tag for effect in EFFECTS if effect.__name__ in names}

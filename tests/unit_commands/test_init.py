@@ -3,7 +3,8 @@
 import json
 
 from fsl_async import cli
-from fsl_async.config.load import Config, load
+from fsl_async.config.load import load
+from fsl_async.config.settings import Config
 
 
 def test_it_writes_a_commented_file_that_loads(tmp_path, monkeypatch, capsys):

@@ -1,13 +1,23 @@
 """Numbers as options, and options that set a setting under a shorter name."""
 
 import importlib
+from pathlib import Path
 
 import click
 import pytest
 
 from fsl_async import cli
-from fsl_async.commands import COMMANDS
-from fsl_async.commands.options import Finite, Whole, overrides_of, range_words
+from fsl_async.commands import COMMANDS, node
+from fsl_async.commands.options import (
+    Finite,
+    Whole,
+    WithJson,
+    argument,
+    option,
+    overrides_of,
+    range_words,
+    takes,
+)
 
 
 def options(command, kind, names=()):
@@ -22,7 +32,7 @@ def options(command, kind, names=()):
 
 
 def all_options(kind):
-    found = list(options(cli.node, kind))
+    found = list(options(node.node, kind))
     for name in COMMANDS:
         module = importlib.import_module(f"fsl_async.commands.{name}")
         found += options(module.command, kind, (name,))
@@ -78,7 +88,7 @@ def test_help_has_no_formula_and_no_endless_number():
     assert len(found) >= 40
     for names, one in found:
         assert isinstance(one.type, Finite | Whole), names
-        text = " ".join(one.get_help_record(click.Context(cli.node)))
+        text = " ".join(one.get_help_record(click.Context(node.node)))
         assert "<" not in text, names
         assert not any(len(word) > 9 and word.isdecimal() for word in text.split()), text
 
@@ -99,8 +109,8 @@ def test_a_number_out_of_range_gets_the_whole_range(option, text, words, capsys)
 
 def test_each_option_is_in_one_section_of_help(capsys):
     """All of them were in one list, and which role takes which was in the text of some."""
-    listed = [name for names in cli.SECTIONS.values() for name in names]
-    assert sorted(listed) == sorted(one.name for one in cli.node.params if one.name != "address")
+    listed = [name for names in node.SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(one.name for one in node.node.params if one.name != "address")
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     for title in ("every role", "ps, client and server", "client and server", "client", "relay"):
@@ -110,13 +120,43 @@ def test_each_option_is_in_one_section_of_help(capsys):
     assert "--listen" not in of_client
 
 
-@pytest.mark.parametrize("roles", [one for one in cli.SECTIONS if len(one.split()) < 4])
+@pytest.mark.parametrize("roles", [one for one in node.SECTIONS if len(one.split()) < 4])
 def test_other_roles_refuse_the_options_of_a_section(roles, capsys):
     """What help says is what holds."""
-    params = {one.name: one for one in cli.node.params}
+    params = {one.name: one for one in node.node.params}
     for role in {"ps", "client", "server", "relay"} - set(roles.split()):
-        for name in cli.SECTIONS[roles]:
+        for name in node.SECTIONS[roles]:
             option = params[name]
             given = [option.opts[0], *([] if option.is_flag else ["1"])]
             assert cli.main(["--role", role, *given, "127.0.0.1:7100"]) == 2, (role, given)
             assert option.opts[0] in capsys.readouterr().err
+
+
+class Declared(WithJson):
+    """Options as a command declares them; without evaluated annotations, as in a module."""
+
+    __annotations__ = {"place": "Path", "names": "tuple[str, ...]", "is_on": "bool"}
+    place = argument()
+    names = option("Repeatable.", name="--name")
+    is_on = option()
+    count: "int" = option("How many.", Whole(1), default=3)
+
+
+def test_the_fields_of_one_object_are_a_commands_options():
+    """Name, kind and number follow from the field, and the default is in help."""
+    taken = []
+    command = click.Command("c", params=Declared.parameters())
+    command.callback = takes(Declared)(taken.append)
+    command.main(["--name", "a", "x", "--is-on", "--name", "b"], standalone_mode=False)
+    command.main(["y", "--count", "5", "--json"], standalone_mode=False)
+    first, second = taken
+    assert (first.place, first.names, first.is_on) == (Path("x"), ("a", "b"), True)
+    assert (first.count, first.as_json) == (3, False)
+    assert (second.place, second.names, second.is_on) == (Path("y"), (), False)
+    assert (second.count, second.as_json) == (5, True)
+    with pytest.raises(click.UsageError, match="at least 1"):
+        command.main(["x", "--count", "0"], standalone_mode=False)
+    records = [one.get_help_record(click.Context(command)) for one in command.params]
+    assert [one for one in records if one and "default" in one[1]] == [
+        ("--count INTEGER", "How many.  [default: 3; at least 1]")
+    ]

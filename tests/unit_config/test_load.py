@@ -14,8 +14,6 @@ from fsl_async.config import load as configuration
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
 from fsl_async.config.load import (
-    Config,
-    SyncConfig,
     from_wire,
     load,
     resolved,
@@ -24,7 +22,7 @@ from fsl_async.config.load import (
     to_wire,
 )
 from fsl_async.config.rules import SettingError
-from fsl_async.config.settings import TABLES, TransferConfig
+from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
@@ -271,6 +269,8 @@ def test_numbers_that_no_message_can_carry(digits):
     """
     with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
         load(None, [f"sync.max_staleness={'9' * digits}"])
+    with pytest.raises(ConfigError, match=r"--set: sync\.every_s: "):
+        load(None, [f"sync.every_s=1{'0' * 400}"])
     assert load(None, [f"sync.max_staleness={(1 << 63) - 1}"]).sync.max_staleness == (1 << 63) - 1
 
 

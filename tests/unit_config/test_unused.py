@@ -126,8 +126,8 @@ def test_a_file_with_all_defaults_gives_nothing(tmp_path):
 
 
 def test_each_rule_is_of_a_setting():
-    for rule in RULES:
-        for pattern in rule.keys:
+    for keys, _, _ in RULES:
+        for pattern in keys.split():
             assert any(fnmatchcase(key, pattern) for key in setting_choices()), pattern
 
 

@@ -11,7 +11,7 @@ from fsl_async.cluster.members_file import MembersFile
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
 from fsl_async.errors import disk_words
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.keys.holders import NameHolders
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalWriter
@@ -109,3 +109,15 @@ def test_a_run_directory_that_cannot_be_made_is_one_line(where, words, capsys):
     assert words in line
     assert where in line
     assert "make room" not in line
+
+
+def test_a_new_file_replaces_none(tmp_path):
+    """A key that another process has made meanwhile must stay, and no half of a file remains."""
+    path = tmp_path / "file"
+    replace_bytes(path, b"first", is_new=True)
+    with pytest.raises(FileExistsError):
+        replace_bytes(path, b"second", is_new=True)
+    assert path.read_bytes() == b"first"
+    replace_bytes(path, b"third")
+    assert modes(tmp_path) == {"file": 0o600}
+    assert path.read_bytes() == b"third"

@@ -6,8 +6,7 @@ import pytest
 
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, UsageError
-from fsl_async.nodes.capacity import capacity_of, within
-from fsl_async.nodes.open_files import check_open_files
+from fsl_async.nodes.capacity import capacity_of, check_open_files, within
 from fsl_async.nodes.relay import node as relay_node
 from fsl_transport.zmq.admission import connections_within, files_for, in_use
 
@@ -65,8 +64,8 @@ def test_a_plan_beyond_max_connections_does_not_depend_on_files():
 
 def test_too_low_a_limit_prevents_the_start(monkeypatch):
     """The planned clients could not connect."""
-    monkeypatch.setattr("fsl_async.nodes.open_files.descriptors", lambda: 100)
-    monkeypatch.setattr("fsl_async.nodes.open_files.in_use", lambda: 8)
+    monkeypatch.setattr("fsl_async.nodes.capacity.descriptors", lambda: 100)
+    monkeypatch.setattr("fsl_async.nodes.capacity.in_use", lambda: 8)
     assert check_open_files(config(14)).fits == 14
     with pytest.raises(ConfigError, match=r"room for 14 of .* = 15: .*ulimit -n 102") as found:
         check_open_files(config(15))

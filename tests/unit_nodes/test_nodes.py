@@ -13,7 +13,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.config import address as addresses
-from fsl_async.config.load import Config
+from fsl_async.config.settings import Config
 from fsl_async.keys.folder import KeysFolder
 
 

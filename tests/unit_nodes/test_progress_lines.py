@@ -1,6 +1,6 @@
 """A client tells how its training goes, also where versions are far apart."""
 
-from fsl_async.nodes.client.progress_lines import EVERY_S, FIRST_S, ProgressLines
+from fsl_async.nodes.client.training_watch import FIRST_LINE_S, LINE_EVERY_S, ProgressLines
 
 
 class Clock:
@@ -40,20 +40,20 @@ def test_progress_is_told_soon_and_then_once_a_minute():
     """Not before the first step, and not again after a line about a version."""
     clock, said, report = Clock(), [], {"step": 0.0}
     lines = ProgressLines(clock, lambda: report, lambda one: f"step {one['step']:g}", said.append)
-    clock.run_until(2 * FIRST_S)
+    clock.run_until(2 * FIRST_LINE_S)
     assert said == []
     report["step"] = 5.0
-    clock.run_until(3 * FIRST_S)
+    clock.run_until(3 * FIRST_LINE_S)
     assert said == ["training: step 5"]
     report["step"] = 9.0
-    clock.run_until(3 * FIRST_S + EVERY_S - 1)
+    clock.run_until(3 * FIRST_LINE_S + LINE_EVERY_S - 1)
     lines.told(9.0)
-    clock.run_until(3 * FIRST_S + EVERY_S + 30)
+    clock.run_until(3 * FIRST_LINE_S + LINE_EVERY_S + 30)
     assert said == ["training: step 5"]
     report["step"] = 12.0
-    clock.run_until(3 * FIRST_S + 2 * EVERY_S)
+    clock.run_until(3 * FIRST_LINE_S + 2 * LINE_EVERY_S)
     assert said[1:] == ["training: step 12"]
     lines.close()
     report["step"] = 99.0
-    clock.run_until(3 * FIRST_S + 9 * EVERY_S)
+    clock.run_until(3 * FIRST_LINE_S + 9 * LINE_EVERY_S)
     assert len(said) == 2

@@ -1,7 +1,6 @@
 """A version's chunks come from memory where they are there, and from the disk otherwise."""
 
-from fsl_async.nodes.ps.serving import AT_ONCE, StoreSource
-from fsl_async.roles.sync import effects as do
+from fsl_async.nodes.streams import AT_ONCE, Sink, Source
 
 
 class Late:
@@ -29,13 +28,12 @@ class Late:
 def source(in_memory, on_disk, counted, failures):
     """A source of 20 chunks."""
     worker = Late()
-    made = StoreSource(
-        do.SendVersion("a", "update", 3),
+    made = Source(
         20,
         worker,
         on_disk,
+        lambda index, frame: counted.append((index, frame)),
         in_memory=in_memory,
-        count=lambda index, frame: counted.append((index, frame)),
         failed=failures.append,
     )
     return made, worker
@@ -71,3 +69,21 @@ def test_chunks_that_are_not_in_memory_are_read():
     assert sent == [None, b"x", None]
     assert counted == [(1, b"x")]
     assert [str(error) for error in failures] == [str(OSError(5, "Input/output error"))]
+
+
+def test_a_chunk_that_is_not_taken_ends_its_stream():
+    """The error is kept for the report; only chunks that were taken count."""
+    counted, problems, answers, worker = [], [], [], Late()
+
+    def take(index, frame):
+        if index:
+            raise OSError(28, "No space left on device")
+
+    made = Sink(worker, take, lambda *chunk: counted.append(chunk), problems.append)
+    for index in range(2):
+        made.write(index, memoryview(b"x"), answers.append)
+    assert answers == []
+    worker.run()
+    assert answers == [True, False]
+    assert counted == [(0, b"x")]
+    assert problems == [str(OSError(28, "No space left on device"))]

@@ -20,7 +20,7 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
@@ -37,9 +37,8 @@ from fsl_async.errors import (
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
-from fsl_async.nodes.client.progress_lines import ProgressLines
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.client.training_watch import TrainingWatch
+from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.process.lag import LoopLag

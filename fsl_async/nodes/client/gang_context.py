@@ -6,48 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
-from attrs import asdict
+from cattrs.preconf.json import make_converter
 
 from fsl_async.config.load import from_wire
-from fsl_async.config.site_code import SiteCode
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import UsageError
-from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 
-_TEXTS = ("task", "data", "tokenizer", "device", "threads")
+_converter = make_converter()
+# The oldest cattrs that is supported has no paths.
+_converter.register_unstructure_hook(Path, str)
+_converter.register_structure_hook(Path, lambda path, _: Path(path))
 
 
 def options_to_wire(options: ClientOptions) -> dict[str, Any]:
     """A site's options as plain values, for a process of the same site."""
-    return {
-        "server": options.server,
-        "name": options.name,
-        **{name: getattr(options, name) for name in _TEXTS},
-        "code": asdict(options.code),
-        "tuning": asdict(options.tuning),
-        "run_dir": None if options.run_dir is None else str(options.run_dir),
-        "keys": None if options.keys is None else str(options.keys.path),
-        "allowed": sorted(options.policy.allowed),
-        "refuses_rollback": options.policy.refuses_rollback,
-    }
+    wire: dict[str, Any] = _converter.unstructure(options)
+    return wire
 
 
 def options_from_wire(wire: dict[str, Any]) -> ClientOptions:
     """What `options_to_wire` made."""
-    run_dir, keys = wire["run_dir"], wire["keys"]
-    return ClientOptions(
-        wire["server"],
-        wire["name"],
-        **{name: wire[name] for name in _TEXTS},
-        code=SiteCode(**wire["code"]),
-        tuning=SiteTuning(**wire["tuning"]),
-        run_dir=None if run_dir is None else Path(run_dir),
-        keys=None if keys is None else KeysFolder(Path(keys)),
-        policy=SitePolicy(frozenset(wire["allowed"]), refuses_rollback=wire["refuses_rollback"]),
-    )
+    return _converter.structure(wire, ClientOptions)
 
 
 def packed(options: ClientOptions, member: Membership) -> bytes:

@@ -19,8 +19,8 @@ from fsl_async.config.site_policy import SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.nodes.capacity import check_client_files
 from fsl_async.nodes.client.training_watch import Steps
-from fsl_async.nodes.open_files import check_client_files
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
@@ -47,11 +47,9 @@ class Meter(Steps, Protocol):
 
     def totals(self) -> dict[str, float]:
         """Counts alone."""
-        ...
 
     def report(self) -> dict[str, float]:
         """The totals, and the running mean of each metric."""
-        ...
 
 
 class TrainingSide(Protocol):
@@ -60,17 +58,14 @@ class TrainingSide(Protocol):
     @property
     def meter(self) -> Meter:
         """What is trained."""
-        ...
 
     @property
     def clock(self) -> RunClock:
         """The run's progress."""
-        ...
 
     @property
     def stopped(self) -> bool:
         """Whether the run has ended, or this client's part in it."""
-        ...
 
 
 DELTAS_ONLY = SitePolicy()

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attrs import evolve, frozen, mutable
+from attrs import define, evolve, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.transfer_progress import TransferProgress
+from fsl_async.nodes.streams import Sink, Source, TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
     Welcome,
@@ -53,25 +53,6 @@ from fsl_async.store.manifest import Manifest
 REDIAL_S = 5.0
 
 
-@frozen
-class CodedSource:
-    """Chunks coded by the worker as the link has room."""
-
-    chunks: int
-    _worker: Worker
-    _encode: Callable[[int], bytes]
-    _count: Callable[[int, bytes], None] = lambda _, __: None
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Code a chunk; None when that fails."""
-
-        def done(frame: bytes) -> None:
-            self._count(index, frame)
-            deliver(frame)
-
-        self._worker.submit(lambda: self._encode(index), done, lambda _: deliver(None))
-
-
 @mutable
 class FetchProgress:
     """The version being fetched. It is kept across sessions, so a transfer resumes at the chunk."""
@@ -83,6 +64,7 @@ class FetchProgress:
     stream: str = ""
 
 
+@define(eq=False, slots=False)
 class ClientShell:
     """Connects a ClientMachine with an endpoint, a learner and a worker.
 
@@ -92,39 +74,25 @@ class ClientShell:
     site's policy allows metrics to leave.
     """
 
-    def __init__(
-        self,
-        machine: ClientMachine,
-        learner: Exchange,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
-        *,
-        worker: Worker,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-        welcomed: Callable[[Welcome], None],
-        end_training: Callable[[str], None],
-        count: Callable[[Direction, int, bytes], None] = lambda *_: None,
-        on_end: Callable[[Event], None] = lambda _: None,
-        announced: Callable[[RunPosition], None] = lambda _: None,
-        shares_metrics: bool = True,
-    ) -> None:
-        self.machine = machine
-        self.learner = learner
-        self.worker = worker
-        self.count = count
-        self.node = Node(machine, scheduler, self._execute, journal)
-        self._scheduler = scheduler
-        self._on_end = on_end
-        self._announced = announced
-        self._shares_metrics = shares_metrics
+    machine: ClientMachine
+    learner: Exchange
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint]
+    worker: Worker
+    _scheduler: tp.Scheduler
+    _journal: Journal
+    _say: Callable[[Note], None]
+    _finished: Callable[[Finish], None]
+    _welcomed: Callable[[Welcome], None]
+    _end_training: Callable[[str], None]
+    count: Callable[[Direction, int, bytes], None] = lambda *_: None
+    _on_end: Callable[[Event], None] = lambda _: None
+    _announced: Callable[[RunPosition], None] = lambda _: None
+    _shares_metrics: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._shard = -1
-        self._say = say
-        self._finished = finished
-        self._welcomed = welcomed
-        self._end_training = end_training
         self._fetch: FetchProgress | None = None
         self._scalars = "", b""
         """The name that a stream of the scalars that came would have, and their frame."""
@@ -163,7 +131,7 @@ class ClientShell:
             SendGoodbye: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
-        self.endpoint = dialer(self.on_transport)
+        self.endpoint = self._dialer(self.on_transport)
 
     def dial(self) -> None:
         """Dial the parameter server, and after every loss again, until the end."""
@@ -301,7 +269,7 @@ class ClientShell:
 
     def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:
         manifest = self._known_manifest()
-        source = CodedSource(
+        source = Source(
             manifest.chunks,
             self.worker,
             self.learner.encode_initial,
@@ -319,7 +287,7 @@ class ClientShell:
         delta = effect.delta
         sequence = delta.key.sequence
         chunks = self.learner.delta_frames(sequence)
-        source = CodedSource(
+        source = Source(
             chunks,
             self.worker,
             lambda index: self.learner.encode_delta(sequence, index),
@@ -371,7 +339,15 @@ class ClientShell:
             self._receive_scalars(effect, number, frame)
             return
         self._fetch = fetch
-        self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)
+
+        def taken(index: int, frame: bytes) -> None:
+            fetch.next_chunk = max(fetch.next_chunk, index + 1)
+            self.count(Direction.DOWN, index, frame)
+
+        sink = Sink(
+            self.worker, lambda index, frame: self.learner.put_fetch(version, index, frame), taken
+        )
+        self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
         version, self._fetch, self._scalars = effect.version, None, ("", b"")
@@ -430,26 +406,3 @@ class ClientShell:
         reason = reason_for_peers(effect.reason, effect.exit_code)
         self._leave(Goodbye(reason, left_s).text)
         self._finished(effect)
-
-
-@frozen
-class _FetchSink:
-    """Receives the chunks of a version; a chunk that does not decode ends the stream."""
-
-    shell: ClientShell
-    fetch: FetchProgress
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        frame = bytes(data)
-        fetch = self.fetch
-
-        def taken(_: None) -> None:
-            fetch.next_chunk = max(fetch.next_chunk, index + 1)
-            self.shell.count(Direction.DOWN, index, frame)
-            done(True)
-
-        self.shell.worker.submit(
-            lambda: self.shell.learner.put_fetch(fetch.version, index, frame),
-            taken,
-            lambda _: done(False),
-        )

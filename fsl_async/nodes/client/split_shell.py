@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
@@ -78,6 +78,7 @@ def event_of(message: Message) -> Event:
             raise MessageError(f"{type(other).__name__} is no message of a split server")
 
 
+@define(eq=False, slots=False)
 class SplitClientShell:
     """Connects a SplitClientMachine with an endpoint, a worker and the training thread.
 
@@ -85,33 +86,21 @@ class SplitClientShell:
     policy allows the errors of coding to leave.
     """
 
-    def __init__(
-        self,
-        machine: SplitClientMachine,
-        training: SplitTraining,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint],
-        *,
-        facts: Facts,
-        formats: Formats,
-        worker: Worker,
-        traffic: Traffic,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-        shares_metrics: bool = True,
-    ) -> None:
-        self._shares_metrics = shares_metrics
-        self.machine = machine
-        self.training = training
-        self.facts = facts
-        self.formats = formats
-        self.traffic = traffic
-        self.worker = worker
-        self.node = Node(machine, scheduler, self._execute, journal)
-        self._scheduler = scheduler
-        self._say = say
-        self._finished = finished
+    machine: SplitClientMachine
+    training: SplitTraining
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint]
+    facts: Facts
+    formats: Formats
+    worker: Worker
+    traffic: Traffic
+    _scheduler: tp.Scheduler
+    _journal: Journal
+    _say: Callable[[Note], None]
+    _finished: Callable[[Finish], None]
+    _shares_metrics: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._incoming: dict[str, IncomingVector] = {}
         self._offered_streams: dict[str, int] = {}
@@ -150,7 +139,7 @@ class SplitClientShell:
             split.SettleRound: lambda e, _: self.training.settle(e.round),
             split.DialAgain: lambda *_: self.dial(),
         }
-        self.endpoint = dialer(self.on_transport)
+        self.endpoint = self._dialer(self.on_transport)
 
     def dial(self) -> None:
         """Dial the split server, and after every loss again, until the end."""

@@ -1,11 +1,14 @@
-"""Watches a client's training thread: reports when it hangs, and ends the process if set so."""
+"""Watches a client's training thread: reports when it hangs, and ends the process if set so.
+
+`ProgressLines` prints its progress now and then: by default versions are ten minutes apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from fsl_async.errors import ExitCode
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from fsl_async.process.stopper import Stopper
 
 EVERY_S = 0.5
+FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 LEAVE_S = 3.0
 """Time for the goodbye of a client that sends nothing any more."""
 
@@ -70,4 +74,40 @@ class TrainingWatch:
 
     def close(self) -> None:
         """Stop checking."""
+        self._timer.cancel()
+
+
+class ProgressLines:
+    """Prints progress where nothing else has for `LINE_EVERY_S`, and soon after the first step.
+
+    report: the fields of a heartbeat. words: makes text of them. On the loop's thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[], Mapping[str, float]],
+        words: Callable[[Mapping[str, float]], str],
+        log: Callable[[str], None],
+    ) -> None:
+        self._loop, self._report, self._words, self._log = loop, report, words, log
+        self._step = 0.0
+        self._timer = loop.call_later(FIRST_LINE_S, self._look)
+
+    def told(self, step: float) -> None:
+        """Another line has told the progress."""
+        self._step = step
+        self._timer.cancel()
+        self._timer = self._loop.call_later(LINE_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        report = self._report()
+        wait_s = LINE_EVERY_S if self._step else FIRST_LINE_S
+        if report["step"] > self._step:
+            self._log(f"training: {self._words(report)}")
+            self._step, wait_s = report["step"], LINE_EVERY_S
+        self._timer = self._loop.call_later(wait_s, self._look)
+
+    def close(self) -> None:
+        """Print no more."""
         self._timer.cancel()

@@ -18,6 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import define
+
 from fsl_async.errors import ConfigError, RunDirError, disk_words
 from fsl_async.roles.sync.events import DecayAsked
 from fsl_async.roles.sync.progress import RunLimits
@@ -83,6 +85,7 @@ def check_date(config: Config) -> None:
         )
 
 
+@define(eq=False, slots=False)
 class DecayRequests:
     """Feeds DecayAsked for a request file, and once at `at` (an ISO 8601 date; empty: never).
 
@@ -90,24 +93,17 @@ class DecayRequests:
     was_asked: whether the run has a decay that was asked for; then the date does not count.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        feed: Callable[[DecayAsked], object],
-        scheduler: tp.Scheduler,
-        *,
-        at: str = "",
-        has_begun: Callable[[], bool] = lambda: True,
-        was_asked: Callable[[], bool] = lambda: False,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._path = run_dir / FILE
-        self._feed = feed
-        self._scheduler = scheduler
-        self._has_begun = has_begun
-        self._was_asked = was_asked
-        self._wall_clock = wall_clock
-        self._date = datetime.fromisoformat(at).timestamp() if at else math.inf
+    _run_dir: Path
+    _feed: Callable[[DecayAsked], object]
+    _scheduler: tp.Scheduler
+    _at: str = ""
+    _has_begun: Callable[[], bool] = lambda: True
+    _was_asked: Callable[[], bool] = lambda: False
+    _wall_clock: Callable[[], float] = time.time
+
+    def __attrs_post_init__(self) -> None:
+        self._path = self._run_dir / FILE
+        self._date = datetime.fromisoformat(self._at).timestamp() if self._at else math.inf
         self._timer: Cancellable | None = None
 
     def start(self) -> None:

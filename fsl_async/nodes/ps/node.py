@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.traffic import CountedLink, Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
@@ -34,8 +33,7 @@ from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
-from fsl_async.nodes.capacity import Capacity, within
-from fsl_async.nodes.open_files import and_capacity, check_open_files
+from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, within
 from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
@@ -91,16 +89,23 @@ class Summary:
 
 @frozen(kw_only=True)
 class Options:
-    """Arguments of a parameter server besides its configuration and run directory; see `serve`."""
+    """Arguments of a parameter server besides its configuration and run directory."""
 
     announce: Callable[[str], None]
+    """Called with the bound address once clients can connect."""
     log: Callable[[str], None]
+    """Takes one line for the operator at a time."""
     stop: Stopper
     from_version: int | None = None
     record: Callable[..., None] | None = None
+    """Takes the run's events as a kind and fields, instead of lines."""
     after_commit: Callable[[int], None] | None = None
+    """Called in the store's thread with each durable version, before it is announced; it must not
+    raise."""
     launching: Launching | None = None
+    """Relaunches clients that died; None: no relaunches."""
     keys: KeysFolder | None = None
+    """Encrypt with this pair, and admit the keys on this list."""
 
 
 def _pace_of(sync: SyncConfig) -> PaceRules | None:
@@ -244,46 +249,20 @@ def check_bindable(address: str) -> None:
         raise AddressError(text) from None
 
 
-def serve(
-    config: Config,
-    run_dir: Path,
-    *,
-    from_version: int | None,
-    announce: Callable[[str], None],
-    log: Callable[[str], None],
-    stop: Stopper,
-    record: Callable[..., None] | None = None,
-    after_commit: Callable[[int], None] | None = None,
-    launching: Launching | None = None,
-    keys: KeysFolder | None = None,
-) -> Summary:
-    """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
+def serve(config: Config, run_dir: Path, **options: Any) -> Summary:
+    """Run the parameter server until the run ends or it is asked to stop. Makes its own loop.
 
-    announce: called with the bound address once clients can connect.
-    log: takes one line for the operator at a time.
-    record: takes the run's events as a kind and fields, instead of lines.
-    after_commit: called in the store's thread with each durable version, before it is announced; it
-    must not raise.
-    launching: relaunches clients that died; None: no relaunches.
-    keys: encrypt with this pair, and admit the keys on this list.
+    options: the fields of `Options`.
     Raises RunDirError (damaged, in use, no space), AddressError (port in use), KeysError, and
     ConfigError (reachable from other machines with neither keys nor `listen.insecure`), each in one
     line.
     """
+    given = Options(**options)
+    keys = given.keys
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
-    options = Options(
-        announce=announce,
-        log=log,
-        stop=stop,
-        from_version=from_version,
-        record=record,
-        after_commit=after_commit,
-        launching=launching,
-        keys=keys,
-    )
-    notifier = functools.partial(notify_split_server, keys=keys, log=log)
-    with prepared(config, run_dir, options, notifier=notifier) as run:
+    notifier = functools.partial(notify_split_server, keys=keys, log=given.log)
+    with prepared(config, run_dir, given, notifier=notifier) as run:
         return run_loop(run(config))
 
 
@@ -335,7 +314,7 @@ def prepared(
     except FslError:
         store.close()
         raise
-    taken = _Taken(
+    server = _Server(
         options=options,
         run=run,
         run_dir=run_dir,
@@ -348,7 +327,7 @@ def prepared(
         capacity=capacity,
     )
     try:
-        yield taken.serve
+        yield server.serve
         if not options.stop.hard:
             with contextlib.suppress(StoreError):
                 store.finish_snapshot()
@@ -410,9 +389,9 @@ async def _goodbye(endpoint: tp.ListenerEndpoint, notifier: RunEndNotifier) -> N
     await notifier.wait()
 
 
-@frozen(kw_only=True)
-class _Taken:
-    """A locked run directory, and everything that serves it."""
+@define(kw_only=True, eq=False, slots=False)
+class _Server:
+    """A locked run directory, and everything that serves it, once."""
 
     options: Options
     run: str
@@ -426,40 +405,31 @@ class _Taken:
     notifier: Callable[..., RunEndNotifier]
     capacity: Capacity
 
-    async def serve(self, config: Config) -> Summary:
-        """Serve until the end. config: for clients."""
-        return await _Server(self, within(with_implied(config), self.capacity)).serve()
-
-
-class _Server:
-    """The parameter server in its loop."""
-
-    def __init__(self, taken: _Taken, config: Config) -> None:
-        self._taken = taken
-        self._config = config
+    def _open(self, config: Config) -> None:
+        """Make what serves, in the loop. config: for clients, within the capacity."""
         self._loop = loop = asyncio.get_running_loop()
         self._begun = time.monotonic()
-        options = taken.options
-        self._settings = transport_settings(config, taken.capacity.connections)
-        self._link = _listener(config, taken.access, self._settings)
+        options = self.options
+        self._settings = transport_settings(config, self.capacity.connections)
+        self._link = _listener(config, self.access, self._settings)
         self._finished: asyncio.Future[Finish] = loop.create_future()
         self._worker = ThreadWorker(loop, "store")
-        self._journal = Reporter(taken.writer, options.log, loop.time, record=options.record)
+        self._journal = Reporter(self.writer, options.log, loop.time, record=options.record)
         self._traffic = Traffic()
-        self._machine = ParameterServerMachine(rules_of(config), weighting_of(config), taken.run)
+        self._machine = ParameterServerMachine(rules_of(config), weighting_of(config), self.run)
         self._relauncher = relauncher_of(
             options.launching or Launching(),
             self._machine,
             self._journal,
-            taken.run_dir,
-            taken.access.reached_at(self._link.address),
+            self.run_dir,
+            self.access.reached_at(self._link.address),
         )
         self._endpoint: tp.ListenerEndpoint
         self._shell = ParameterServerShell(
             self._machine,
-            run_facts(taken.run, config),
+            run_facts(self.run, config),
             Surroundings(
-                store=taken.store,
+                store=self.store,
                 worker=self._worker,
                 scheduler=loop,
                 journal=self._journal,
@@ -475,10 +445,10 @@ class _Server:
         self._ring = join_ring(
             self._shell,
             config,
-            store=taken.store,
+            store=self.store,
             worker=self._worker,
             journal=self._journal,
-            writer=taken.writer,
+            writer=self.writer,
             keys=options.keys,
             listener=self._endpoint,
         )
@@ -491,7 +461,7 @@ class _Server:
             watched(handle, self._relauncher),
             "ps",
             incarnation=time.time_ns(),
-            admit=self._taken.access.admit,
+            admit=self.access.admit,
         )
         return self._endpoint
 
@@ -501,44 +471,45 @@ class _Server:
         if effect.exit_code and not self._machine.ended:  # what follows from the cause is no news
             self._shell.node.close()
 
-    def _note_start(self) -> None:
-        taken = self._taken
+    def _note_start(self, config: Config) -> None:
         self._journal.note(
             "node_started",
             self._loop.time(),
             role="ps",
-            run=taken.run,
+            run=self.run,
             address=self._link.address,
             pid=os.getpid(),
             host=socket.gethostname(),
-            encrypted=taken.access.curve is not None,
-            **start_facts(self._config),
+            encrypted=self.access.curve is not None,
+            **start_facts(config),
         )
-        _note_versions(self._journal, taken.store.records, self._loop.time())
+        _note_versions(self._journal, self.store.records, self._loop.time())
 
-    async def serve(self) -> Summary:
-        """Serve until the end."""
-        taken, options, config, loop = self._taken, self._taken.options, self._config, self._loop
+    async def serve(self, config: Config) -> Summary:
+        """Serve until the end. config: for clients."""
+        config = within(with_implied(config), self.capacity)
+        self._open(config)
+        options, loop = self.options, self._loop
         shell, machine, journal, endpoint = (
             self._shell,
             self._machine,
             self._journal,
             self._endpoint,
         )
-        stop, access = options.stop, taken.access
-        taken.store.report = _passed(loop, shell, ev.DamageRepaired)
-        taken.store.gone = _passed(loop, shell, ev.StoreFailed)
+        stop, access = options.stop, self.access
+        self.store.report = _passed(loop, shell, ev.DamageRepaired)
+        self.store.gone = _passed(loop, shell, ev.StoreFailed)
         lag = LoopLag(loop)
         garbage = GarbageWatch(loop, endpoint, journal)
         counted = TrafficNotes(loop, journal, self._traffic)
         _name_bugs(loop, journal, options.log)
-        unsaved = taken.store.unsaved
-        asked = ending(stop, shell, journal, taken.run_dir, unsaved=unsaved, finish=self._finish)
+        unsaved = self.store.unsaved
+        asked = ending(stop, shell, journal, self.run_dir, unsaved=unsaved, finish=self._finish)
         unsubscribe = stop.subscribe(asked)
-        self._note_start()
-        notifier = taken.notifier(config, taken.run, journal, taken.writer)
+        self._note_start(config)
+        notifier = self.notifier(config, self.run, journal, self.writer)
         decays = DecayRequests(
-            taken.run_dir,
+            self.run_dir,
             shell.node.feed,
             loop,
             at=config.train.decay_at,
@@ -546,10 +517,10 @@ class _Server:
             was_asked=lambda: machine.progress.was_asked,
         )
         try:
-            shell.start(taken.recovered)
+            shell.start(self.recovered)
             decays.start()
             away_s = max(config.session.expire_after_s, LEAST_AWAY_S)
-            self._relauncher.recovered(taken.members, away_s)
+            self._relauncher.recovered(self.members, away_s)
             options.announce(self._link.address)
             access.open(loop, endpoint, journal, config.session.heartbeat_every_s)
             ended = await self._finished
@@ -576,11 +547,11 @@ class _Server:
         if ended.exit_code:
             raise RunDirError(ended.reason)
         return Summary(
-            taken.run,
+            self.run,
             machine.version,
             machine.tokens_total,
             machine.digest,
             ended.reason,
             round(time.monotonic() - self._begun, 3),
-            str(taken.run_dir),
+            str(self.run_dir),
         )

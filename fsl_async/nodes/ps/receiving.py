@@ -5,67 +5,30 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.nodes.runtime import Worker
-from fsl_async.roles.machine import Event, StreamLost
+from fsl_async.accounting.categories import Direction
+from fsl_async.nodes.streams import Sink
+from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import Committed, SpoolResult
-from fsl_async.store.store import Store
+from fsl_async.store.records import SpoolResult
+
+if TYPE_CHECKING:
+    from fsl_async.nodes.ps.shell import ParameterServerShell
 
 CANNOT_STORE = "parameter server cannot store it now"
 
 
-class Sink:
-    """Passes the chunks of one stream to the worker."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        write: Callable[[int, bytes], None],
-        problem: Callable[[str], None],
-        count: Callable[[int, bytes], None],
-    ) -> None:
-        self._worker = worker
-        self._write = write
-        self._problem = problem
-        self._count = count
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        """Write a chunk in the worker."""
-
-        def failed(error: Exception) -> None:
-            self._problem(str(error))
-            done(False)
-
-        def written(_: None) -> None:
-            self._count(index, frame)
-            done(True)
-
-        frame = bytes(data)
-        self._worker.submit(lambda: self._write(index, frame), written, failed)
-
-
-@define(kw_only=True, eq=False)
+@define(eq=False)
 class Receiving:
     """The streams of all clients to the parameter server."""
 
-    store: Store
-    worker: Worker
-    endpoint: tp.ListenerEndpoint
-    scheduler: tp.Scheduler
-    feed: Callable[[Event, int | None], None]
-    manifest: Callable[[], Manifest]
-    """Returns the run's manifest, once a client has attached a model."""
-    committed: Callable[[Committed, float, int], None]
-    """Takes version 0, the time at which it was begun, and the number of its effect."""
-    count: Callable[[int, bytes], None]
-    """Takes each chunk that is written."""
+    shell: ParameterServerShell
     storing: Counter[str] = field(factory=Counter, init=False)
     """Client -> its deltas that have arrived and are being stored."""
     _incoming: dict[tuple[str, str], Callable[[], None]] = field(factory=dict, init=False)
@@ -100,7 +63,7 @@ class Receiving:
         """Report a stream that ended incomplete."""
         problem = self._problems.pop((peer, stream), reason)
         if self._incoming.pop((peer, stream), None) is not None:
-            self.feed(StreamLost(peer, stream, problem), None)
+            self.shell.node.feed(StreamLost(peer, stream, problem), None)
 
     def left(self, peer: str) -> None:
         """Forget the streams of a session that is over."""
@@ -112,25 +75,25 @@ class Receiving:
 
     def initial(self, effect: do.ReceiveInitial, number: int) -> None:
         """Receive the weights of version 0."""
-        manifest, peer, stream = self.manifest(), effect.peer, effect.stream
-        begun_at = self.scheduler.time()
+        manifest, peer, stream = self.shell.known_manifest(), effect.peer, effect.stream
+        begun_at = self.shell.scheduler.time()
 
         def ready(_: None) -> None:
-            self._open(peer, stream, self.store.write_initial, finish)
+            self._open(peer, stream, self.shell.store.write_initial, finish)
 
         def finish() -> None:
-            self.feed(ev.InitialReceived(peer), number)
-            self.worker.submit(
-                self.store.finish_initial,
-                lambda made: self.committed(made, begun_at, number),
-                lambda error: self.feed(ev.CommitFailed(0, str(error)), number),
+            self.shell.node.feed(ev.InitialReceived(peer), number)
+            self.shell.worker.submit(
+                self.shell.store.finish_initial,
+                lambda made: self.shell.jobs.committed(made, begun_at, number),
+                lambda error: self.shell.node.feed(ev.CommitFailed(0, str(error)), number),
             )
 
         def failed(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, "parameter server cannot write")
-            self.feed(ev.CommitFailed(0, str(error)), number)
+            self.shell.endpoint.decline(peer, stream, "parameter server cannot write")
+            self.shell.node.feed(ev.CommitFailed(0, str(error)), number)
 
-        self.worker.submit(lambda: self.store.begin_initial(manifest), ready, failed)
+        self.shell.worker.submit(lambda: self.shell.store.begin_initial(manifest), ready, failed)
 
     def delta(self, effect: do.ReceiveDelta, number: int) -> None:
         """Receive a delta into the spool, from the first missing chunk."""
@@ -141,47 +104,47 @@ class Receiving:
             return
 
         def begin() -> int | None:
-            known = self.store.spool_begin(delta, effect.weight)
-            return None if known else self.store.spool_next_chunk(key)
+            known = self.shell.store.spool_begin(delta, effect.weight)
+            return None if known else self.shell.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
             if next_chunk is None:
                 # It was finished since this offer; the acknowledgement is being sent.
-                self.endpoint.decline(peer, stream, "known")
+                self.shell.endpoint.decline(peer, stream, "known")
                 return
-            write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
+            write = lambda index, frame: self.shell.store.spool_write(key, index, frame)  # noqa: E731
             finish = lambda: self._finish_delta(effect, number, broken)  # noqa: E731
             self._open(peer, stream, write, finish, next_chunk)
 
         def broken(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, CANNOT_STORE)
-            self.endpoint.cancel(peer, stream, CANNOT_STORE)
-            self.feed(StreamLost(peer, stream, str(error)), number)
+            self.shell.endpoint.decline(peer, stream, CANNOT_STORE)
+            self.shell.endpoint.cancel(peer, stream, CANNOT_STORE)
+            self.shell.node.feed(StreamLost(peer, stream, str(error)), number)
 
-        self.worker.submit(begin, begun, broken)
+        self.shell.worker.submit(begin, begun, broken)
 
     def _store_measured(self, effect: do.ReceiveDelta, frame: bytes, number: int) -> None:
         key = effect.delta.key
         self._finishing.add(key)
 
         def write() -> bool:
-            is_new = self.store.spool_begin(effect.delta, effect.weight) is None
+            is_new = self.shell.store.spool_begin(effect.delta, effect.weight) is None
             if is_new:
-                self.store.spool_write(key, 0, frame)
+                self.shell.store.spool_write(key, 0, frame)
             return is_new
 
         def written(is_new: bool) -> None:
             if is_new:
-                self.count(0, frame)
+                self._count(0, frame)
                 self._finish_delta(effect, number, broken)
             else:  # the acknowledgement is being sent
                 self._finishing.discard(key)
 
         def broken(error: Exception) -> None:
             self._finishing.discard(key)
-            self.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
+            self.shell.node.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
 
-        self.worker.submit(write, written, broken)
+        self.shell.worker.submit(write, written, broken)
 
     def _finish_delta(
         self, effect: do.ReceiveDelta, number: int, broken: Callable[[Exception], None]
@@ -202,9 +165,9 @@ class Receiving:
 
         def stored(result: SpoolResult) -> None:
             over()
-            self.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
+            self.shell.node.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
 
-        self.worker.submit(lambda: self.store.spool_finish(key), stored, not_stored)
+        self.shell.worker.submit(lambda: self.shell.store.spool_finish(key), stored, not_stored)
 
     def _open(
         self,
@@ -220,5 +183,8 @@ class Receiving:
         self._incoming[(peer, stream)] = finish
         # LocalError: it was offered twice, and the first one is being received.
         with contextlib.suppress(tp.LocalError):
-            sink = Sink(self.worker, write, problem, self.count)
-            self.endpoint.accept(peer, stream, sink, next_chunk)
+            sink = Sink(self.shell.worker, write, self._count, problem)
+            self.shell.endpoint.accept(peer, stream, sink, next_chunk)
+
+    def _count(self, index: int, frame: bytes) -> None:
+        self.shell.count(Direction.UP, index, frame)

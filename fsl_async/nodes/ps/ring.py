@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.receiving import Sink
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.streams import Sink, Source
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.machine import Effect, Event, Note, Send
 from fsl_async.roles.messages import MessageError
@@ -70,48 +70,31 @@ class Group:
     use_model: Callable[[Manifest], None]
 
 
-class GlobalSource:
-    """Chunks of global weights, read by the worker."""
-
-    def __init__(self, chunks: int, worker: Worker, read: Callable[[int], bytes | None]) -> None:
-        self.chunks = chunks
-        self._worker, self._read = worker, read
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Read a chunk; None when it is not there any more."""
-        self._worker.submit(lambda: self._read(index), deliver, lambda _: deliver(None))
-
-
+@define(eq=False, slots=False)
 class RingShell:
-    """Connects a RingMachine with the group, the store, the helper and the other servers."""
+    """Connects a RingMachine with the group, the store, the helper and the other servers.
 
-    def __init__(
-        self,
-        options: RingOptions,
-        owner: Group,
-        *,
-        store: Store,
-        worker: Worker,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        listener: tp.ListenerEndpoint,
-        dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None,
-        helper: Helper = RingProcess,
-    ) -> None:
-        """dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
+    dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
+    helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
+    """
 
-        helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
-        """
-        self.machine = RingMachine(options.rules)
-        self._options, self._group = options, owner
-        self._store, self._worker, self._scheduler = store, worker, scheduler
-        self._say = say
-        self._listener = listener
-        self.node = Node(self.machine, scheduler, self._execute, journal)
-        self.dialer = dialer(self._from_coordinator) if dialer is not None else None
-        self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or listener
-        self.process = helper(self._address, self._summed, self._ring_failed)
+    _options: RingOptions
+    _group: Group
+    _store: Store
+    _worker: Worker
+    _scheduler: tp.Scheduler
+    _journal: Journal
+    _say: Callable[[Note], None]
+    _listener: tp.ListenerEndpoint
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None
+    _helper: Helper = RingProcess
+
+    def __attrs_post_init__(self) -> None:
+        self.machine = RingMachine(self._options.rules)
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
+        self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
+        self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
+        self.process = self._helper(self._address, self._summed, self._ring_failed)
         self._reducing = 0
         self._spec = CodecSpec()
         self._addresses: list[do.PassAddress] | None = None
@@ -124,10 +107,10 @@ class RingShell:
         self._refusals: set[str] = set()
         self._executors: dict[type, Callable[[Any], None]] = {
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
-            Note: say,
+            Note: self._say,
             do.TakeCut: self._hold,
-            do.EndGroup: lambda _: owner.feed(group.LastGlobalDone()),
-            do.ResumeMerges: lambda _: owner.feed(group.MergesResumed()),
+            do.EndGroup: lambda _: self._group.feed(group.LastGlobalDone()),
+            do.ResumeMerges: lambda _: self._group.feed(group.MergesResumed()),
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
             do.PassAddress: self._pass_address,
@@ -135,7 +118,7 @@ class RingShell:
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: lambda e: owner.feed(group.GlobalBrought(e.decision, e.counted)),
+            do.Adopt: lambda e: self._group.feed(group.GlobalBrought(e.decision, e.counted)),
         }
 
     def start(self) -> None:
@@ -339,7 +322,7 @@ class RingShell:
         if effect.model:
             model = msg.RingModel(manifest.to_wire(), manifest.frozen_to_wire())
             self._listener.send(effect.peer, msg.to_wire(model))
-        source = GlobalSource(
+        source = Source(
             manifest.chunks, self._worker, lambda index: ring.read_chunk(index, decided)
         )
         meta = msg.to_wire(msg.GlobalMeta(decided.round, decided.digest))
@@ -495,7 +478,7 @@ class RingShell:
                 self._lost("it had the wrong number of chunks")
                 return
             self._stream, self._problem = event.stream_id, ""
-            sink = Sink(self._worker, ring.write_chunk, self._note_problem, lambda *_: None)
+            sink = Sink(self._worker, ring.write_chunk, problem=self._note_problem)
             self.dialer.accept(COORDINATOR, event.stream_id, sink)
 
         self._worker.submit(begin, begun, lambda error: self._lost(str(error)))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from fsl_async.nodes.ring_helper.pipes import Frames, pack
 
@@ -40,6 +40,13 @@ class RingJob:
     bytes_per_s: float = 0.0
     residual: Path | None = None
     """What coding has lost of global weights; None: nothing, or another rank adds it."""
+
+
+def _plain(_: object, __: object, value: object) -> object:
+    """Return a value as msgpack takes it: a path as text, no path as empty text."""
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, Path) else value
 
 
 class RingProcess:
@@ -77,24 +84,7 @@ class RingProcess:
         """Begin a reduction; ends in `on_done` or `on_failed`, unless it is killed."""
         self._attempt = job.attempt
         self.start()
-        self._send(
-            {
-                "do": "reduce",
-                "attempt": job.attempt,
-                "rank": job.rank,
-                "weights": list(job.weights),
-                "piece_values": job.piece_values,
-                "base": str(job.base),
-                "cut": str(job.cut),
-                "residual": "" if job.residual is None else str(job.residual),
-                "out": str(job.out),
-                "skip": job.skip,
-                "values": job.values,
-                "host": job.host,
-                "timeout_s": job.timeout_s,
-                "bytes_per_s": job.bytes_per_s,
-            }
-        )
+        self._send({"do": "reduce", **asdict(job, value_serializer=_plain)})
 
     def address(self, key: str, blob: bytes) -> None:
         """Give the reduction the address of another rank."""

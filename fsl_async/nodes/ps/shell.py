@@ -18,7 +18,7 @@ from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.transfer_progress import TransferProgress
+from fsl_async.nodes.streams import TransferProgress
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of, violation
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.machine import (
@@ -101,7 +101,8 @@ class ParameterServerShell:
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
         self._models: dict[str, Manifest] = {}
-        self._store = store = around.store
+        self.store = store = around.store
+        self.worker, self.scheduler, self.say = around.worker, around.scheduler, around.say
         self._around = around
         self._transfer_progress = TransferProgress()
         self._throttle = MessageThrottle(by_thing=True)
@@ -114,27 +115,8 @@ class ParameterServerShell:
             say=around.say,
             after_commit=around.after_commit,
         )
-        self._receiving = Receiving(
-            store=store,
-            worker=around.worker,
-            endpoint=endpoint,
-            scheduler=around.scheduler,
-            feed=self.node.feed,
-            manifest=self._known_manifest,
-            committed=self.jobs.committed,
-            count=lambda index, frame: self._count(Direction.UP, index, frame),
-        )
-        self._serving = Serving(
-            store=store,
-            worker=around.worker,
-            endpoint=endpoint,
-            feed=self.node.feed,
-            manifest=self._known_manifest,
-            newest=lambda: machine.version,
-            say=around.say,
-            read_failed=self.jobs.read_failed,
-            count=lambda index, frame: self._count(Direction.DOWN, index, frame),
-        )
+        self._receiving = Receiving(self)
+        self._serving = Serving(self)
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -177,7 +159,7 @@ class ParameterServerShell:
 
     def start(self, recovered: ev.Recovered) -> None:
         """Feed the result of `store.recover()`; call once, before any transport event."""
-        self.manifest = self._store.manifest if recovered.version >= 0 else None
+        self.manifest = self.store.manifest if recovered.version >= 0 else None
         for name, incarnation in recovered.incarnations.items():
             # The transport lost them with the last process. Without them a client whose clock is
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
@@ -308,14 +290,14 @@ class ParameterServerShell:
                 if self._receiving.finishes(delta.key):
                     self.endpoint.decline(event.peer, event.stream_id, "known")
                     return
-                kind = self._store.kind
+                kind = self.store.kind
                 is_seeds = kind.has_seeds and event.chunks == 1
                 if is_seeds or self._has_frames(event, kind.frames):
                     self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
             case msg.InitialMeta(fingerprint):
                 if not self._has_frames(event, lambda manifest: manifest.chunks):
                     return
-                if fingerprint != self._known_manifest().fingerprint:
+                if fingerprint != self.known_manifest().fingerprint:
                     self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
                     return
                 self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
@@ -350,17 +332,19 @@ class ParameterServerShell:
     def _welcome(self, effect: do.Welcome, number: int) -> None:
         facts = self.facts
         parts = facts.groups * facts.shards
-        position = self._store.position(effect.peer)
+        position = self.store.position(effect.peer)
         welcome = Welcome(facts.run, facts.part_of(effect.shard), parts, facts.config, position)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 
     def _use_model(self, effect: do.UseModel, number: int) -> None:
         self.manifest = self._models[effect.peer]
 
-    def _known_manifest(self) -> Manifest:
+    def known_manifest(self) -> Manifest:
+        """Return the run's manifest, once a client has attached a model."""
         assert self.manifest is not None, "a client has attached a model"
         return self.manifest
 
-    def _count(self, direction: Direction, index: int, frame: bytes) -> None:
+    def count(self, direction: Direction, index: int, frame: bytes) -> None:
+        """Count a chunk of weights."""
         if self.manifest is not None:
             self._around.count(self.manifest, direction, index, frame)

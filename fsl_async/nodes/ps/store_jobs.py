@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from attrs import define
+
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -23,32 +25,24 @@ if TYPE_CHECKING:
     from fsl_transport import Scheduler
 
 
+@define(eq=False, slots=False)
 class StoreJobs:
-    """Carries out effects with the store. number: of the effect, for the event that it ends in."""
+    """Carries out effects with the store. number: of the effect, for the event that it ends in.
 
-    def __init__(
-        self,
-        store: Store,
-        worker: Worker,
-        feed: Callable[[Event, int | None], None],
-        *,
-        shards: int,
-        scheduler: Scheduler,
-        say: Callable[[Note], None],
-        after_commit: Callable[[int], None] | None = None,
-    ) -> None:
-        """shards: of the run's data; 0 where it is not divided.
+    shards: of the run's data; 0 where it is not divided. after_commit: called in the worker with
+    each durable version, before it is announced; it must not raise.
+    """
 
-        after_commit: called in the worker with each durable version, before it is announced; it
-        must not raise.
-        """
-        self._store = store
-        self.worker = worker
-        self._feed = feed
-        self._shards = shards or MOST_SHARDS
-        self._scheduler = scheduler
-        self._say = say
-        self._after_commit = after_commit
+    _store: Store
+    worker: Worker
+    _feed: Callable[[Event, int | None], None]
+    _shards: int
+    _scheduler: Scheduler
+    _say: Callable[[Note], None]
+    _after_commit: Callable[[int], None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._shards = self._shards or MOST_SHARDS
         self.on_version: Callable[[int], None] = lambda _: None
         """Takes version 0, and each one made of deltas, after the machine."""
         self._average: Average | None = None

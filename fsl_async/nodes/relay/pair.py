@@ -22,6 +22,8 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from fsl_async.roles.relay.admission import Drop
 from fsl_transport.relay import zmtp_greeting as zmtp
 from fsl_transport.relay.buffer import PipePool
@@ -48,29 +50,23 @@ class Dropped(Exception):  # noqa: N818 - it ends one pair, and is no bug
     """The relay closes a pair: a Drop, and the reason for people."""
 
 
+@define(eq=False, slots=False)
 class Pair:
     """See the module. dialed: takes the result of each attempt to dial, "" or the problem."""
 
-    def __init__(
-        self,
-        client: socket.socket,
-        server: Resolver,
-        pipes: PipePool,
-        *,
-        requires_curve: bool,
-        dialed: Callable[[str], None],
-    ) -> None:
+    _client: socket.socket
+    _resolver: Resolver
+    _pipes: PipePool
+    _requires_curve: bool
+    _dialed: Callable[[str], None]
+
+    def __attrs_post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._client = client
-        self._resolver = server
-        self._pipes = pipes
-        self._requires_curve = requires_curve
-        self._dialed = dialed
         self._server: socket.socket | None = None
         self._up: Forwarder | None = None
         self._down: Forwarder | None = None
-        client.setblocking(False)
-        _tune(client)
+        self._client.setblocking(False)
+        _tune(self._client)
 
     def carried(self) -> tuple[int, int, int]:
         """Return bytes up (to the server, with the greeting) and down, and those held between."""

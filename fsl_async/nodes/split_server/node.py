@@ -17,11 +17,10 @@ from typing import Any
 
 import attrs
 import torch
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.traffic import CountedLink, Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.implied import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
@@ -36,8 +35,7 @@ from fsl_async.learn.data.facts import described
 from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining
-from fsl_async.nodes.capacity import within
-from fsl_async.nodes.open_files import and_capacity, check_open_files
+from fsl_async.nodes.capacity import and_capacity, check_open_files, within
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import ThreadWorker
@@ -157,33 +155,29 @@ def serve(
         return run_loop(served.with_ps(stack.enter_context(prepared)))
 
 
+@define(eq=False, slots=False)
 class _Serving:
     """One split server."""
 
-    def __init__(
-        self,
-        config: Config,
-        disk: ServerDisk,
-        announce: Callable[[str, str], None],
-        log: Callable[[str], None],
-        stop: Stopper,
-        *,
-        access: AccessControl,
-        with_ps: bool,
-        max_connections: int,
-    ) -> None:
-        server, method, uploads, parts = build_server(config, choose_device(config.train.device))
-        self.config = config
-        self.training = ServerTraining(method, server, uploads, disk)
-        rules = split_rules(config)
-        if with_ps:  # the run's end comes from this process
+    config: Config
+    _disk: ServerDisk
+    _announce: Callable[[str, str], None]
+    _log: Callable[[str], None]
+    _stop: Stopper
+    _access: AccessControl
+    _with_ps: bool
+    _max_connections: int
+
+    def __attrs_post_init__(self) -> None:
+        server, method, uploads, parts = build_server(
+            self.config, choose_device(self.config.train.device)
+        )
+        self.training = ServerTraining(method, server, uploads, self._disk)
+        rules = split_rules(self.config)
+        if self._with_ps:  # the run's end comes from this process
             rules = attrs.evolve(rules, alone_s=0.0)
         self.machine = SplitServerMachine(rules, parts.architecture)
         self.traffic = Traffic()
-        self._announce, self._log, self._stop = announce, log, stop
-        self._disk = disk
-        self._access = access
-        self._max_connections = max_connections
 
     def weights(self) -> dict[str, Vector]:
         """Copy the split server's weights between two trainings.

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
@@ -55,36 +55,28 @@ class Workers:
     write: Worker
 
 
+@define(eq=False, slots=False)
 class SplitServerShell:
     """Connects a SplitServerMachine with an endpoint, the parts that train, and three workers.
 
     listener: makes the endpoint from the handler of its events.
     """
 
-    def __init__(
-        self,
-        machine: SplitServerMachine,
-        training: ServerTraining,
-        listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint],
-        *,
-        workers: Workers,
-        formats: Formats,
-        traffic: Traffic,
-        scheduler: tp.Scheduler,
-        journal: Journal,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-    ) -> None:
-        self.machine = machine
-        self.training = training
-        self.formats = formats
-        self.traffic = traffic
-        self.node = Node(machine, scheduler, self._execute, journal)
-        self.workers = workers
-        self._say = say
-        self._now = scheduler.time
+    machine: SplitServerMachine
+    training: ServerTraining
+    _listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint]
+    workers: Workers
+    formats: Formats
+    traffic: Traffic
+    _scheduler: tp.Scheduler
+    _journal: Journal
+    _say: Callable[[Note], None]
+    _finished: Callable[[Finish], None]
+
+    def __attrs_post_init__(self) -> None:
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
+        self._now = self._scheduler.time
         self._throttle = MessageThrottle(by_thing=True)
-        self._finished = finished
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}
         self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
         self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the kept answers
@@ -126,7 +118,7 @@ class SplitServerShell:
             split.ForgetSteps: self._forget,
             split.Checkpoint: self._checkpoint,
         }
-        self.endpoint = listener(self.on_transport)
+        self.endpoint = self._listener(self.on_transport)
 
     def start(self) -> None:
         """Restore the state on disk; call once, before any transport event."""

@@ -25,8 +25,7 @@ from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
-from fsl_async.accounting.traffic import CountedLink, Traffic
-from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
 from fsl_async.config.settings import Config
