@@ -160,8 +160,11 @@ class GroupSimulation(Simulation):
             rounds.offers(self.name, event.cut)
         elif isinstance(event, ev.DecisionKept):
             rounds.decided(event.attempt)
-        elif isinstance(event, ev.RingRecovered) and event.decided is not None:
-            rounds.decided(event.decided.attempt)
+        elif isinstance(event, ev.RingRecovered):
+            if event.cut is not None:  # taken by a process that died before it knew
+                rounds.offers(self.name, event.cut)
+            if event.decided is not None:
+                rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
