@@ -156,15 +156,13 @@ class GroupSimulation(Simulation):
     def _after_ring(self, event: Event, effects: list[Effect]) -> None:
         self.counts.events += 1
         rounds, happened = self.among.global_rounds, self.among.happened
-        if isinstance(event, ev.CutTaken):
+        # A process that died before it knew of its cut finds it on disk.
+        if isinstance(event, ev.CutTaken | ev.RingRecovered) and event.cut is not None:
             rounds.offers(self.name, event.cut)
-        elif isinstance(event, ev.DecisionKept):
+        if isinstance(event, ev.DecisionKept):
             rounds.decided(event.attempt)
-        elif isinstance(event, ev.RingRecovered):
-            if event.cut is not None:  # taken by a process that died before it knew
-                rounds.offers(self.name, event.cut)
-            if event.decided is not None:
-                rounds.decided(event.decided.attempt)
+        elif isinstance(event, ev.RingRecovered) and event.decided is not None:
+            rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
