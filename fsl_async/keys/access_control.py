@@ -11,7 +11,7 @@ from fsl_async.errors import ConfigError
 from fsl_async.keys.admission import Admission
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.holders import FILE, NameHolders
-from fsl_async.keys.phrasing import at_server
+from fsl_async.keys.phrasing import TO_TRUST, at_server
 from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
 from fsl_async.roles.phrasing import MessageThrottle, counted
@@ -178,4 +178,6 @@ class AccessControl:
             return
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
         self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
-        self._journal.say(Note(line + more, "warning"))
+        # A command stays last: people copy the rest of the line.
+        what, to_do, command = line.partition(TO_TRUST)
+        self._journal.say(Note(f"{what}{more}{to_do}{command}", "warning"))

@@ -16,6 +16,8 @@ from fsl_async.roles.phrasing import AGAIN_S
 from fsl_transport.zmq.curve import CLOSED, MECHANISM, SERVER_KEY, UNKNOWN_KEY, HandshakeFailed
 
 LONGEST_S = 3600.0
+TO_TRUST = "; to trust it: "
+"""Before the command in the server's message."""
 
 
 class LessOften:
@@ -40,7 +42,7 @@ def at_server(failed: HandshakeFailed, invite: str, keys: KeysFolder) -> str:
     """
     if failed.why == UNKNOWN_KEY:
         trust = keys.command(f"trust {shlex.quote(failed.key)} --name SITE")
-        return f"a key that is not on the list came from {failed.address}; to trust it: {trust}"
+        return f"a key that is not on the list came from {failed.address}{TO_TRUST}{trust}"
     if failed.why == SERVER_KEY:
         return (
             f"refused a client that expects another key of this node: give it {shlex.quote(invite)}"

@@ -2,12 +2,14 @@
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fsl_transport as tp
 from fsl_async.config.address import Address, parse
 from fsl_async.errors import AddressError, KeysError
+from fsl_async.keys.access_control import AccessControl
 from fsl_async.keys.dialling import EXPLAINED_S, HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.phrasing import (
@@ -18,7 +20,7 @@ from fsl_async.keys.phrasing import (
 )
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.phrasing import AGAIN_S, BURST, MessageThrottle
-from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
+from fsl_transport.zmq.curve import UNKNOWN_KEY, HandshakeFailed, KeyPair
 
 INVITE = Address("h", 1, "a" * 40).fsl
 
@@ -151,3 +153,22 @@ def test_a_refused_key_is_no_server_that_is_away():
     assert events == [away, away, up]
     reports(HandshakeFailed("unknown-key", "", ""))  # revoked: this is news
     assert len(lines) == 3
+
+
+def test_the_command_that_trusts_a_key_is_the_end_of_its_line(tmp_path):
+    """People copy the rest of the line: a count of lines that were not printed stands before it."""
+    folder = KeysFolder(tmp_path)
+    folder.make_pair()
+    control, said, now = AccessControl(folder, tmp_path), [], [0.0]
+    loop = SimpleNamespace(time=lambda: now[0], call_later=lambda *_: None)
+    journal = SimpleNamespace(say=said.append, note=lambda *_, **__: 0)
+    control.open(loop, SimpleNamespace(address="tcp://127.0.0.1:7000"), journal, 10.0)
+    keys = [KeyPair.new().public for _ in range(BURST + 1)]
+    for key in keys:
+        control.handshake_failed(HandshakeFailed(UNKNOWN_KEY, key, "10.0.0.1"))
+    now[0] = AGAIN_S
+    control.handshake_failed(HandshakeFailed(UNKNOWN_KEY, keys[0], "10.0.0.1"))
+    line = said[-1].text
+    assert "came from 10.0.0.1 (and 1 more were not printed); to trust it: " in line
+    typed = shlex.split(line.partition("keys trust ")[2])
+    assert typed == [keys[0], "--name", "SITE", "--keys", str(tmp_path)]
