@@ -174,7 +174,7 @@ def command(
 
     given = {name: value for name, value in options.items() if value not in {None, "", ()}}
     choices = _choices(methods, data, base, given)
-    all_seeds = parse_numbers("--seeds", seeds) or (choices.seed,)
+    all_seeds = tuple(dict.fromkeys(parse_numbers("--seeds", seeds))) or (choices.seed,)
     between = net_of(net, choices.names)
     if png_path is not None:
         from fsl_async.tools.compare.plot import check_plot
@@ -220,7 +220,8 @@ def _choices(
     """Read the options of one kind of comparison. Raises UsageError and ConfigError."""
     from fsl_async.tools.compare.tune import METHODS, TuningChoices, is_tuning
 
-    if base is None and not is_tuning(methods):
+    tunes = is_tuning(methods)
+    if base is None and not tunes:
         from fsl_async.tools.compare.split import SplitChoices
 
         for name in ("model", "auxiliary"):

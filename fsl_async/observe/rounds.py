@@ -97,7 +97,7 @@ class ParameterServerFigures:
     """The newest of them, or its cause as the parameter server found it."""
     _stored: dict[str, StoredDelta] = field(factory=dict)
     """By key, deltas that are not pending yet; below, those that are."""
-    _pending: dict[str, StoredDelta] = field(factory=dict)
+    _waiting: dict[str, StoredDelta] = field(factory=dict)
     _merging: list[str] = field(factory=list)
     _adopting: list[int] = field(factory=list)
     """A version of global weights that is being made, and their number; else empty."""
@@ -148,7 +148,7 @@ class ParameterServerFigures:
     @property
     def pending(self) -> int:
         """Deltas that are acknowledged and not merged yet."""
-        return len(self._pending)
+        return len(self._waiting)
 
     def start(self, line: Line) -> None:
         """A new process of the parameter server."""
@@ -216,8 +216,8 @@ class ParameterServerFigures:
         run.node.phase = "ready" if self.version >= 0 else "waiting"
         self._window.calls_again = True
         # An Accumulate follows for each that is pending.
-        self._stored |= self._pending
-        self._pending.clear()
+        self._stored |= self._waiting
+        self._waiting.clear()
         self._merging.clear()
         held, pending = line.get("held"), line.get("pending")
         keys = set(self.held)
@@ -247,7 +247,7 @@ class ParameterServerFigures:
         """Count deltas that a version has, which are pending no more."""
         merged = {}
         for key in keys:
-            one = merged[key] = self._pending.pop(key, StoredDelta())
+            one = merged[key] = self._waiting.pop(key, StoredDelta())
             self.tokens += one.tokens
             self.deltas_merged += 1
             client = run.clients.get(client_of(key))
@@ -377,12 +377,12 @@ class ParameterServerFigures:
     def on_accumulate(self, run: Run, line: Line) -> None:
         """A delta is pending."""
         key = str(line["key"])
-        self._pending[key] = self._stored.pop(key, StoredDelta())
+        self._waiting[key] = self._stored.pop(key, StoredDelta())
 
     def on_average(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
-        self._merging = list(self._pending)
+        self._merging = list(self._waiting)
         merged = line.get("merged")
         merged = merged if isinstance(merged, list) else []  # a large one is a count
         self._norms = norms_of(merged)

@@ -29,11 +29,15 @@ class RoundRules:
     first_grace_s: float = 60.0  # this long after the quorum while too few arrivals are known
 
 
+def _newest(offsets_s: Iterable[float]) -> deque[float]:
+    return deque(offsets_s, MAX_OFFSETS)
+
+
 @mutable
 class ArrivalHistory:
     """How long after a call the answers arrived, over the last rounds."""
 
-    offsets_s: deque[float] = field(factory=lambda: deque(maxlen=MAX_OFFSETS))
+    offsets_s: deque[float] = field(factory=deque, converter=_newest)
 
     def grace_until(self, rules: RoundRules, called_at: float, quorum_at: float) -> float:
         """When the grace window ends, for a round with its call and its quorum at these times."""

@@ -38,6 +38,8 @@ SPLIT_SETTINGS: Mapping[str, str] = {
     )
 } | {"split.up": "--format", "split.down": "--format"}  # fmt: skip
 """The option of the command that gives a setting of split learning as it is."""
+OF_NODES = frozenset({"listen.address", "listen.insecure", "split.listen", "split.server"})
+"""Settings that depend on where the nodes run."""
 SPLIT_DEFAULTS: Mapping[str, Any] = {
     "split.samples": 0,
     "split.align_every": 2,
@@ -147,7 +149,7 @@ class Choices(ABC):
         wanted = {**wanted, "run.seed": self.seed}
         given = dict(map(parse_override, self.sets))
         for key in given:
-            if key in wanted or key in self.OPTIONS:
+            if key in wanted or key in self.OPTIONS or key in OF_NODES:
                 raise UsageError(f"--set {key}: is set by {self.OPTIONS.get(key, 'compare')}")
         preset = PUBLISHED.get(str(given.get("split.preset")), {})
         usual = {key: value for key, value in {**COMMON, **usual}.items() if key not in preset}

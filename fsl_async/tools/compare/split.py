@@ -70,6 +70,8 @@ class SplitChoices(Choices):
                 f"--model {self.model[:80]!r} is unknown; known: {', '.join(MODELS)},"
                 " for text gpt-0.5m, gpt-1m, ..., and your own FILE.py:FUNCTION"
             )
+        if not str(self.settings.get("train.learning_rate", 1)).strip("0."):
+            raise UsageError("--learning-rate: above 0, at most 10")
         self.check_target()
 
     @property

@@ -28,7 +28,9 @@ def lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the lines printed at the end: scores and bytes, costs up to the target, categories."""
     groups = by_method(outcomes)
     shown = [*_table(_SCORES, groups), "", *_table(_costs(outcomes), groups), ""]
-    if any(one.target for one in outcomes):
+    if any(one.target for one in outcomes) and not any(one.reached for one in outcomes):
+        shown.append("no method reached the target")
+    elif any(one.target for one in outcomes):
         shown.append("rounds, MB, against, seconds: to the target; against: over the least MB")
     if any(one.sites for one in outcomes):
         shown.append("up, down: coded bytes of a client in a round, mean over clients")

@@ -50,6 +50,10 @@ def test_settings_beside_the_options_and_a_preset_that_gives_way(images):
     assert (row["optimizer"], row["buffer_samples"]) == ("adam", 1000), "in rows, what has run"
     with pytest.raises(UsageError, match=r"--set train.batch: is set by --batch"):
         config(split(images, sets=("train.batch=4",)))
+    with pytest.raises(UsageError, match=r"--learning-rate: above 0"):
+        config(split(images, settings={"train.learning_rate": "0.0"}))
+    with pytest.raises(UsageError, match=r"--set split.listen: is set by compare"):
+        config(split(images, sets=("split.listen=tcp://0.0.0.0:7",)))
     with pytest.raises(ConfigError, match=r"^--batch: "):
         config(split(images, settings={"train.batch": "ten"}))
 
@@ -201,6 +205,7 @@ def test_rules_and_methods_of_split_learning_are_not_mixed():
         (("--methods", "sl", "--eval", "."), "--eval needs --base MODEL_DIR"),
         (("--methods", "sl", "--data", "."), "--data: give one"),
         (("--methods", "sl,fedit"), "compare them apart"),
+        (("--methods", "sl,fedit", "--base", "."), "compare them apart"),
         (("--methods", ","), "name at least one of sl"),
         (("--methods", "sl", "--model", "vgg"), "'vgg' is unknown; known: small-cnn, resnet18"),
         (("--methods", "sl", "--target-accuracy", "0"), "above 0 and at most 1"),
