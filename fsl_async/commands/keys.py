@@ -29,7 +29,7 @@ class TrustOptions(KeysOptions):
 
     key: str = argument()
     label: str = option(
-        "The site's name, for people.", metavar="LABEL", name="--name", required=True
+        "The site's name in messages.", metavar="LABEL", name="--name", required=True
     )
     names: str | None = option("The only client names that this key may use.", metavar="NAME,NAME")
 

@@ -72,7 +72,7 @@ class Output:
         (self._err if self.as_json else self._out).write(text)
 
     def answer(self, values: Any, *lines: str) -> None:
-        """Print the result: `values` as one JSON object with --json, else `lines` for people."""
+        """Print the result: `values` as one JSON object with --json, else `lines` as text."""
         if self.as_json:
             self.result(values)
         else:

@@ -13,7 +13,7 @@ from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
 
 MOST_MOMENTUM = 0.5
-"""Of an outer optimizer that moves it with every version, where a version is of few deltas."""
+"""The largest outer momentum in a run whose versions are made of few deltas each."""
 
 
 def with_implied(config: Config) -> Config:

@@ -119,12 +119,12 @@ must_be_family = like(
 )
 must_be_device = like(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", "must be auto, cpu, cuda, cuda:N or mps")
 must_be_betas = like(",".join([r"\s*(0|0?\.[0-9]{1,12})\s*"] * 2), "must be like 0.9,0.999")
-"""Of Adam's moments: two decay rates."""
+"""Checks the two decay rates of Adam's moments."""
 must_be_shape = like(r"([1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7})?", "must be like 3x32x32")
-"""Of a sample, or nothing."""
+"""Checks the shape of a sample; an empty text is allowed."""
 must_be_fingerprint = like(r"([0-9a-f]{32})?", "must be 32 hexadecimal digits")
 must_be_counts = like(r"([0-9]{1,15}(,[0-9]{1,15})*)?", "must be like 500,500,480")
-"""Of labels, or nothing."""
+"""Checks the counts of labels; an empty text is allowed."""
 
 ACTIVATION_FUNCTIONS = (
     "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu",

@@ -67,7 +67,7 @@ REASONS = {
     "protocol": "it broke the protocol",
     "revoked": "its key is no longer on the allow-list",
 }
-"""Why a session ended, for people."""
+"""Reason code -> the words that explain why a session ended."""
 UNSEEN = "another process came"
 """Why a process ended whose end was not seen."""
 OTHER = "other reasons"

@@ -2,7 +2,7 @@
 
 `Course` is a node's state with its history. What is kept is bounded: `RoundSeries` by its buckets,
 a timeline by `MAX_SEGMENTS` for each client, samples of bytes by `MAX_SAMPLES`. So each segment
-of a journal begins with all of it, and nobody reads older ones for it.
+of a journal begins with all of it, and readers need no older one.
 
 A client's timeline is a row of segments. Each begins at a time and lasts until the next:
 

@@ -204,7 +204,7 @@ class JournalWriter:
                 self._write(waiting)
 
     def _taken(self) -> list[_Waiting]:
-        """What waits, with the text of the lines that tell of lost ones. With both locks."""
+        """Take the waiting lines; lost ones are replaced by a note. The caller holds both locks."""
         taken, self._lines, self._bytes = self._lines, [], 0
         self._soon.clear()
         for one in taken:

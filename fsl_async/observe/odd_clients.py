@@ -100,7 +100,7 @@ def _words(names: list[str]) -> str:
 
 
 def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
-    """Keep what a delta reports; returns a warning for people, once per process, or nothing."""
+    """Keep the figures of a delta. Return a warning once per client process, or ""."""
     facts, metrics = delta.get("facts") or {}, delta.get("metrics") or {}
     for name in _FACTS:
         value = facts.get(name)

@@ -33,12 +33,12 @@ class OpenRound:
     """The clients of the open round, and of those before it that have not answered yet."""
 
     number: int = -1
-    """Of the newest round: the version that it starts from; -1 before the first one."""
+    """The version that the newest round starts from; -1 before the first round."""
     is_open: bool = False
     asked: dict[str, int] = field(factory=dict)
     """The called clients of the newest round, and the incarnation that was called."""
     empty: set[str] = field(factory=set)
-    """Of these, the ones that answered, but with nothing that can be merged."""
+    """The called clients whose answer had nothing to merge."""
     calls_again: bool = False
     """The next call is the first one of a process that goes on with the round."""
     closes_at: float | None = None
@@ -95,7 +95,7 @@ class OpenRound:
             self.closes_at = verdict.until
 
     def close(self) -> None:
-        """End the round; whoever is still waited for is late only where it made a version."""
+        """End the round. Clients without an answer are late only if it made a version."""
         self.is_open, self.closes_at = False, None
 
     def commit(self, merged: int, loss: float | None = None) -> None:

@@ -173,13 +173,13 @@ class Run:
         self.client_of(line).doing = "fetching"
 
     def on_stream_lost(self, line: Line) -> None:
-        """What a client sent broke off."""
+        """Take the loss of a stream that a client was sending."""
         client = self.client_of(line)
         if client.doing in {"sending", "publishing"}:
             client.doing = "training" if client.version >= 0 else "joining"
 
     def on_heartbeat_received(self, line: Line) -> None:
-        """What a client trains, and how."""
+        """Take the progress that a client reports, and tell of a hang."""
         client = self.client_of(line)
         payload = line["payload"]
         client.step = int(payload.get("step", client.step))

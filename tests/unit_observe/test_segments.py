@@ -60,12 +60,12 @@ def added(state, lines):
 
 
 def fields_of(course):
-    """What a note so_far has of a node."""
+    """Return the fields of a node's note so_far."""
     return segments.Total(course).as_fields()
 
 
 def shown(course):
-    """What a page shows of a node's history; sums of floats may differ in their last digits."""
+    """Return what a page shows of a history. Sums of floats may differ in their last digits."""
     history, series = course.history, course.history.rounds
     clients = {name: of_client(series, name, 0) for name in series.clients}
     lines = {name: (line.segments(), line.marks) for name, line in history.timelines.items()}

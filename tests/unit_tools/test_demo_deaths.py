@@ -61,7 +61,7 @@ def played(tmp_path, monkeypatch, server=SERVES, client=WAITS, **changes):
 
 
 def test_a_fault_is_injected_once_and_its_victim_launched_again(tmp_path, monkeypatch):
-    """What was done, to whom and when is the base of every summary."""
+    """Every summary is computed from what a fault did, to which node and when."""
     tried = []
 
     def what(children, name):

@@ -94,7 +94,7 @@ class SplitPort(Protocol):
 
 
 class FedBase:
-    """What a `Fed` offers besides the exchange of weights.
+    """The part of `Fed` that does not exchange weights.
 
     client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
     config["train"]["batch"]; log: takes a line for the journal; policy: what may leave this site;

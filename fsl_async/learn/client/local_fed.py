@@ -30,7 +30,7 @@ class _Alone:
         self._orders.ask(RebaseOrder(discard=False))
 
     def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
-        """Do nothing: nobody asks for one."""
+        """Do nothing: a task that trains alone sends no snapshots."""
 
     def reach_pace(self) -> None:
         """Do nothing: there is no one to send to."""

@@ -16,7 +16,7 @@ from fsl_async.learn.data.hub import is_hub_folder, open_saved
 
 
 def _reader(root: Path) -> Callable[..., Dataset] | None:
-    """What opens the path, by the names of its files; None: it is text."""
+    """Return the reader for the names of the files in `root`; None for plain text."""
     if not root.is_dir():
         if root.suffix == ".npz":
             return open_npz

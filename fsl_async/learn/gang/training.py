@@ -62,7 +62,7 @@ class RankExchange:
         self._orders = orders
         self._rank = rank
         self.weights: ModelWeights | None = None
-        """Of the attached model. Where ranks have replicas, a rank copies in more than out."""
+        """The attached model's weights. Of replicas, each rank copies all in, and fewer out."""
 
     def free_vector(self, values: int) -> Vector:
         """The vector to copy into: at attach the first slot, later that of the order."""

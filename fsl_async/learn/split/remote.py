@@ -280,7 +280,7 @@ class SplitTraining:
                 return report.loss
 
     def _shaped(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
-        """What came, in its shape. Raises ValueError for another size."""
+        """Return received values in their shape. Raises ValueError for another size."""
         shape = entry.shape
         found: Any = values
         if entry.batch.lengths is not None:

@@ -1,4 +1,4 @@
-"""What a comparison is: runs that have a label, settings and clients. No torch."""
+"""Defines a comparison: runs with a label, settings and clients. Imports no torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Run:
 
 @frozen(kw_only=True)
 class Choices(ABC):
-    """What the runs of a comparison have in common, all but the method.
+    """The choices that all runs of a comparison share, apart from the method.
 
     data: paths. score_every: rounds from one score to the next; the last one is scored anyway;
     0: none is. target_accuracy, target_loss: from which on, or down to which where there is no

@@ -45,14 +45,14 @@ Scorer = Callable[[Path], Score]
 
 
 def words_of(score: Score | Point) -> str:
-    """Return a score for people."""
+    """Return a score in words."""
     loss = "" if score.loss is None else f"loss {figure(score.loss, 4)}"
     return loss if score.accuracy is None else f"accuracy {score.accuracy:.1%}, {loss}"
 
 
 @frozen
 class Stage:
-    """What all runs are given: places for the nodes, and who listens. say: takes lines."""
+    """Places for the nodes, the sink of text lines, and the request to stop, for all runs."""
 
     make_places: Callable[[], Loopback]
     say: Callable[[str], None]

@@ -202,7 +202,7 @@ def conclude(played: Played, rounds: GlobalRounds) -> Conclusion:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The summary for people."""
+    """Return the summary as text lines."""
     equal = "the same" if found["digests_equal"] else "not the same"
     after = ", ".join(f"{one:g} s" for one in found["decided_after_kill_s"]) or "-"
     lost = f"{found['deltas_lost']} lost, {found['deltas_doubled']} merged twice"

@@ -84,7 +84,7 @@ def lora(chosen: Choices) -> Scenario:
         "train.rewarm_steps": 5,
     }
     digests: list[str] = []
-    """Of the user's base, before the run."""
+    """The digests of the user's base, taken before the run."""
 
     def prepare() -> None:
         deal(run_dir, names, chosen.data)
@@ -291,7 +291,7 @@ def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
 
 
 def problems_of(played: Played, summary: Mapping[str, Any]) -> list[str]:
-    """What went wrong, one line each; empty for a demo that passed."""
+    """Return one line for each failed check; none for a demo that passed."""
     version, wanted = played.state.ps.version, played.scenario.chosen.rounds
     losses = [summary[f"loss_{name}"] for name in ("base", "federated", "pooled")]
     base, federated, _ = losses
@@ -333,7 +333,7 @@ def _shown(loss: float | None) -> str:
 
 
 def lines(played: Played, summary: Mapping[str, Any]) -> list[str]:
-    """The summary for people."""
+    """Return the summary as text lines."""
     up, full = summary["bytes_up"], summary["bytes_up_fp32"]
     state = "unchanged" if summary["base_unchanged"] else "CHANGED"
     return [

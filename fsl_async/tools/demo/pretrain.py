@@ -150,7 +150,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def problems_of(played: Played, evaluated: Evaluated | None) -> list[str]:
-    """What went wrong, one line each; empty for a demo that passed."""
+    """Return one line for each failed check; none for a demo that passed."""
     ps, audit = played.state.ps, played.audit
     if played.joined_s is None and ps.version < 0 and not played.problems:
         seconds = played.scenario.ends_at_s
@@ -175,7 +175,7 @@ def problems_of(played: Played, evaluated: Evaluated | None) -> list[str]:
 
 
 def lines(played: Played, summary: dict[str, Any]) -> list[str]:
-    """The summary for people."""
+    """Return the summary as text lines."""
     ps = played.state.ps
     raw, sent = megabytes(ps.bytes_raw), megabytes(ps.bytes_sent)
     less = f", {ps.ratio:.1f} times less" if ps.ratio else ""

@@ -199,7 +199,7 @@ class Fault:
 class Helper:
     """A process beside the nodes, which start when it is ready.
 
-    ask: gives it work after the run; returns a line for people, or "" where there is no work.
+    ask: gives it work after the run; returns a line of text, or "" where there is no work.
     """
 
     child: Child
@@ -209,7 +209,7 @@ class Helper:
 
 @mutable(slots=False)
 class Played:
-    """What a run has shown so far. Of servers: by name."""
+    """The record of a run so far. Values of servers are kept by the server's name."""
 
     scenario: Scenario
     states: dict[str, RunState] = field(
@@ -218,7 +218,7 @@ class Played:
             takes_self=True,
         )
     )
-    """Of servers, from their journals."""
+    """Server -> the state that its journal gives."""
     created: float = field(factory=time.time)
     """When the scenario began, with its helper; seconds since 1970, as `begun`."""
     begun: float = field(factory=time.time)
@@ -227,11 +227,11 @@ class Played:
     faults: list[Recovery] = field(factory=list)
     """The injected faults."""
     launched: dict[str, float] = field(factory=dict)
-    """Of nodes, when the supervisor launched them again."""
+    """Node -> when the supervisor launched it again."""
     lost: list[str] = field(factory=list)
     """Clients that failed too often to be launched again."""
     printed: dict[str, list[dict[str, Any]]] = field(factory=dict)
-    """Of processes, the JSON objects that they printed, without events."""
+    """Process -> the JSON objects that it printed, without events."""
     problems: list[str] = field(factory=list)
 
     @property
@@ -270,7 +270,7 @@ class Played:
         return {"relaunches": self.state.relaunches, **delta_counts(self.audit)}
 
     def common_problems(self, more: str = "") -> list[str]:
-        """What went wrong with the run, its victim and its deltas, one line each.
+        """Return one line for each failed check of the run, its victim and its deltas.
 
         more: what a user can do about a victim that was not killed, or is not back.
         """
@@ -286,7 +286,7 @@ class Played:
         return found + (["there is no ledger to audit"] if audit is None else audit.complaints())
 
     def last_lines(self) -> list[str]:
-        """Lines for people about deltas, the victim's return and the run directory."""
+        """Return text lines about deltas, the victim's return and the run directory."""
         run_dir, audit = self.scenario.chosen.run_dir, self.audit
         lines = [f"run directory: {run_dir}", f"for details: {program()} status {run_dir}"]
         fault = self.fault(self.scenario.victim)
@@ -310,7 +310,7 @@ class Played:
 
 @frozen
 class Conclusion:
-    """The result: the object of --json, lines for people, and what went wrong."""
+    """The result: the object of --json, text lines, and one line for each failed check."""
 
     summary: Mapping[str, Any]
     lines: list[str]
@@ -319,7 +319,7 @@ class Conclusion:
 
 @frozen(kw_only=True)
 class Scenario:
-    """What the runner plays.
+    """A run for the runner to play.
 
     settings: the configuration of the run, to check it.
     is_over: whether to end the servers, which may also end by themselves.

@@ -129,7 +129,7 @@ def summarize(played: Played) -> dict[str, Any]:
 
 
 def traffic_of(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """What both servers' journals count, all incarnations of all clients."""
+    """Add up the bytes in both servers' journals, over all incarnations of all clients."""
     account = Account()
     for part in ("ps", "server"):
         for line in JournalReader(run_dir / part / "journal.jsonl").read_all():
@@ -175,7 +175,7 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
 
 
 def lines(found: dict[str, Any], victim: str) -> list[str]:
-    """The summary for people."""
+    """Return the summary as text lines."""
     has_auxiliary = METHODS[found["method"]].auxiliary != "none"
     shown = [
         (

@@ -173,7 +173,7 @@ def test_not_all_versions_need_a_score():
 
 
 def test_names_and_numbers_are_read():
-    """Of methods each name counts once; of orders each site has one."""
+    """A method's name counts once; each site has an order of its own."""
     assert parse_names("--methods", " bank,FFA,,bank", METHODS) == ("bank", "ffa", "bank")
     assert parse_numbers("--ranks", "2,4, 8") == (2, 4, 8)
     assert parse_numbers("--ranks", "") == ()
