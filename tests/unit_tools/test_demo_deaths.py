@@ -82,6 +82,26 @@ def test_a_fault_is_injected_once_and_its_victim_launched_again(tmp_path, monkey
     assert found.problems == []
 
 
+def test_a_killed_server_may_fail_at_its_relaunch(tmp_path, monkeypatch):
+    """The supervisor launches it once more, and the summary tells of it."""
+    starts = tmp_path / "starts"
+    fails_second = (
+        f"import sys; file = open({str(starts)!r}, 'a'); file.write('x'); file.flush()\n"
+        "if file.tell() == 2: sys.exit(1)\n"
+    )
+    monkeypatch.setattr(runner, "_RULES", FAST)
+    found = played(
+        tmp_path,
+        monkeypatch,
+        server=fails_second + SERVES,
+        faults=[Fault("server", lambda run: run.elapsed() > 0.5, scenario.kill)],
+        is_over=lambda _: starts.exists() and len(starts.read_text()) == 3,
+        is_begun=lambda _: True,
+    )
+    assert len(found.faults) == 1
+    assert any("server" in line for line in found.problems)
+
+
 def test_a_server_that_does_not_listen_ends_the_demo(tmp_path, monkeypatch):
     """Clients would wait for it, and the user for them."""
     monkeypatch.setattr(runner, "_LISTEN_S", 0.5)

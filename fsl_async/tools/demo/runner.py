@@ -325,7 +325,7 @@ class Runner:
         if change.code == ExitCode.DONE or was_killed:
             return
         if is_server and self.played.fault(name) is not None and change.relaunch_in_s is not None:
-            self._deaths.add(change)  # such as a port that another program has for a moment
+            self._deaths.add(change)  # it may fail at its relaunch, and be launched once more
         elif change.code == ExitCode.BAD_INPUT:
             # A new launch would fail again: the child's error line is the scenario's error.
             error = change.error or f"{name} ended ({change.why})"

@@ -198,6 +198,14 @@ def test_columns_without_a_value_are_left_out():
     assert found[3].split() == ["method", "total", "s", "idle"]
 
 
+def test_a_target_that_no_method_reaches_is_said():
+    """Its columns are left out, so nothing else tells of it."""
+    missed = table.lines([outcome("sl", (0.3,))])
+    assert "no method reached the target" in missed
+    assert not any("to the target;" in line for line in missed)
+    assert "no method reached the target" not in table.lines([outcome("sl", (0.6,))])
+
+
 def test_the_table_fits_80_columns():
     """Terminals, mails and logs have 80 columns."""
     names = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "hetlora", "fedavg")
