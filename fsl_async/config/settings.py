@@ -393,19 +393,19 @@ class StoreConfig:
     resident: bool = setting(
         True,
         "keep the newest version in memory, 4.4 models (5.4 without a planned end), if there is as"
-        " much; else, and with false, versions go from disk to disk",
+        " much; else, and with false, map it from scratch files in the run directory",
     )
     snapshot_every: int = setting(
-        10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
+        10, "versions after which one must be whole on disk", span(least=1, most=1000)
     )
     snapshot_every_s: float = setting(
         1800.0,
-        "resident: seconds after which one must be whole on disk before the next is made",
+        "seconds after which one must be whole on disk before the next is made",
         span(above=0),
     )
     snapshot_bytes_per_s: float = setting(
         2e8,
-        "resident: write checkpoints at most this fast while they are not late; 0: no limit",
+        "write checkpoints at most this fast while they are not late; 0: no limit",
         span(least=0),
     )
 

@@ -13,7 +13,7 @@ from fsl_async.store.aggregation.base import Rule
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
@@ -21,7 +21,7 @@ CHUNK = 32
 """Several chunks, the last one shorter."""
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
-PLAIN = {"outer": OuterSettings("average"), "codec_down": CodecSpec(format="fp32")}
+PLAIN = {"outer": Average(), "codec_down": CodecSpec(format="fp32")}
 ROBUST = sorted(name for name, rule in RULES.items() if rule.by_rows and not rule.reuses)
 NAMES = ("a", "b", "c", "d", "e", "f")
 
@@ -195,7 +195,7 @@ def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, name):
 def test_full_weights_allow_only_the_mean():
     """Full weights take another path through the store."""
     with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
-        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
+        StoreSettings(outer=Average(), rule=rule_named("median"), kind=FullWeights())
 
 
 def test_an_unknown_rule_gets_the_list():

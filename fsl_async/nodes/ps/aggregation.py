@@ -103,7 +103,6 @@ def _check_adapters(config: Config) -> None:
         "codec.feedback_up": (
             config.codec.feedback_up and rule.changes_basis and "false (it is of the basis before)"
         ),
-        "store.resident": not config.store.resident and "true (versions are merged in memory)",
     }
     for key, choice in wrong.items():
         if choice:

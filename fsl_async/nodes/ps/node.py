@@ -58,7 +58,7 @@ from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.records import StoreSettings, VersionRecord
 from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
@@ -164,7 +164,7 @@ def rules_of(config: Config) -> ParameterServerRules:
 
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
-    outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
+    outer = OPTIMIZERS[config.outer.optimizer](config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products
@@ -181,7 +181,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         rule=rule_of(config),
         reuse=config.sync.staleness_limit if rule_of(config).reuses else 0,
         kind=kind,
-        resident=config.store.resident and not config.split.sends_whole,
+        resident=config.store.resident,
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
         ),
