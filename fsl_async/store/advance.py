@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint, StoredFile, VersionWriter
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.flat_file import FlatReader
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings

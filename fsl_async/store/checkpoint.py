@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from fsl_async.files.files import Files
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
 
 WEIGHTS = "weights.safetensors"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.manifest import Manifest
 
 VALUE_BYTES = 4

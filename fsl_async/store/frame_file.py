@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import BytesLike, Files
+    from fsl_async.files.files import BytesLike, Files
 
 MAGIC = b"FSLFRM01"
 MAX_FRAME_BYTES = 16 * 1024 * 1024

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.manifest import Manifest
 
 _RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")

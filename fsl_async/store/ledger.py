@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
 
 _PIECE_BYTES = 1024 * 1024
 _TAIL_BYTES = 64 * 1024

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.ledger import Ledger
 
 STATE_FILE = "ledger.state"

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints, StoredFile
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings, VersionRecord
     from fsl_async.store.spool import Spool

@@ -25,10 +25,10 @@ from fsl_async.store.repair import averages_again, products_again
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.spool import Spool

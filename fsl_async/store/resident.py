@@ -21,9 +21,9 @@ from fsl_async.store.vectors import Vectors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory

@@ -21,7 +21,7 @@ from fsl_async.store.ring_book import RingBook
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
 
 COPY_FILE = "ledger.state"
 MAX_COPY_BYTES = 1 << 24

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.vectors import Vector
 

@@ -8,12 +8,12 @@ import torch
 from attrs import frozen
 
 from fsl_async.errors import RunDirError
+from fsl_async.files.files import Files
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.pretrain import evaluate, open_corpus
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage
-from fsl_async.store.files import Files
 from fsl_async.store.reading import read_version
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ import fsl_transport as tp
 from fsl_async.commands import sim
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.files.files import Files
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.ps.aggregation import weighting_of
 from fsl_async.nodes.ps.node import rules_of, store_settings_of
@@ -34,7 +35,6 @@ from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKe
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode, encode_seeds

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fsl_async.errors import RunDirError
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.learn.split.server_disk import KEPT, ServerDisk
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 
 FOLDER = Path("/server")
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]

@@ -19,6 +19,7 @@ from adapter_runs import (
 from attrs import evolve
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store import resident as resident_module
 from fsl_async.store.adapters import RULES
@@ -26,7 +27,6 @@ from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import StoreSettings, file_name

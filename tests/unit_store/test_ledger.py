@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.files.files import Files
+from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.book import Book
 from fsl_async.store.errors import LedgerDamaged, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.ledger import Ledger
-from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.store.records import VersionRecord, to_fact
 
 NAMES = ["site-a", "b", "zürich"]

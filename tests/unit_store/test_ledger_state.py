@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ledger_books import check_state
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
@@ -20,7 +21,6 @@ from fsl_async.store import book as book_module
 from fsl_async.store import ledger as ledger_module
 from fsl_async.store.book import MOST_QUARANTINED, REMEMBERED, Book
 from fsl_async.store.errors import LedgerDamaged
-from fsl_async.store.files import Files
 from fsl_async.store.records import to_fact
 
 NAMES = ["a", "b", "c"]

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.store.files import Files
 from fsl_async.store.recovery import make_durable_folder
 
 KEPT = 2

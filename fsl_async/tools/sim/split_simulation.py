@@ -34,6 +34,7 @@ from typing import Any, cast
 
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
+from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
@@ -49,7 +50,6 @@ from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_processes import SplitServerSimulation

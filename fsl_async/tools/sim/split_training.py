@@ -25,6 +25,7 @@ import torch
 from attrs import evolve, field, frozen, mutable
 from torch import Tensor, nn
 
+from fsl_async.files.files import Files
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
@@ -44,7 +45,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
-from fsl_async.store.files import Files
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread

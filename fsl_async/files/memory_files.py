@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import define, field
 
-from fsl_async.store.files import BytesLike, Files
+from fsl_async.files.files import BytesLike, Files
 
 T = TypeVar("T")
 Power = Literal["names", "all"] | int

@@ -1,8 +1,8 @@
-"""Files: every disk call of the store, in one small class.
+"""Files: every disk call on a run directory of a server, in one small class.
 
-Nothing else here calls `os` on the run directory. Tests can therefore count the calls, let call n
-fail with a full disk, end the "process" before, during or after it, and drop what was not synced,
-as a power cut would.
+The stores call `os` nowhere else. Tests can therefore count the calls, let call n fail with a full
+disk, end the "process" before, during or after it, and drop what was not synced, as a power cut
+would.
 
 A file's content is durable after `sync`; its name, a rename and a removal are durable after
 `sync_directory` of the folder that holds it (fsync(2), rename(2)). Crash safety depends on this
