@@ -172,6 +172,14 @@ class Files:
         finally:
             self.close(descriptor)
 
+    def sync_whole(self, path: Path) -> None:
+        """Make the content of the file at `path` durable."""
+        descriptor = self.open_existing(path, writable=True)
+        try:
+            self.sync(descriptor)
+        finally:
+            self.close(descriptor)
+
     def remove_tree(self, path: Path) -> None:
         """Remove the folder `path`, which holds files only. An absent folder is ignored."""
         for name in self.names(path):

@@ -57,8 +57,8 @@ def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
     auxiliary: dict[str, int] = {}
     problems: list[str] = []
     for line in lines:
-        if "auxiliary" in line:
-            client, version = str(line["auxiliary"]), int(line["version"])
+        if line.get("fact") == "auxiliary":
+            client, version = str(line["client"]), int(line["version"])
             if version <= auxiliary.get(client, -1):
                 problems.append(
                     f"version {version} of the auxiliary model of {client} was given twice"

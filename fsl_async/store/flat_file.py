@@ -1,18 +1,7 @@
 """Flat files: a vector of fp32 values as a safetensors file, written and read chunk by chunk.
 
-The layout is from the safetensors README, section "Format"
-(https://github.com/huggingface/safetensors#format):
-
-    8 bytes    N, the length of the header, unsigned little-endian
-    N bytes    JSON: {"name": {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ...,
-               "__metadata__": {...}}; begins with "{", may end in spaces; offsets count bytes from
-               the end of the header
-    the rest   the tensors' bytes, little-endian, row-major, without holes
-
-A checkpoint's weights therefore open in the safetensors library and everything built on it. The
-library is not used here because it needs all tensors in memory at once; a flat vector in the
-manifest's order already is the data part. The header is padded so that the data begins at a
-multiple of 64 bytes, which lets a reader map it aligned.
+A checkpoint's weights therefore open in the safetensors library and everything built on it: a flat
+vector in the manifest's order is the data part of such a file.
 
 A flat file has a checksum per chunk, which is checked when the chunk is read, and one digest
 (fsl_async.store.digest). Both are kept in the version's manifest.json.
@@ -23,13 +12,13 @@ that of the vector: for weights.safetensors the one that the nodes of a version 
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
 
+from fsl_async.files.safetensors_header import header_of
 from fsl_async.store.digest import (
     DIGEST_CHARACTERS,
     check_chunk,
@@ -49,22 +38,14 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
 
 VALUE_BYTES = 4
-_ALIGNMENT_BYTES = 64
 
 
 def header_for(manifest: Manifest) -> bytes:
     """Return the length field and the JSON header of `manifest`'s flat file."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for tensor in manifest.tensors:
-        begin = tensor.offset * VALUE_BYTES
-        entries[tensor.name] = {
-            "dtype": "F32",
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, begin + tensor.values * VALUE_BYTES],
-        }
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
+    return header_of(
+        (tensor.name, "F32", tensor.shape, tensor.values * VALUE_BYTES)
+        for tensor in manifest.tensors
+    )
 
 
 class FlatWriter:

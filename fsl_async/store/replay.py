@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from fsl_async.store.checkpoint import MANIFEST, UPDATE
+from fsl_async.store.checkpoint import UPDATE
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.folders import MANIFEST
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.repair import averages_again, products_again
 

@@ -316,7 +316,7 @@ def play_split_server(folder, last, *, kills=False):
         "lost": [key.text for key in state.lost],
         "auxiliary": dict(state.auxiliary_seen),
         "tensors": {"common": tensors_digest(state.common or {})}
-        | {name: tensors_digest(tensors) for name, tensors in sorted(state.clients.items())},
+        | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
     for key in state.lost:
         disk.append(key.text, "dropped", "the server died")

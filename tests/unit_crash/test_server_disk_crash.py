@@ -92,7 +92,7 @@ def check(disk, reported, power, audit):
     assert found.book == (book(uploads) if uploads else SplitProgress())
     if uploads:
         assert torch.equal(found.common["server/w"], tensors(uploads)["server/w"])
-        assert torch.equal(found.clients["a"]["steps"], tensors(uploads)["steps"])
+        assert torch.equal(dict(found.clients)["a"]["steps"], tensors(uploads)["steps"])
     known = [key for key in KEYS[uploads : reported.trained] if key in found.lost]
     if power is None:
         assert len(known) >= reported.trained - uploads - 1, "a line was lost with the process"

@@ -77,7 +77,7 @@ class ServerTraining:
         try:
             if found.common is not None:
                 self.server.restore(found.common)
-                for name, state in found.clients.items():
+                for name, state in found.clients:
                     self.server.restore(state, name)
         except ModelPartMisused as error:
             # Settings that are fixed were compared before; how many classes there are, the data may

@@ -116,7 +116,7 @@ class SplitSimulation(SplitServerSimulation):
 
     def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, CheckedTraining]:
         machine = SplitServerMachine(self.rules, self.architecture)
-        return machine, CheckedTraining(machine.method, files, self.lineage)
+        return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         return self.server_traffic, self.journal

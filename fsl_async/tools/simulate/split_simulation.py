@@ -57,7 +57,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
     def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, ServerTraining]:
         device = choose_device(self.config.train.device)
         server, method, uploads, parts = build_server(self.config, device)
-        disk = ServerDisk(Path("/") / SPLIT_SERVER, files)
+        disk = ServerDisk(Path("/") / SPLIT_SERVER, files, self._wall, self.scheduler.time)
         training = ServerTraining(method, server, uploads, disk)
         return SplitServerMachine(self.rules, parts.architecture), training
 

@@ -51,7 +51,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path):
     for name, tensor in state(2).items():
         assert torch.equal(found.common[name], tensor)
         assert found.common[name].dtype == tensor.dtype
-    assert torch.equal(found.clients["a"]["server/w"], state(12)["server/w"])
+    assert torch.equal(dict(found.clients)["a"]["server/w"], state(12)["server/w"])
 
 
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path):
@@ -83,7 +83,7 @@ def test_a_torn_line_of_the_ledger_is_cut_off(tmp_path):
 def test_two_servers_do_not_share_a_folder(tmp_path):
     """Two writers would mix their weights."""
     disk = ServerDisk(tmp_path)
-    with pytest.raises(RunDirError, match="in use"):
+    with pytest.raises(RunDirError, match="another process uses"):
         ServerDisk(tmp_path)
     disk.close()
 
