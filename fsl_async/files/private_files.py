@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
-FOLDER_MODE: Final = 0o700
-FILE_MODE: Final = 0o600
+from fsl_async.files.files import FILE_MODE, FOLDER_MODE, Files
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
@@ -28,43 +26,25 @@ def opener(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
-def write_bytes(path: Path, data: bytes, *, sync: bool = False, is_new: bool = False) -> None:
-    """Create or overwrite `path`. sync: its content, not its name, is durable on return.
-
-    is_new: raise FileExistsError where there is one. Raises OSError.
-    """
-    with open(path, "xb" if is_new else "wb", opener=opener) as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def replace_bytes(path: Path, data: bytes, *, is_new: bool = False) -> None:
     """Create or replace `path` atomically; content and name are durable on return.
 
     is_new: raise FileExistsError where there is one. One process at a time may do so. Raises
     OSError.
     """
-    part = path.with_name(f".{path.name}.part")
+    files, part = Files(), path.with_name(f".{path.name}.part")
     # What a killed process left there.
     part.unlink(missing_ok=True)
     try:
-        write_bytes(part, data, sync=True, is_new=True)
+        with open(part, "xb", opener=opener) as file:
+            file.write(data)
+            file.flush()
+            files.sync(file.fileno())
         if is_new:
             # Unlike a rename it fails where the name is taken.
             os.link(part, path)
         else:
-            part.replace(path)
+            files.rename(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.sync_directory(path.parent)

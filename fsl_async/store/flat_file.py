@@ -13,10 +13,9 @@ that of the vector: for weights.safetensors the one that the nodes of a version 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from blake3 import blake3
 
 from fsl_async.files.safetensors_header import header_of
 from fsl_async.store.digest import (
@@ -29,7 +28,7 @@ from fsl_async.store.digest import (
 from fsl_async.store.errors import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -130,46 +129,40 @@ class FlatReader:
         self._files.close(self._descriptor)
 
 
+def fits(files: Files, descriptor: int, manifest: Manifest) -> str | None:
+    """Return why an open file is no flat file of the model, by its length and header, or None."""
+    header = header_for(manifest)
+    size = len(header) + manifest.values * VALUE_BYTES
+    if files.size(descriptor) != size:
+        return f"has {files.size(descriptor)} bytes instead of {size}"
+    return None if files.read(descriptor, len(header), 0) == header else "has a wrong header"
+
+
+def chunks_of(
+    files: Files, descriptor: int, manifest: Manifest, first: int = 0
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the chunks of an open file that `fits`, each valid until the next; unchecked."""
+    data_at = len(header_for(manifest))
+    buffer = np.empty(manifest.longest_chunk, np.dtype("<f4"))
+    for index in range(first, manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        values = buffer[: stop - start]
+        files.read_into(descriptor, values.data.cast("B"), data_at + start * VALUE_BYTES)
+        yield values
+
+
 def check_flat_file(
     files: Files, path: Path, manifest: Manifest, size: int, digest: str
 ) -> str | None:
     """Return what is wrong with a flat file, or None. Reads it in chunks."""
-    header = header_for(manifest)
-    if size != len(header) + manifest.values * VALUE_BYTES:
+    if size != len(header_for(manifest)) + manifest.values * VALUE_BYTES:
         return "is listed with a length that does not fit the model"
-    found: list[bytes] = []
-    take: Callable[[memoryview], Any] = lambda piece: found.append(blake3(piece).digest())  # noqa: E731
-    lengths = [manifest.chunk_values(index) * VALUE_BYTES for index in range(manifest.chunks)]
-    problem = _read(files, path, size, header, lengths=lengths, take=take)
-    return problem or (None if vector_digest(found) == digest else "does not match its digest")
-
-
-def _read(
-    files: Files,
-    path: Path,
-    size: int,
-    head: bytes = b"",
-    *,
-    lengths: Sequence[int],
-    take: Callable[[memoryview], Any],
-) -> str | None:
-    """Give the bytes behind `head` to `take` in these lengths; return what is wrong, or None."""
     try:
-        descriptor = files.open_existing(path)
+        with files.opened(path) as descriptor:
+            problem = fits(files, descriptor, manifest)
+            if problem is None:
+                found = vector_digest(map(chunk_digest, chunks_of(files, descriptor, manifest)))
+                problem = None if found == digest else "does not match its digest"
+            return problem
     except FileNotFoundError:
         return "is missing"
-    try:
-        if files.size(descriptor) != size:
-            return f"has {files.size(descriptor)} bytes instead of {size}"
-        if files.read(descriptor, len(head), 0) != head:
-            return "has a wrong header"
-        view = memoryview(bytearray(max(lengths)))
-        offset = len(head)
-        for count in lengths:
-            if files.read_into(descriptor, view[:count], offset) != count:
-                return "ended while it was read"
-            take(view[:count])
-            offset += count
-    finally:
-        files.close(descriptor)
-    return None

@@ -14,9 +14,9 @@ Names that begin with "tmp-" are left over from a crash and are removed at a sta
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
 from blake3 import blake3
 
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
@@ -93,6 +93,21 @@ class NumberedFolders:
             raise Damage(MANIFEST, f"has format {found!r}, this release reads {self._form}")
         return members
 
+    def seal(self, folder: Path, members: Mapping[str, Any]) -> None:
+        """Sync the files that "files" of the members lists, and write manifest.json."""
+        for name in members["files"]:
+            with self._files.opened(folder / name, writable=True) as descriptor:
+                self._files.sync(descriptor)
+        self.write_manifest(folder, members)
+
+    def read_intact(self, number: int) -> dict[str, Any]:
+        """Return what `seal` wrote. Damage: a file is missing, or has another digest."""
+        members = self.read_manifest(number)
+        for name, digest in members["files"].items():
+            if digest_at(self._files, self.path(number) / name) != digest:
+                raise Damage(name, "does not match its digest")
+        return members
+
     def publish(self, number: int, temporary: Path) -> None:
         """Rename the finished folder to its final name, durably.
 
@@ -126,38 +141,30 @@ class NumberedFolders:
             self._files.sync_directory(self.directory)
         return leaving
 
-
-@frozen
-class Content:
-    """Length of a file in bytes, and its BLAKE3."""
-
-    bytes: int
-    digest: str
+    def prune(self, kept: int) -> None:
+        """Remove all but the newest folders. One that cannot be removed now does no harm."""
+        with suppress(OSError):
+            for old in self.retire(self.numbers()[-kept:][0]):
+                self._files.remove_tree(old)
 
 
-def write_pieces(files: Files, path: Path, pieces: Iterable[BytesLike]) -> Content:
-    """Create a file of these pieces, not synced."""
+def write_pieces(files: Files, path: Path, pieces: Iterable[BytesLike]) -> str:
+    """Create a file of these pieces, not synced; return its BLAKE3, 64 hex characters."""
     size, found = 0, blake3()
-    descriptor = files.create(path)
-    try:
+    with files.created(path) as descriptor:
         for piece in pieces:
             view = memoryview(piece).cast("B")
             files.write(descriptor, view, size)
             found.update(view)
             size += len(view)
-    finally:
-        files.close(descriptor)
-    return Content(size, found.hexdigest())
+    return found.hexdigest()
 
 
-def content_of(files: Files, path: Path) -> Content:
-    """Read a file piece by piece."""
+def digest_at(files: Files, path: Path) -> str:
+    """Return the BLAKE3 of a file, read piece by piece."""
     size, found = 0, blake3()
-    descriptor = files.open_existing(path)
-    try:
+    with files.opened(path) as descriptor:
         while piece := files.read(descriptor, _PIECE_BYTES, size):
             found.update(piece)
             size += len(piece)
-    finally:
-        files.close(descriptor)
-    return Content(size, found.hexdigest())
+    return found.hexdigest()

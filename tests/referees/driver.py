@@ -319,22 +319,22 @@ def play_split_server(folder, last, *, kills=False):
         | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
     for key in state.lost:
-        disk.append(key.text, "dropped", "the server died")
+        disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
     for uploads in range(state.book.uploads + 1, last + 1):
-        disk.append(upload(uploads - 1).text, "trained", "")
+        disk.append("upload", key=upload(uploads - 1).text, outcome="trained", reason="")
         if uploads % 2:
             continue
-        disk.append_auxiliary("a", uploads)
+        disk.append("auxiliary", client="a", version=uploads)
         clients = {
             name: ClientProgress(7, upload(uploads - 2 + place), uploads // 4, uploads)
             for place, name in enumerate("ab")
         }
         book = SplitProgress("referee", uploads // 4, uploads // 8, uploads, clients)
         tensors = [(name, split_tensors(uploads, ord(name))) for name in "ab"]
-        staged = disk.stage(book, split_tensors(uploads, 0), tensors)
+        seal = disk.stage(book, split_tensors(uploads, 0), tensors)
         if kills and uploads == last:
             break
-        disk.seal(staged)
+        seal()
     disk.close()
     if kills:
         with (folder / "ledger.jsonl").open("ab") as ledger:

@@ -60,17 +60,21 @@ def run_scenario(files, reported):
         found = retry(disk.recover, reported, RunDirError)
         uploads = found.book.uploads
         for key in found.lost:
-            disk.append(key.text, "dropped", "the server died")
+            disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
         while uploads < len(KEYS):
-            disk.append(KEYS[uploads].text, "trained", "")
+            disk.append("upload", key=KEYS[uploads].text, outcome="trained", reason="")
             uploads += 1
             reported.trained = max(reported.trained, uploads)
             if uploads % EVERY == 0:
-                disk.append_auxiliary("a", max(found.auxiliary_seen.get("a", -1), 0) + uploads)
+                disk.append(
+                    "auxiliary",
+                    client="a",
+                    version=max(found.auxiliary_seen.get("a", -1), 0) + uploads,
+                )
 
                 def checkpoint(uploads=uploads):
                     mine = [("a", tensors(uploads))]
-                    disk.seal(disk.stage(book(uploads), tensors(uploads), mine))
+                    disk.stage(book(uploads), tensors(uploads), mine)()
 
                 retry(checkpoint, reported, OSError)
                 reported.durable = uploads
@@ -179,8 +183,8 @@ def test_a_line_that_could_not_be_written_waits(audit):
     server = ServerDisk(FOLDER, files)
     server.recover()
     files.faults.at = len(files.faults.calls) + 1
-    server.append(KEYS[0].text, "trained", "")
+    server.append("upload", key=KEYS[0].text, outcome="trained", reason="")
     assert audit(files.disk).trained == 0
-    server.append(KEYS[1].text, "trained", "")
+    server.append("upload", key=KEYS[1].text, outcome="trained", reason="")
     assert audit(files.disk).trained == 2
     server.close()

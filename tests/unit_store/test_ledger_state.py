@@ -361,11 +361,9 @@ def facts_of(run):
 class NoState(Files):
     """A disk without space for the state."""
 
-    def write_whole(self, path, data):
-        """Fail for the state."""
-        if path.name.startswith(STATE):
-            raise OSError(28, "No space left on device")
-        super().write_whole(path, data)
+    def replace_whole(self, path, data):
+        """Fail: only the state is written so."""
+        raise OSError(28, "No space left on device")
 
 
 def test_a_state_that_cannot_be_written_costs_a_notice(saved):

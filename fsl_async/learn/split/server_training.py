@@ -223,8 +223,7 @@ class ServerTraining:
         """
         common = self.server.state(live=True)
         clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
-        staged = self.disk.stage(effect.book, common, clients)
-        return lambda: self.disk.seal(staged)
+        return self.disk.stage(effect.book, common, clients)
 
 
 def _payload(values: Tensor, lengths: Tensor | None) -> Payload:

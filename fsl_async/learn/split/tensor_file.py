@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fsl_async.files.files import BytesLike
+from fsl_async.files.files import BytesLike, Files
 from fsl_async.files.safetensors_header import header_of, read_header
+from fsl_async.store.folders import write_pieces
+
+Tensors: TypeAlias = Mapping[str, Tensor]
 
 _TYPES = {
     "F32": torch.float32,
@@ -25,11 +29,15 @@ _TYPES = {
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
-def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[BytesLike]:
-    """Yield the file piece by piece; contiguous tensors on the CPU are not copied.
+def write_tensors(files: Files, path: Path, tensors: Tensors) -> str:
+    """Write a file, not synced; return its digest. Contiguous tensors on the CPU are not copied.
 
-    Raises KeyError for a dtype that has no name here.
+    Raises OSError, and KeyError for a dtype that has no name here.
     """
+    return write_pieces(files, path, _pieces(tensors))
+
+
+def _pieces(tensors: Tensors) -> Iterator[BytesLike]:
     yield header_of(
         (name, _NAMES[one.dtype], one.shape, one.nbytes) for name, one in tensors.items()
     )
@@ -39,8 +47,9 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[BytesLike]:
             yield memoryview(flat)
 
 
-def read_tensors(data: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file. Raises KeyError, TypeError, ValueError for anything else."""
+def read_tensors(files: Files, path: Path) -> dict[str, Tensor]:
+    """Read a file. Raises OSError; KeyError, TypeError or ValueError for anything else."""
+    data = files.read_whole(path, files.size_at(path))
     entries, start = read_header(io.BytesIO(data).read)
     raw = torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8)
     found = {}

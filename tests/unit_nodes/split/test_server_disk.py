@@ -32,10 +32,10 @@ def fill(run_dir):
     disk = ServerDisk(run_dir)
     disk.recover()
     for number, key in enumerate(KEYS, 1):
-        disk.append(key.text, "trained", "")
+        disk.append("upload", key=key.text, outcome="trained", reason="")
         if number < 3:
-            disk.seal(disk.stage(book(number), state(number), [("a", state(10 + number))]))
-    disk.append_auxiliary("a", 5)
+            disk.stage(book(number), state(number), [("a", state(10 + number))])()
+    disk.append("auxiliary", client="a", version=5)
     disk.close()
 
 
