@@ -6,7 +6,10 @@ because an operator may have opened it to a group.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fsl_async.files.files import FILE_MODE, FOLDER_MODE, Files
@@ -19,6 +22,18 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
         if not parent.exists():
             parent.mkdir(FOLDER_MODE, exist_ok=True)
     path.mkdir(FOLDER_MODE, exist_ok=exist_ok)
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created, for a block. Waits for it. Raises OSError."""
+    make_folder(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def opener(path: str, flags: int) -> int:

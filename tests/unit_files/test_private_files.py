@@ -45,7 +45,7 @@ def test_everything_in_a_run_directory_is_its_owners(tmp_path, monkeypatch):
     store.start_run("one")
     store.begin_initial(MANIFEST)
     keep_settings(run, load(None), -1)
-    MembersFile(run / "members.txt").write({"a"})
+    MembersFile(run / "members.json").write({"a"})
     NameHolders(run / "names.txt").hold("a", "k" * 40)
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 200)
     with JournalWriter(run / "clients" / "a" / "journal.jsonl") as journal:

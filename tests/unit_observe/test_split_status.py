@@ -30,7 +30,7 @@ def test_what_became_of_uploads_over_two_servers():
         ("a/2/3/0", "trained"),
     )
     lines += [given(0), given(2)]
-    found = audit_split(lines)
+    found = audit_split(lines, [])
     assert (found.trained, found.declined, found.dropped, found.came_back) == (2, 1, 1, 1)
     assert (found.lives, found.rounds) == ({"a": 2, "b": 1}, {"a": 3})
     assert found.auxiliary == {"a": 2}
@@ -49,7 +49,7 @@ def test_what_became_of_uploads_over_two_servers():
 )
 def test_what_no_run_of_a_method_writes_is_a_fault(wrong, words):
     """No crash may lead to an upload trained twice."""
-    (problem,) = audit_split(wrong).problems
+    (problem,) = audit_split(wrong, []).problems
     assert words in problem
 
 

@@ -221,9 +221,8 @@ class ServerTraining:
 
         A copy in memory would take as much again as is kept of all clients.
         """
-        common = self.server.state(live=True)
-        clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
-        return self.disk.stage(effect.book, common, clients)
+        clients = ((name, self.server.state(name)) for name in self.server.clients)
+        return self.disk.stage(effect.book, self.server.state(), clients)
 
 
 def _payload(values: Tensor, lengths: Tensor | None) -> Payload:
