@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from fsl_async.files.files import BytesLike, Files
+    from fsl_async.files.files import Files
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
@@ -93,12 +93,14 @@ class NumberedFolders:
             raise Damage(MANIFEST, f"has format {found!r}, this release reads {self._form}")
         return members
 
-    def seal(self, folder: Path, members: Mapping[str, Any]) -> None:
-        """Sync the files that "files" of the members lists, and write manifest.json."""
-        for name in members["files"]:
+    def seal(self, folder: Path, names: Iterable[str], members: Mapping[str, Any]) -> None:
+        """Sync these files of a folder, and write manifest.json with their digests as "files"."""
+        digests = {}
+        for name in names:
             with self._files.opened(folder / name, writable=True) as descriptor:
                 self._files.sync(descriptor)
-        self.write_manifest(folder, members)
+            digests[name] = digest_at(self._files, folder / name)
+        self.write_manifest(folder, {**members, "files": digests})
 
     def read_intact(self, number: int) -> dict[str, Any]:
         """Return what `seal` wrote. Damage: a file is missing, or has another digest."""
@@ -148,20 +150,8 @@ class NumberedFolders:
                 self._files.remove_tree(old)
 
 
-def write_pieces(files: Files, path: Path, pieces: Iterable[BytesLike]) -> str:
-    """Create a file of these pieces, not synced; return its BLAKE3, 64 hex characters."""
-    size, found = 0, blake3()
-    with files.created(path) as descriptor:
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            files.write(descriptor, view, size)
-            found.update(view)
-            size += len(view)
-    return found.hexdigest()
-
-
 def digest_at(files: Files, path: Path) -> str:
-    """Return the BLAKE3 of a file, read piece by piece."""
+    """Return the BLAKE3 of a file, 64 hex characters, read piece by piece."""
     size, found = 0, blake3()
     with files.opened(path) as descriptor:
         while piece := files.read(descriptor, _PIECE_BYTES, size):

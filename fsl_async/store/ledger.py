@@ -67,7 +67,7 @@ class Ledger:
         self,
         files: Files,
         path: Path,
-        wall_clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         *,
         syncs: bool = True,

@@ -215,6 +215,20 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
     assert "torn by a crash" in notice
 
 
+def test_without_syncs_a_power_cut_may_tear_several_lines(path):
+    """A block of zeros before whole lines is damage only where each line was synced."""
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + bytes(512 - len(first)) + b"".join(others))
+    with pytest.raises(LedgerDamaged, match="line 2 is damaged"):
+        opened(path)
+    facts = []
+    ledger = Ledger(Files(), path, syncs=False)
+    assert "torn by a crash" in ledger.open(facts.append)
+    ledger.close()
+    assert [fact["name"] for fact in facts] == NAMES[:1]
+    assert path.read_bytes() == first
+
+
 def test_a_removed_or_emptied_ledger_acknowledges_nothing(path):
     """Further lines would go into a file without a name, or without the lines before them."""
     ledger, _, _ = opened(path)

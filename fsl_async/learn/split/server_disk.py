@@ -8,8 +8,8 @@
         client-NAME.safetensors     replica, or auxiliary model with its optimizer and buffer
         manifest.json               the machine's book, place in the ledger, digests of the files
 
-A checkpoint's files are written between two trainings, and synced while training goes on. Uploads
-trained after the newest intact one are lost with the weights that saw them.
+A checkpoint's files are written between two trainings; they are synced and hashed while training
+goes on. Uploads trained after the newest intact one are lost with the weights that saw them.
 
 A line that cannot be written (disk full) waits in memory, and is written before the next one. A
 checkpoint is made only when every line up to its moment is written and synced, so it never rests on
@@ -17,7 +17,6 @@ lines that are not there. A power cut may take the lines since the last checkpoi
 is killed leaves them to the system.
 """
 
-import functools
 import threading
 import time
 from collections import deque
@@ -152,19 +151,20 @@ class ServerDisk:
             position = self._ledger.position()
         number = max(self.checkpoints.numbers(), default=0) + 1
         folder = self.checkpoints.begin(self.checkpoints.path(number).name)
-        files = {_COMMON: write_tensors(self._files, folder / _COMMON, common)}
+        names = [_COMMON]
+        write_tensors(self._files, folder / _COMMON, common)
         for client, tensors in clients:
-            name = f"{_CLIENT}{client}{_END}"
-            files[name] = write_tensors(self._files, folder / name, tensors)
-        members = {"book": book.to_plain(), "ledger": attrs.asdict(position), "files": files}
-        return functools.partial(self._seal, number, folder, members)
+            names.append(f"{_CLIENT}{client}{_END}")
+            write_tensors(self._files, folder / names[-1], tensors)
 
-    def _seal(self, number: int, folder: Path, members: Mapping[str, Any]) -> None:
-        """Make a checkpoint durable, and the newest."""
-        self._ledger.sync()
-        self.checkpoints.seal(folder, members)
-        self.checkpoints.publish(number, folder)
-        self.checkpoints.prune(KEPT)
+        def seal() -> None:
+            self._ledger.sync()
+            members = {"book": book.to_plain(), "ledger": attrs.asdict(position)}
+            self.checkpoints.seal(folder, names, members)
+            self.checkpoints.publish(number, folder)
+            self.checkpoints.prune(KEPT)
+
+        return seal
 
     def close(self) -> None:
         """Release the folder; a closed one is ignored."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fsl_async.files.files import BytesLike, Files
+from fsl_async.files.files import Files
 from fsl_async.files.safetensors_header import header_of, read_header
-from fsl_async.store.folders import write_pieces
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 
@@ -29,29 +28,27 @@ _TYPES = {
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
-def write_tensors(files: Files, path: Path, tensors: Tensors) -> str:
-    """Write a file, not synced; return its digest. Contiguous tensors on the CPU are not copied.
+def write_tensors(files: Files, path: Path, tensors: Tensors) -> None:
+    """Write a file, not synced. Contiguous tensors on the CPU are not copied.
 
     Raises OSError, and KeyError for a dtype that has no name here.
     """
-    return write_pieces(files, path, _pieces(tensors))
-
-
-def _pieces(tensors: Tensors) -> Iterator[BytesLike]:
-    yield header_of(
-        (name, _NAMES[one.dtype], one.shape, one.nbytes) for name, one in tensors.items()
-    )
-    for one in tensors.values():
-        if one.numel():
+    header = header_of((name, _NAMES[x.dtype], x.shape, x.nbytes) for name, x in tensors.items())
+    with files.created(path) as descriptor:
+        files.write(descriptor, header, 0)
+        offset = len(header)
+        for one in tensors.values():
             flat: Any = one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            yield memoryview(flat)
+            if one.nbytes:  # no view has zero bytes
+                files.write(descriptor, memoryview(flat), offset)
+            offset += one.nbytes
 
 
 def read_tensors(files: Files, path: Path) -> dict[str, Tensor]:
     """Read a file. Raises OSError; KeyError, TypeError or ValueError for anything else."""
     data = files.read_whole(path, files.size_at(path))
     entries, start = read_header(io.BytesIO(data).read)
-    raw = torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8)
+    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)[start:]
     found = {}
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
