@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
@@ -44,7 +45,6 @@ from fsl_async.store.adapters import adapter_modules, has_adapters
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.facts import Facts
-from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions
 from fsl_async.store.memory import Mapped, anonymous, memory_lacking
@@ -70,12 +70,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import BytesLike
     from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
-    from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.merging import Average
     from fsl_async.store.records import Outcome, VersionRecord

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
 

@@ -27,6 +27,7 @@ from crash_point import Points, Scheduler, WatchedWorker
 from ledger_books import check_state
 
 import fsl_transport as tp
+from fsl_async.files.memory_files import Faults, Killed, MemoryFiles
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.machine import EndSession, Send
@@ -34,7 +35,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, Killed, MemoryFiles
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.invariants import Invariants

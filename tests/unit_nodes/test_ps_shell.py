@@ -9,6 +9,7 @@ from ps_shells import FP32, AtOnce, Later, Server, publish, store_on
 import fsl_transport as tp
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.files.memory_files import MemoryDisk
 from fsl_async.nodes.ps.node import run_facts
 from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
@@ -17,7 +18,6 @@ from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import MemoryDisk
 from fsl_async.store.outer import Average
 from fsl_async.store.seed_step import Directions
 from fsl_async.tools.sim.training import MANIFEST

@@ -13,12 +13,12 @@ import pytest
 from adapter_runs import LOSSY, SCALE, Tuning, model
 from deltas import delta_of, merged_of, noise
 
+from fsl_async.files.files import Files
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store

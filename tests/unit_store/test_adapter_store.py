@@ -19,13 +19,13 @@ from adapter_runs import (
 from attrs import evolve
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average, Growing, Nesterov
 from fsl_async.store.records import StoreSettings, file_name

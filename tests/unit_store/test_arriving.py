@@ -17,12 +17,12 @@ from deltas import delta_of, key, merged_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import accumulator
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import NoWorkerThread, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings, file_name

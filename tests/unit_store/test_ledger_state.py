@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ledger_books import check_state
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
@@ -20,7 +21,6 @@ from fsl_async.store import book as book_module
 from fsl_async.store import ledger as ledger_module
 from fsl_async.store.book import MOST_QUARANTINED, REMEMBERED, Book
 from fsl_async.store.errors import LedgerDamaged
-from fsl_async.store.files import Files
 from fsl_async.store.records import to_fact
 
 NAMES = ["a", "b", "c"]
@@ -361,11 +361,9 @@ def facts_of(run):
 class NoState(Files):
     """A disk without space for the state."""
 
-    def write_whole(self, path, data):
-        """Fail for the state."""
-        if path.name.startswith(STATE):
-            raise OSError(28, "No space left on device")
-        super().write_whole(path, data)
+    def replace_whole(self, path, data):
+        """Fail: only the state is written so."""
+        raise OSError(28, "No space left on device")
 
 
 def test_a_state_that_cannot_be_written_costs_a_notice(saved):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import RULES
 from fsl_async.store.averages import averaged
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OPTIMIZERS, Average
 from fsl_async.store.reading import read_version

@@ -5,11 +5,11 @@ import pytest
 from deltas import merged_of, noise
 from safetensors.numpy import load_file
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition
 from fsl_async.store.checkpoint import MEAN
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import mean_share
 from fsl_async.store.store import Store

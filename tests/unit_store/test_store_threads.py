@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.errors import NoWorkerThread, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
 from fsl_codecs import CodecSpec
