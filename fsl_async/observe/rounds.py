@@ -379,7 +379,7 @@ class ParameterServerFigures:
         key = str(line["key"])
         self._waiting[key] = self._stored.pop(key, StoredDelta())
 
-    def on_average(self, run: Run, line: Line) -> None:
+    def on_commit(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
         self._merging = list(self._waiting)

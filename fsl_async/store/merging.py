@@ -1,11 +1,4 @@
-"""Merging: the deltas of a round, their average, and the version made from it.
-
-    accumulate   add a delta to the round
-    average      fix the round's average, as chunks
-    advance      make the next version from the average (fsl_async.store.advance)
-
-Deltas accumulated between the last two wait for the next round.
-"""
+"""Merging: the deltas of a round, their average, and the version made from it."""
 
 from __future__ import annotations
 
@@ -129,8 +122,6 @@ class Merging:
         self.full_fetch: Callable[[], bool] = lambda: False
         """Whether a client fetches the newest version in full."""
         self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
-        self._is_fixed = False  # an average is taken, and its version is not made yet
-        self._later: dict[DeltaKey, float] = {}
         self._left_out: dict[DeltaKey, float] = {}
         """Scalars of an older round, which came while its version was made: the directions of this
         round are others, so they enter a version without weight."""
@@ -158,7 +149,7 @@ class Merging:
     def accumulated(self) -> Mapping[DeltaKey, float]:
         """The deltas of the round, with their weights."""
         added = self._sum.weights if self._sum is not None else {}
-        return {**added, **self._left_out, **self._later}
+        return {**added, **self._left_out}
 
     def needs_file(self, key: DeltaKey) -> bool:
         """Whether the next version cannot be made without a pending delta's file."""
@@ -176,55 +167,49 @@ class Merging:
                 f"delta {key.text} has the weight {weight}; it must be a number of fp32, not "
                 "negative"
             )
-        self._later[key] = weight
-        if not self._is_fixed:
-            try:
-                self._catch_up()
-            except BaseException:
-                self._later.pop(key, None)
-                raise
+        if self._settings.kind.is_scalars and key.base != book.version:
+            self._left_out[key] = weight
+        else:
+            self.sum.add(key, weight)
 
     def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
         """Add a frame of an incomplete delta if possible (`Accumulator.add_arriving`)."""
-        if is_weight(weight) and not self._is_fixed:
+        if is_weight(weight):
             self.sum.add_arriving(key, weight, index, content)
 
     def drop(self, key: DeltaKey) -> None:
         """Remove a delta, or its frames, from the sum."""
-        self._later.pop(key, None)
         self._left_out.pop(key, None)
         if self._sum is not None:
             self._sum.remove(key)
 
-    def _catch_up(self) -> None:
-        """Add the deltas that had to wait."""
-        while self._later:
-            key = next(iter(self._later))
-            if self._settings.kind.is_scalars and key.base != self._facts.book.version:
-                self._left_out[key] = self._later[key]
-            else:
-                self.sum.add(key, self._later[key])
-            del self._later[key]
-
-    def average(
+    def commit(
         self,
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
+        position: RunPosition,
+        reused: Sequence[MergedDelta],
+    ) -> Checkpoint:
+        """Make the next version of exactly `merged`, which ends the round.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result. reused: see
-        `Average`.
+        Its average is scale * sum of weight * delta, or the aggregation rule's result. reused: see
+        `Average`. Raises as `advance`.
         """
-        self._is_fixed = False
-        self._catch_up()
         self._check(version, merged, scale)
         self._weigh(merged)
         again = self._checked_again(version, merged, reused)
+        return self.advance(self._average(version, merged, scale, position, again))
+
+    def _average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        position: RunPosition,
+        again: tuple[MergedDelta, ...],
+    ) -> Average:
+        """Return the next version's average. again: what is used again, as recorded."""
         round_sum = self.sum
         chunks: Callable[[], Chunks]
         norms: Callable[[], Mapping[str, float]] = dict
@@ -263,7 +248,6 @@ class Merging:
                 chunks = lambda: averaged(  # noqa: E731
                     self._manifest, round_sum.chunks(), scale, weight
                 )
-        self._is_fixed = True
         return Average(
             version,
             tuple(
@@ -361,10 +345,7 @@ class Merging:
         StoreError: version and round are as before. A damaged file of the current version is
         repaired first; Damaged: that file, or a delta in the spool, cannot be repaired.
         """
-        if not self._is_fixed or average.version != self._facts.book.version + 1:
-            raise StoreError(f"version {average.version} has no average; take it first")
         self.restore(average.version - 1)
-        self._is_fixed = False
         repaired: set[str] = set()
         while True:
             try:

@@ -17,7 +17,7 @@ Rules, which hold whenever the process dies, at any call to the disk:
 2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
    nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
    if the crash fell between the two.
-3. A version that `advance` returned stays, with the digest that it returned.
+3. A version that `commit` returned stays, with the digest that it returned.
 4. When a call fails (disk full), nothing has changed, and it can be tried again. One exception: a
    delta whose sync failed is dropped, and its client sends it again.
 
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merging import Average
     from fsl_async.store.records import Outcome, VersionRecord
     from fsl_async.store.recovery import RunDirectory
 
@@ -593,29 +592,6 @@ class Store:
         """The deltas in the accumulator, with their weights."""
         return self._open.merging.accumulated
 
-    def average(
-        self,
-        version: int,
-        merged: Sequence[MergedDelta],
-        scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Return the next version's average; the accumulator must hold exactly `merged`.
-
-        See `Merging.average`.
-        """
-        return self._open.merging.average(version, merged, scale, position, reused=reused)
-
-    def advance(self, average: Average) -> Committed:
-        """Make the next version; see `Merging.advance`.
-
-        StoreError: current version and accumulator are as before.
-        """
-        self._open.run.ledger.check()
-        return self._adopt(self._open.merging.advance(average))
-
     def commit(
         self,
         version: int,
@@ -625,8 +601,13 @@ class Store:
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Committed:
-        """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale, position, reused=reused))
+        """Make the next version of exactly `merged`; see `Merging.commit`.
+
+        StoreError: current version and accumulator are as before.
+        """
+        opened = self._open
+        opened.run.ledger.check()
+        return self._adopt(opened.merging.commit(version, merged, scale, position, reused))
 
     @property
     def ring(self) -> RingStore:

@@ -36,7 +36,7 @@ class JournalFile:
             self.add(t, "send", peer=name, message={"type": "call/1", "round": number})
         for at, (name, loss) in enumerate(losses.items()):
             self.delta(t + 1 + at / 100, name, number, loss, facts=facts)
-        self.add(t + 2, "average", version=number + 1)
+        self.add(t + 2, "commit", version=number + 1)
         version = {"version": number + 1, "digest": "d", "cosine": 0.3, "product_norms": {}}
         self.add(t + 2.5, "version_committed", **version)
         for name in losses:

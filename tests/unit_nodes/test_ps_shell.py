@@ -157,7 +157,7 @@ def long_run():
             store.spool_write(key, index, encode(values, FP32))
         store.spool_finish(key)
         store.accumulate(key, 1.0)
-        store.advance(store.average(version, [MergedDelta(delta, 0, 1.0)], 1.0))
+        store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0)
     server = Server(disk)
     server.hello("a")
     server.attach("a")
@@ -350,7 +350,7 @@ def broken_store(monkeypatch, server, method, error):
 @pytest.mark.parametrize(
     ("effect", "method"),
     [
-        (do.Average(1, (), 1.0), "average"),
+        (do.Commit(1, (), 1.0), "commit"),
         (do.VerifyVersion(0), "verify"),
     ],
 )

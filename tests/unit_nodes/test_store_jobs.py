@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods of the stand-ins are those of the ports
-"""Jobs of the store: an average that fails, and a delta that counts nothing."""
+"""Jobs of the store: a commit that fails, and a delta that counts nothing."""
 
 import numpy as np
 import pytest
@@ -69,12 +69,11 @@ def jobs_of(store, say=lambda _: None, shards=1):
     return jobs, events
 
 
-def test_an_average_that_fails_is_reported_once(store):
-    """Its Commit follows at once and must not make a version or a second report."""
+def test_a_commit_that_fails_is_reported_once(store):
+    """The machine tries it again."""
     jobs, events = jobs_of(store)
     accumulate(store, A, 3.0)
-    jobs.average(do.Average(1, (merged_of(A, -7.0),), 1.0), 1)
-    jobs.commit(do.Commit(1), 3)
+    jobs.commit(do.Commit(1, (merged_of(A, -7.0),), 1.0), 1)
     assert [type(event) for event in events] == [ev.CommitFailed]
     assert store.version == 0
 

@@ -46,7 +46,7 @@ class Journal:
 
     def commit(self, t, version):
         """The round makes a version."""
-        self.add(t, "average", version=version)
+        self.add(t, "commit", version=version)
         self.add(t, "version_committed", version=version, digest="d", cosine=0.25)
 
 

@@ -149,7 +149,6 @@ class ParameterServerShell:
             do.Accumulate: self.jobs.accumulate,
             do.Quarantine: self.jobs.quarantine,
             do.Release: self.jobs.release,
-            do.Average: self.jobs.average,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),

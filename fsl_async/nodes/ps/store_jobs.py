@@ -19,7 +19,6 @@ from fsl_async.store.errors import Damaged
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Worker
     from fsl_async.roles.machine import Event
-    from fsl_async.store.merging import Average
     from fsl_async.store.records import Committed
     from fsl_async.store.store import Store
     from fsl_transport import Scheduler
@@ -45,8 +44,6 @@ class StoreJobs:
         self._shards = self._shards or MOST_SHARDS
         self.on_version: Callable[[int], None] = lambda _: None
         """Takes version 0, and each one made of deltas, after the machine."""
-        self._average: Average | None = None
-        self._begun_at = 0.0
 
     def admit(self, effect: do.Admit, number: int) -> None:
         """Write the incarnation and the provisional lease of a client to disk."""
@@ -112,41 +109,21 @@ class StoreJobs:
             ),
         )
 
-    def average(self, effect: do.Average, number: int) -> None:
-        """Take the average for the next version."""
-        self._begun_at = self._scheduler.time()
-
-        def average() -> None:
-            self._average = None
-            self._average = self._store.average(
-                effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
-            )
-
-        self.worker.submit(
-            average,
-            lambda _: None,
-            lambda error: self._commit_failed(effect.version, error, number),
-        )
-
     def commit(self, effect: do.Commit, number: int) -> None:
         """Make the next version."""
+        begun_at = self._scheduler.time()
 
-        def commit() -> Committed | None:
-            average, self._average = self._average, None
-            if average is None:
-                return None  # taking it failed, which was reported
-            made = self._store.advance(average)
+        def commit() -> Committed:
+            made = self._store.commit(
+                effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
+            )
             if self._after_commit is not None:
                 self._after_commit(made.version)
             return made
 
-        def committed(made: Committed | None) -> None:
-            if made is not None:
-                self.committed(made, self._begun_at, number)
-
         self.worker.submit(
             commit,
-            committed,
+            lambda made: self.committed(made, begun_at, number),
             lambda error: self._commit_failed(effect.version, error, number),
         )
 

@@ -133,22 +133,6 @@ class Release(Effect, tag="release"):
 
 
 @frozen
-class Average(Effect, tag="average"):
-    """Compute the average for `version`: the accumulator times `scale`.
-
-    Ends in CommitFailed if that fails, else in no event.
-    """
-
-    version: int
-    merged: tuple[MergedDelta, ...]
-    scale: float
-    position: RunPosition = field(factory=RunPosition)
-    """Where the run is once the version is made."""
-    reused: tuple[MergedDelta, ...] = ()
-    """Merged before, and a part of this average again, with its weight here."""
-
-
-@frozen
 class KeepDecay(Effect, tag="keep_decay"):
     """Write to disk that rates decay from now on. Ends in DecayKept or StoreFailed."""
 
@@ -157,12 +141,18 @@ class KeepDecay(Effect, tag="keep_decay"):
 
 @frozen
 class Commit(Effect, tag="commit"):
-    """Make `version` from its average. Ends in VersionCommitted or CommitFailed.
+    """Make `version` of `scale` times the sum of weight x delta, or by the aggregation rule.
 
-    If the average failed, it ends in no event.
+    Ends in VersionCommitted, CommitFailed or StoreFailed.
     """
 
     version: int
+    merged: tuple[MergedDelta, ...]
+    scale: float
+    position: RunPosition = field(factory=RunPosition)
+    """Where the run is once the version is made."""
+    reused: tuple[MergedDelta, ...] = ()
+    """Merged by earlier versions, and a part of this one again; weights as of this version."""
 
 
 # --- client ---------------------------------------------------------------------------------------

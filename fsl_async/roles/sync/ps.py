@@ -34,9 +34,9 @@ Rules
     any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
                                                             themselves (`pacing`)
     COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
-                 ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict
+                 ClientLeft, timer "round"     or MERGING   Commit at the trigger's verdict
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
-    MERGING      CommitFailed                  MERGING      timer "retry", then Average and Commit
+    MERGING      CommitFailed                  MERGING      timer "retry", then Commit
     any          StoreFailed                   same         Finish with exit code 2
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined

@@ -188,10 +188,10 @@ def test_a_clipped_delta_weighs_less(guarded, look):
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8.0)]
     server.store(key("b", 2, 1))
     effects = server.store(key("c", 2, 1))
-    (average,) = look.only(effects, do.Average)
+    (commit,) = look.only(effects, do.Commit)
     assert "a's delta of norm 8 counts as one of 2" in look.notes(effects)
-    assert [(one.weight, one.clip) for one in average.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
-    assert average.scale == 1 / 24
+    assert [(one.weight, one.clip) for one in commit.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
+    assert commit.scale == 1 / 24
 
 
 def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
@@ -201,8 +201,8 @@ def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
     server.fire()
     server.store(key("a"), norm=6.0)
     server.store(key("b"))
-    (average,) = look.only(server.store(key("c")), do.Average)
-    assert [(one.weight, one.clip) for one in average.merged] == [(8, 0.25), (8, 1), (8, 1)]
+    (commit,) = look.only(server.store(key("c")), do.Commit)
+    assert [(one.weight, one.clip) for one in commit.merged] == [(8, 0.25), (8, 1), (8, 1)]
 
 
 def test_an_outlier_is_quarantined(guarded, look):
@@ -215,8 +215,8 @@ def test_an_outlier_is_quarantined(guarded, look):
     assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
     assert not look.only(effects, do.Accumulate)
     assert look.sent(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
-    (average,) = look.only(effects, do.Average)
-    assert [one.key.client for one in average.merged] == ["b", "c"]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key.client for one in commit.merged] == ["b", "c"]
     assert look.sent(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
 
 
@@ -293,13 +293,13 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.store(key("a"))
     server.store(key("b"))
     effects = server.feed(ev.RoundSkipped("c", 0, "nothing trained"))
-    assert not look.only(effects, do.Average)
+    assert not look.only(effects, do.Commit)
     assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
     server.fire()
     server.store(key("a", 2))
     server.store(key("b", 2))
-    (average,) = look.only(server.store(key("c")), do.Average)
-    assert len(average.merged) == 5
+    (commit,) = look.only(server.store(key("c")), do.Commit)
+    assert len(commit.merged) == 5
 
 
 def test_the_end_does_not_wait_for_a_rule(make_server, look):
@@ -314,4 +314,4 @@ def test_the_end_does_not_wait_for_a_rule(make_server, look):
             break
         effects = server.fire()
     assert [one.exit_code for one in look.only(effects, Finish)] == [0]
-    assert not look.only(effects, do.Average)
+    assert not look.only(effects, do.Commit)
