@@ -469,7 +469,7 @@ class Store:
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or resume a delta (see `spool_next_chunk`), or return its known outcome.
 
-        weight: its weight if it were complete now, so that its chunks can be added as they arrive.
+        weight: its probable weight, so that its chunks can be added as they arrive; None: unknown.
         """
         key = delta.key
         if self.version < 0:
@@ -549,6 +549,8 @@ class Store:
             if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
+                if part.version == self.version:
+                    self._open.merging.arrived(key, part.weight)
                 return SpoolResult(stored)
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
@@ -583,15 +585,6 @@ class Store:
 
     # --- the outer step ---
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. After a StoreError the accumulator is as before."""
-        self._open.merging.accumulate(key, weight)
-
-    @property
-    def accumulated(self) -> Mapping[DeltaKey, float]:
-        """The deltas in the accumulator, with their weights."""
-        return self._open.merging.accumulated
-
     def commit(
         self,
         version: int,
@@ -603,7 +596,7 @@ class Store:
     ) -> Committed:
         """Make the next version of exactly `merged`; see `Merging.commit`.
 
-        StoreError: current version and accumulator are as before.
+        StoreError: the current version is as before, and the deltas are pending.
         """
         opened = self._open
         opened.run.ledger.check()

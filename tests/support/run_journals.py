@@ -49,7 +49,6 @@ class JournalFile:
         delta |= {"metrics": {"loss": loss}, "facts": facts or {}}
         self.add(t, "delta_offered", peer=name, delta=delta)
         self.add(t + 0.2, "delta_stored", peer=name, stored={"delta": delta, "bytes": 1234})
-        self.add(t + 0.2, "accumulate", key=key)
 
     def traffic(self, t, size):
         """Bytes so far."""

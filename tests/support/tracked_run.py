@@ -34,7 +34,7 @@ class TrackedRun:
     def write(self, *items):
         """Add events and effects."""
         for item in items:
-            is_effect = isinstance(item, (do.Accumulate, do.Commit, Send, Note, Finish))
+            is_effect = isinstance(item, (do.Commit, Send, Note, Finish))
             (self.writer.effect if is_effect else self.writer.event)(item, self.t)
 
     def join(self, *names):
@@ -61,7 +61,6 @@ class TrackedRun:
             self.write(
                 ev.DeltaOffered(name, "s", delta),
                 ev.DeltaStored(name, StoredDelta(delta, SENT), None),
-                do.Accumulate(key, 1.0),
             )
         called = {"round": number, "called": len(names), "answered": len(names)}
         self.write(

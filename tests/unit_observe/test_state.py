@@ -84,7 +84,7 @@ def stored(name, base, sequence, *, tokens=100, problem=None, number=None, metri
     first = ev.DeltaStored(name, stored, problem)
     if problem is not None:
         return [first, Send(name, msg.Declined(key, "quarantined", problem))]
-    return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key))]
+    return [first, Send(name, msg.Accepted(key))]
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None, metrics=None):
@@ -232,7 +232,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     )
     key = DeltaKey("a", 5, 1, 2)
     pending = (stored_of(key, tokens=70, number=1),)
-    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100), do.Accumulate(key, 1.0))
+    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100))
     state, news = run.state()
     assert (
         state.node.starts,
@@ -472,7 +472,6 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
     pending = tuple(stored_of(key, size=500) for key in keys)
     run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
-    run.write(*(do.Accumulate(key, 1.0) for key in keys))
     # The last version is 4 s old.
     assert run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
     for name in "ab":

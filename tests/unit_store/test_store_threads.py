@@ -114,7 +114,6 @@ def pending(run, disk):
     keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
     for position, key in enumerate(keys):
         run.send(key, noise(100 + position))
-        run.store.accumulate(key, 10.0)
     return [merged_of(key, 10.0) for key in keys]
 
 
@@ -175,9 +174,6 @@ def test_a_thread_that_cannot_be_started_is_reported(make_run, monkeypatch, way)
         run.send(key, noise(100 + position))
 
     def merge():
-        for key in keys:
-            if key not in run.store.accumulated:
-                run.store.accumulate(key, 10.0)
         run.store.commit(1, [merged_of(key, 10.0) for key in keys], 1 / 20)
 
     with monkeypatch.context() as patched:

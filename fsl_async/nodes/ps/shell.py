@@ -146,7 +146,6 @@ class ParameterServerShell:
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
             do.KeepDecay: self.jobs.keep_decay,
-            do.Accumulate: self.jobs.accumulate,
             do.Quarantine: self.jobs.quarantine,
             do.Release: self.jobs.release,
             do.Commit: self.jobs.commit,

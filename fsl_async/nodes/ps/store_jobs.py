@@ -1,7 +1,4 @@
-"""Runs the jobs of a parameter server's store besides streams: clients, sums, versions.
-
-Its one worker runs them in order, so that an average contains all deltas accumulated before it.
-"""
+"""Runs the jobs of a parameter server's store besides streams: clients, deltas, versions."""
 
 from __future__ import annotations
 
@@ -73,15 +70,6 @@ class StoreJobs:
         """Write to disk that learning rates fall."""
         self._write(
             lambda: self._store.record_decay(effect.decay), number, ev.DecayKept(effect.decay)
-        )
-
-    def accumulate(self, effect: do.Accumulate, number: int) -> None:
-        """Add a delta to the accumulator."""
-        self.worker.submit(
-            lambda: self._store.accumulate(effect.key, effect.weight),
-            lambda _: None,
-            # An acknowledged delta cannot be read: the next version would be made without it.
-            lambda error: self.failed(f"a delta cannot be merged: {error}", number),
         )
 
     def quarantine(self, effect: do.Quarantine, number: int) -> None:

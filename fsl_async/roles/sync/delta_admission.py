@@ -100,12 +100,13 @@ class DeltaAdmission:
             done = "held back" if release else "quarantined"
             text = f"{done} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]
-        return self.count(stored, now)
+        self._count(stored, now)
+        return []
 
-    def count(self, stored: StoredDelta, now: float) -> list[Effect]:
+    def _count(self, stored: StoredDelta, now: float) -> None:
         """Queue a delta for the next merge."""
         self.guard.accepted(stored, now)
-        return [self.deltas.acknowledge(stored)]
+        self.deltas.acknowledge(stored)
 
     def look_again(self, now: float) -> list[Effect]:
         """Release held deltas that are no outliers any more and not too stale."""
@@ -115,7 +116,8 @@ class DeltaAdmission:
                 continue
             self.deltas.unsettle(one.key)
             text = f"delta {one.key.text}, held back before, is no outlier any more"
-            effects += [Note(text), do.Release(one.key), *self.count(one, now)]
+            effects += [Note(text), do.Release(one.key)]
+            self._count(one, now)
         return effects
 
     def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:

@@ -26,7 +26,6 @@ from fsl_async.roles.sync.delta import (
     StoredDelta,
     one_each,
 )
-from fsl_async.roles.sync.effects import Accumulate
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import Weighting
 
@@ -75,7 +74,7 @@ class DeltaBook:
         self.counting = counting or Counting(weighting, NormGuard())
         self._epsilon = epsilon
         self.max_staleness = max_staleness
-        self.pending: dict[DeltaKey, MergedDelta] = {}
+        self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merging: tuple[MergedDelta, ...] = ()
         self.counted_less: list[str] = []
         """Lines on the deltas of the current merge that do not count in full."""
@@ -159,10 +158,7 @@ class DeltaBook:
         See also `reused`.
         """
         self.reused = self._again()
-        pending = [
-            evolve(one, weight=0.0) if self._one_base and self.staleness(one.key) else one
-            for one in self.pending.values()
-        ]
+        pending = [self._weighed(one) for one in self.pending.values()]
         self.merging, work, self.counted_less = self.counting.count(pending)
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
@@ -170,8 +166,19 @@ class DeltaBook:
         usual_steps = statistics.median(steps) if steps else None
         return self.merging, self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
 
+    def _weighed(self, stored: StoredDelta) -> MergedDelta:
+        """The delta with the weight that it has by itself."""
+        staleness = self.staleness(stored.key)
+        # One that changes nothing would take weight from those that do.
+        is_counted = stored.norm > 0.0 or self._weighs_unmoved
+        if is_counted and not (self._one_base and staleness):
+            weight = self.weighting.weight(stored.delta, staleness)
+        else:
+            weight = 0.0
+        return MergedDelta(stored.delta, staleness, weight, stored.norm)
+
     def abandon_merge(self) -> None:
-        """Make the deltas of a failed merge pending again; they are still in the accumulator."""
+        """Make the deltas of a failed merge pending again."""
         self.merging = self.reused = ()
 
     @property
@@ -181,7 +188,7 @@ class DeltaBook:
         Without those that became older than `max_staleness` on their way: they enter a version of
         others, where a rule that needs one base gives them no weight.
         """
-        return sum(one.staleness <= self.max_staleness for one in self.pending.values())
+        return sum(self.staleness(key) <= self.max_staleness for key in self.pending)
 
     @property
     def clients_pending(self) -> int:
@@ -266,27 +273,21 @@ class DeltaBook:
         return None
 
     def staleness(self, key: DeltaKey) -> int:
-        """Versions of deltas between a delta's base and that which the next new merge starts from.
+        """Versions of deltas between a delta's base and that which the next merge starts from.
 
-        If the current merge fails and is tried again, deltas that arrived meanwhile join it. They
-        keep the staleness, and so the weight, with which they are already in the accumulator.
+        The next merge starts from the version that is being made, if there is one.
         """
         others = sum(key.base < version <= self.version for version in self.global_versions)
         return max(0, self.version + (1 if self.merging else 0) - key.base - others)
 
     def weight(self, delta: Delta) -> float:
-        """The weight of a delta in the next new merge."""
+        """The weight of an offered delta, if it is stored before the next merge."""
         return self.weighting.weight(delta, self.staleness(delta.key))
 
-    def acknowledge(self, stored: StoredDelta) -> Accumulate:
-        """Queue a durable delta for the next new merge, with the weight that it has by itself."""
-        delta = stored.delta
-        # It would take weight from those that changed something.
-        is_counted = stored.norm > 0.0 or self._weighs_unmoved
-        weight = self.weight(delta) if is_counted else 0.0
-        self.receive(delta.key)
-        self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
-        return Accumulate(delta.key, weight)
+    def acknowledge(self, stored: StoredDelta) -> None:
+        """Queue a durable delta for the next merge."""
+        self.receive(stored.key)
+        self.pending[stored.key] = stored
 
 
 def _counted(merged: tuple[MergedDelta, ...]) -> tuple[MergedDelta, ...]:

@@ -73,8 +73,7 @@ class ReceiveInitial(Effect, tag="receive_initial"):
 class ReceiveDelta(Effect, tag="receive_delta"):
     """Spool the offered delta from the first missing chunk. Ends in DeltaStored or StreamLost.
 
-    weight: the probable weight of its Accumulate, so that chunks may be added as they arrive; None:
-    unknown.
+    weight: its probable weight, so that its chunks may be added as they arrive; None: unknown.
     """
 
     peer: str
@@ -109,14 +108,6 @@ class VerifyVersion(Effect, tag="verify_version"):
 
 
 @frozen
-class Accumulate(Effect, tag="accumulate"):
-    """Add weight times a spooled delta to the accumulator, before any later Commit."""
-
-    key: DeltaKey
-    weight: float
-
-
-@frozen
 class Quarantine(Effect, tag="quarantine"):
     """Exclude a stored delta from the run and record the reason. held: it may be released."""
 
@@ -127,7 +118,7 @@ class Quarantine(Effect, tag="quarantine"):
 
 @frozen
 class Release(Effect, tag="release"):
-    """Make a held delta pending again, before its Accumulate."""
+    """Make a held delta pending again."""
 
     key: DeltaKey
 

@@ -33,8 +33,8 @@ Rules
     READY        VersionHeld                   READY        timer "sync" now, if not set
     any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
                                                             themselves (`pacing`)
-    COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
-                 ClientLeft, timer "round"     or MERGING   Commit at the trigger's verdict
+    COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted; Commit at the trigger's
+                 ClientLeft, timer "round"     or MERGING   verdict
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
     MERGING      CommitFailed                  MERGING      timer "retry", then Commit
     any          StoreFailed                   same         Finish with exit code 2
