@@ -66,12 +66,13 @@ if TYPE_CHECKING:
 
     from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+    from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import Outcome, VersionRecord
+    from fsl_async.store.records import VersionRecord
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20

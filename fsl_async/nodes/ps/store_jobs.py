@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from fsl_transport import Scheduler
 
 
+def _limit(shards: int) -> int:
+    return shards or MOST_SHARDS
+
+
 @define(eq=False, slots=False)
 class StoreJobs:
     """Carries out effects with the store. number: of the effect, for the event that it ends in.
 
     shards: of the run's data; 0 where it is not divided. after_commit: called in the worker with
-    each durable version, before it is announced; it must not raise.
+    each version made here, before it is announced; it must not raise. on_version: takes version 0,
+    and each one made of deltas, after the machine.
     """
 
     _store: Store
     worker: Worker
     _feed: Callable[[Event, int | None], None]
-    _shards: int
+    _shards: int = field(converter=_limit)
     _scheduler: Scheduler
     _say: Callable[[Note], None]
     _after_commit: Callable[[int], None] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        self._shards = self._shards or MOST_SHARDS
-        self.on_version: Callable[[int], None] = lambda _: None
-        """Takes version 0, and each one made of deltas, after the machine."""
+    _on_version: Callable[[int], None] = lambda _: None
 
     def admit(self, effect: do.Admit, number: int) -> None:
         """Write the incarnation and the provisional lease of a client to disk."""
@@ -122,12 +123,7 @@ class StoreJobs:
             self._feed(ev.CommitFailed(version, str(error)), number)
 
     def committed(self, made: Committed, begun_at: float, number: int) -> None:
-        """Report a durable version that is not of global weights."""
-        self.report(made, begun_at, number)
-        self.on_version(made.version)
-
-    def report(self, made: Committed, begun_at: float, number: int) -> None:
-        """Report a durable version to the machine."""
+        """Report a durable version."""
         if made.notice:
             self._say(Note(made.notice, "warning"))
         for key in made.late:
@@ -152,6 +148,8 @@ class StoreJobs:
             ),
             number,
         )
+        if made.made_of == "deltas":
+            self._on_version(made.version)
 
     def verify(self, effect: do.VerifyVersion, number: int) -> None:
         """Verify every byte of a version."""

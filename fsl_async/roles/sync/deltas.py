@@ -1,10 +1,9 @@
 """Records the parameter server's deltas: acknowledged, settled, and the weight of each. Pure.
 
 A delta is offered, then refused before its transfer or stored. A stored delta is acknowledged and
-pending, and then merged; one that is not finite is quarantined instead. A client offers one delta
-at a time and takes a higher sequence number only after an answer. So its last key stands for all
-before it, and the book stays small in a long run. A key that is not the last one, and not after it,
-is refused: nothing here can tell whether it was merged.
+pending, and then merged; one that is not finite is quarantined instead. The last key of a client
+stands for all before it (`outcomes`), so the book stays small in a long run, and a key before it is
+refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve, mutable
+from attrs import evolve
 
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import (
@@ -27,6 +26,7 @@ from fsl_async.roles.sync.delta import (
     one_each,
 )
 from fsl_async.roles.sync.norm_guard import NormGuard
+from fsl_async.roles.sync.outcomes import Outcomes, newest_of_clients
 from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
@@ -37,14 +37,6 @@ REMEMBERED_GLOBAL = 64
 """Versions of global weights that are known by number."""
 REMEMBERED_VERSIONS = 256
 """Digests kept of past versions, to check the lineage of clients that were away for long."""
-
-
-@mutable
-class Settled:
-    """The outcome of a client's last settled delta."""
-
-    key: DeltaKey
-    outcome: str  # "merged" | "quarantined"
 
 
 class DeltaBook:
@@ -84,9 +76,9 @@ class DeltaBook:
         self._weighs_unmoved = weighs_unmoved
         self._one_base = one_base
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
-        self.settled: dict[str, Settled] = {}
-        self._newest: dict[str, DeltaKey] = {}
-        """Client -> its last key that was received or acknowledged."""
+        self.settled = Outcomes()
+        self._received = Outcomes()
+        """The last keys that were received or acknowledged."""
         self.version = -1
         self.digests: dict[int, str] = {}
         self.global_versions: list[int] = []
@@ -101,8 +93,7 @@ class DeltaBook:
         usual: one of each client and version. latest: the newest one of each client.
         """
         self._steps.extend(one.delta.steps for one in usual)
-        for one in latest:
-            self._remember(one)
+        self._latest = newest_of_clients(latest)
 
     def advance(self, version: int, digest: str, *, is_global: bool = False) -> int:
         """Record a durable version and its deltas as merged. Returns their tokens.
@@ -117,33 +108,25 @@ class DeltaBook:
         tokens = 0
         for merged in self.merging:
             del self.pending[merged.key]
-            self.settle(merged.key, "merged")
+            self.settled.settle(merged.key, "merged")
             tokens += merged.delta.tokens
-            self._remember(merged)
+        if self._reuses:
+            self._latest = newest_of_clients([*self._latest.values(), *self.merging])
         self._steps.extend(one.delta.steps for one in one_each(self.merging))
         self.counting.guard.advance()
         self.merging = self.reused = ()
         return tokens
-
-    def _remember(self, merged: MergedDelta) -> None:
-        """Keep a client's newest merged delta for later versions."""
-        if not self._reuses:
-            return
-        key, last = merged.key, self._latest.get(merged.key.client)
-        if last is None or last.key.order <= key.order:
-            self._latest[key.client] = merged
 
     def _again(self) -> tuple[MergedDelta, ...]:
         """What the merge of all pending deltas uses again, in the order of the clients' names.
 
         A delta gets older with each version, and is used no more when it is too old to be accepted.
         """
-        for client, one in list(self._latest.items()):
-            if self.staleness(one.key) > self.max_staleness:
-                del self._latest[client]
         clients = {key.client for key in self.pending}
         again = (self._latest[client] for client in sorted(self._latest.keys() - clients))
-        return tuple(self._aged(one) for one in again)
+        return tuple(
+            self._aged(one) for one in again if self.staleness(one.key) <= self.max_staleness
+        )
 
     def _aged(self, one: MergedDelta) -> MergedDelta:
         """The delta as it is now; a weight below its usual one was clipped, and stays so."""
@@ -195,42 +178,21 @@ class DeltaBook:
         """How many clients have a pending delta."""
         return len({key.client for key in self.pending})
 
-    def settle(self, key: DeltaKey, outcome: str) -> None:
-        """Record the outcome of a delta."""
-        last = self.settled.get(key.client)
-        if last is None or last.key.order <= key.order:
-            self.settled[key.client] = Settled(key, outcome)
-
     def receive(self, key: DeltaKey) -> None:
         """Record that a delta is received: an earlier one of its client is not, from here on."""
-        last = self._newest.get(key.client)
-        if last is None or last.order <= key.order:
-            self._newest[key.client] = key
-
-    def unsettle(self, key: DeltaKey) -> None:
-        """Forget the outcome of a delta, unless its client has settled another one since."""
-        last = self.settled.get(key.client)
-        if last is not None and last.key == key:
-            del self.settled[key.client]
-
-    def settled_as(self, key: DeltaKey) -> str | None:
-        """Return "merged", "quarantined", "superseded" (not the last one), or None: not settled."""
-        last = self.settled.get(key.client)
-        if last is None or key.order > last.key.order:
-            return None
-        return last.outcome if key == last.key else "superseded"
+        self._received.settle(key, "accepted")
 
     def is_acknowledged(self, key: DeltaKey) -> bool:
         """Whether the delta was acknowledged: another offer gets the same answer."""
-        return key in self.pending or self.settled_as(key) == "merged"
+        return key in self.pending or self.settled.of(key) == "merged"
 
     def objection(self, offer: Delta) -> tuple[str, str] | None:
         """Why an offered delta will never be merged, as a code and a sentence; None: it may be."""
         key = offer.key
-        newest = self._newest.get(key.client, key)
-        if key != newest and key.order <= newest.order:
-            return "superseded", f"its client has sent {newest.text} before; numbers have to grow"
-        outcome = self.settled_as(key)
+        if self._received.of(key) == "superseded":
+            newest = self._received[key.client][0].text
+            return "superseded", f"its client has sent {newest} before; numbers have to grow"
+        outcome = self.settled.of(key)
         if outcome is not None:
             return outcome, f"this delta is {outcome}"
         if offer.tokens > MAX_TOKENS or offer.steps > MAX_TOKENS:

@@ -269,8 +269,7 @@ class ParameterServerMachine:
         usual = list({(one.key.client, one.key.base): one for one in event.usual}.values())
         self.deltas.recovered(usual, event.latest)
         self.deltas.advance(event.version, event.digest)
-        for key in sorted(event.settled):
-            self.deltas.settle(key, event.settled[key])
+        self.deltas.settled.settle_all(event.settled)
         self.rounds.phase = Phase.READY
         trigger = self.rounds.trigger
         trigger.selection.recovered(event.settled)

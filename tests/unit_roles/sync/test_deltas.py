@@ -125,13 +125,13 @@ def test_the_last_settled_key_stands_for_all_before_it(book):
 
     It must not call one merged that it does not know: an audit would find it lost.
     """
-    book.settle(key(5), "quarantined")
-    book.settle(key(4), "merged")
-    assert book.settled_as(key(5)) == "quarantined"
-    assert book.settled_as(key(4)) == "superseded"
-    assert book.settled_as(key(5, base=1)) == "superseded"
-    assert book.settled_as(key(6)) is None
-    assert book.settled_as(key(9, incarnation=0)) == "superseded"
+    book.settled.settle(key(5), "quarantined")
+    book.settled.settle(key(4), "merged")
+    assert book.settled.of(key(5)) == "quarantined"
+    assert book.settled.of(key(4)) == "superseded"
+    assert book.settled.of(key(5, base=1)) == "superseded"
+    assert book.settled.of(key(6)) is None
+    assert book.settled.of(key(9, incarnation=0)) == "superseded"
     assert objection(book, key(5)) == "quarantined"
     assert objection(book, key(9, incarnation=0)) == "superseded"
     assert not book.is_acknowledged(key(4))
