@@ -3,7 +3,7 @@
 Deltas are added in the order of the calls to `add`. A subtraction cannot undo an addition in fp32.
 To remove a delta, the frames that contain it are recomputed from the other deltas, which are still
 in the spool, before the sum is used: `chunks` always yields, to the bit, the sum of the deltas in
-`weights` in their order.
+`weights` in their order. `assemble` sets them to those of a version (docs/adr/0166).
 
 One delta at a time may be added frame by frame while it arrives, because it is probably the next
 one to be complete (docs/adr/0095).

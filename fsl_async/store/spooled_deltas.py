@@ -4,7 +4,7 @@ The counterpart of the accumulator: between rounds only keys and weights are hel
 deltas from the spool, and holds one chunk per client: O(clients x chunk) memory. Clients come in
 the order of their names, and a client's own deltas are summed in the order of their keys. A merge
 that a crash interrupted therefore gives the same bits when it is repeated, in whatever order its
-deltas were accumulated.
+deltas arrived.
 """
 
 from __future__ import annotations

@@ -562,8 +562,7 @@ class Store:
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept.
 
-        If the accumulator holds it, the sum is recomputed without it, from the spool, before it is
-        used.
+        If the sum has it, it is recomputed without it, from the spool, before it is used.
         """
         facts = self._open.facts
         if key not in facts.book.pending:
