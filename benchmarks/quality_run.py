@@ -286,7 +286,6 @@ class Server:
             result = store.spool_finish(delta.key)
             assert result.problem is None, result.problem
             weight = self.weighting.weight(delta, version - delta.key.base)
-            store.accumulate(delta.key, weight)
             merged.append(MergedDelta(delta, version - delta.key.base, weight))
         tokens = sum(one.delta.tokens for one in merged)
         self.now += 1.0

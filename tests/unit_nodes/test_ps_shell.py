@@ -156,8 +156,7 @@ def long_run():
             values = np.ones(MANIFEST.chunk_values(index), np.float32)
             store.spool_write(key, index, encode(values, FP32))
         store.spool_finish(key)
-        store.accumulate(key, 1.0)
-        store.advance(store.average(version, [MergedDelta(delta, 0, 1.0)], 1.0))
+        store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0)
     server = Server(disk)
     server.hello("a")
     server.attach("a")
@@ -322,7 +321,6 @@ def test_before_version_0_two_models_at_the_same_time():
 @pytest.mark.parametrize(
     ("effect", "method", "words"),
     [
-        (do.Accumulate(KEY, 1.0), "accumulate", "a delta cannot be merged: a bad sector"),
         (do.Quarantine(KEY, "odd"), "quarantine", "the ledger cannot be written: a bad sector"),
         (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
     ],
@@ -350,7 +348,7 @@ def broken_store(monkeypatch, server, method, error):
 @pytest.mark.parametrize(
     ("effect", "method"),
     [
-        (do.Average(1, (), 1.0), "average"),
+        (do.Commit(1, (), 1.0), "commit"),
         (do.VerifyVersion(0), "verify"),
     ],
 )

@@ -92,14 +92,12 @@ class Run:
 
     def send(self, key, vector, tokens=10, spec=FP32):
         one = delta_of(key, tokens, base_digest=self.store.digest, number=1)
-        assert self.store.spool_begin(one) is None
+        assert self.store.spool_begin(one, float(tokens)) is None
         for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
             self.store.spool_write(key, index, frame)
         return self.store.spool_finish(key)
 
     def commit(self, *keys, tokens=10):
-        for key in keys:
-            self.store.accumulate(key, float(tokens))
         members = [merged_of(key, float(tokens), tokens=tokens) for key in keys]
         return self.store.commit(self.store.version + 1, members, 1 / (tokens * len(keys)))
 

@@ -377,7 +377,6 @@ def test_nothing_is_made_of_a_memory_that_could_not_be_restored(make_run):
         key = DeltaKey("a", 1, version - 1, version)
         values = np.random.default_rng(100 * version).standard_normal(MODEL.values)
         broken.send(key, values.astype("f4"))
-        broken.store.accumulate(key, 10.0)
         disk.left = version
         failed = 0
         while True:

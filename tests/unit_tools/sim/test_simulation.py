@@ -218,13 +218,14 @@ def _forget_acknowledged(monkeypatch):
 
 
 def _apply_twice(monkeypatch):
-    apply = vectors.apply_change
+    decode = vectors.decode_into
 
-    def twice(weights, sent):
-        apply(weights, sent)
-        apply(weights, sent)
+    def twice(frame, out):
+        count = decode(frame, out)
+        out *= 2
+        return count
 
-    monkeypatch.setattr(vectors, "apply_change", twice)
+    monkeypatch.setattr(vectors, "decode_into", twice)
 
 
 def _prune_early(monkeypatch):
