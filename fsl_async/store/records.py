@@ -142,7 +142,8 @@ class VersionRecord:
     """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
+    """Without base digests and rounds, and with metrics only where the rule may read them: all are
+    in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -207,7 +208,13 @@ class VersionRecord:
         merged, reused = (
             tuple(
                 MergedDelta(
-                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
+                    Delta(
+                        DeltaKey.parse(entry["key"]),
+                        "",
+                        entry["tokens"],
+                        entry["steps"],
+                        metrics=entry.get("metrics", {}),
+                    ),
                     entry["staleness"],
                     entry["weight"],
                     entry["norm"],
@@ -236,6 +243,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
+        **({"metrics": delta.metrics} if delta.metrics else {}),
     }
 
 

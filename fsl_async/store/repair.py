@@ -212,7 +212,7 @@ def averages_again(
         return aggregator.averages_of_all(record.merged, record.reused, record.scale)
     # The record has a weight of 0 for a delta that the rule did not choose.
     aggregator.weights |= {one.key: one.weight for one in record.merged if one.weight}
-    return aggregator.averages(aggregator.clients)
+    return aggregator.averages(aggregator.clients, record.merged)
 
 
 def products_again(

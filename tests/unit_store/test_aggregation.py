@@ -267,12 +267,13 @@ class MedianOfBiases(Rule):
 
     name = "median of biases"
 
-    def combine(self, rows, out, parts):
+    def combine(self, rows, clients, parts):
         """See `Rule.combine`."""
-        out[:] = rows.mean(axis=0)
+        out = rows.mean(axis=0)
         for part in parts:
             if part.tensor.name == "b":
                 out[part.place] = np.median(rows[:, part.place], axis=0)
+        return out
 
 
 def test_a_rule_may_treat_tensors_differently(make_run):

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from fsl_async.store.aggregation.base import Mean, Rule
+from fsl_async.store.aggregation.base import Mean, RowClient, Rule
 from fsl_async.store.aggregation.coordinate_median import CoordinateMedian
 from fsl_async.store.aggregation.latest import Latest
 from fsl_async.store.aggregation.multi_krum import MultiKrum
 from fsl_async.store.aggregation.trimmed_mean import TrimmedMean
 
-__all__ = ["RULES", "Latest", "Mean", "Rule", "rule_named"]
+__all__ = ["RULES", "Latest", "Mean", "RowClient", "Rule", "rule_named"]
 
 RULES: dict[str, type[Rule]] = {
     rule.name: rule for rule in (Mean, TrimmedMean, CoordinateMedian, MultiKrum, Latest)

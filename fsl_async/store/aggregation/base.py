@@ -10,8 +10,9 @@ sends twice counts once.
 each client once whatever work it reports, because an attacker would report many tokens: weight_i is
 the discount for staleness (times the clipping factor), and the store's scale is not used.
 
-To add a rule: a file with a class like those here, and its name in `RULES` (`__init__.py`) and in
-`Aggregation` (`fsl_async.config.settings`).
+To add a rule for one run: `outer.aggregation = file.py:Class`, a class that derives from `Rule`
+(docs/OWN_RULES.md). To add one for all: a file with such a class, and its name in `RULES`
+(`__init__.py`) and in `Aggregation` (`fsl_async.config.settings`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fsl_async.store.manifest import TensorPart
+
+
+@frozen
+class RowClient:
+    """The client of a row. Of several deltas of one client: sums, the largest staleness, and the
+    metrics of its last delta.
+
+    weight: by which the row was multiplied; of several deltas their sum. staleness: versions
+    between the delta's base and the newest one. metrics: as the client sent them with its delta;
+    None: a number that is not finite.
+    """
+
+    name: str
+    weight: float
+    tokens: int
+    steps: int
+    staleness: int
+    metrics: Mapping[str, float | None]
 
 
 class Rule:
@@ -41,6 +61,9 @@ class Rule:
     """
     needs_distances: ClassVar[bool] = False
     """Whether it selects by distances between complete rows: an extra pass over the deltas."""
+
+    reads_metrics: ClassVar[bool] = False
+    """Whether the clients' metrics are recorded with each version, for `combine`."""
 
     def __init__(self, byzantine: int = 1) -> None:
         self.byzantine = byzantine
@@ -60,13 +83,15 @@ class Rule:
     def combine(
         self,
         rows: NDArray[np.float32],
-        out: NDArray[np.float32],
+        clients: Sequence[RowClient],
         parts: Sequence[TensorPart],
-    ) -> None:
-        """Write the aggregate of `rows` into `out`.
+    ) -> NDArray[np.float32]:
+        """Return the aggregate of `rows`, float32, (values,).
 
-        rows: float32, (n, values), may be changed. out: float32, (values,). parts: the tensors that
-        lie in this chunk, by name; a rule may treat them differently.
+        rows: float32, (n, values), one of each client; they may be changed, and the result may be
+        one of them. clients: of the rows. parts: the tensors that lie in this chunk, by name; a
+        rule may treat them differently. The result must follow from the arguments alone: after a
+        crash a version is made again.
         """
         raise NotImplementedError
 
@@ -81,13 +106,20 @@ class Mean(Rule):
     by_rows = False
 
 
-def mean_of(rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Write the mean over the rows into `out`.
+def sum_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the sum of the rows, in the first of them.
 
     The rows are summed in fp32 in their order, one rounding each, so every machine gets the same
     bits.
     """
-    np.copyto(out, rows[0])
+    total: NDArray[np.float32] = rows[0]
     for row in rows[1:]:
-        np.add(out, row, out=out)
-    np.multiply(out, np.float32(1.0 / len(rows)), out=out)
+        np.add(total, row, out=total)
+    return total
+
+
+def mean_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean over the rows, in the first of them; see `sum_of`."""
+    total = sum_of(rows)
+    np.multiply(total, np.float32(1.0 / len(rows)), out=total)
+    return total

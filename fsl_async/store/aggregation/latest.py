@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fsl_async.store.aggregation.base import Rule
+from fsl_async.store.aggregation.base import Rule, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from fsl_async.store.aggregation.base import RowClient
     from fsl_async.store.manifest import TensorPart
 
 
@@ -30,11 +31,9 @@ class Latest(Rule):
     def combine(
         self,
         rows: NDArray[np.float32],
-        out: NDArray[np.float32],
+        clients: Sequence[RowClient],
         parts: Sequence[TensorPart],
-    ) -> None:
-        """Write the sum of the rows into `out`, in their order, one fp32 rounding each."""
+    ) -> NDArray[np.float32]:
+        """Return the sum of the rows."""
         with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(out, rows[0])
-            for row in rows[1:]:
-                np.add(out, row, out=out)
+            return sum_of(rows)

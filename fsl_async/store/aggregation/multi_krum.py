@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.store.aggregation.base import RowClient
     from fsl_async.store.manifest import TensorPart
 
 
@@ -47,8 +48,8 @@ class MultiKrum(Rule):
     def combine(
         self,
         rows: NDArray[np.float32],
-        out: NDArray[np.float32],
+        clients: Sequence[RowClient],
         parts: Sequence[TensorPart],
-    ) -> None:
+    ) -> NDArray[np.float32]:
         """See `Rule.combine`; `rows` are the selected ones."""
-        mean_of(rows, out)
+        return mean_of(rows)

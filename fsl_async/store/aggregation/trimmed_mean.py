@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.store.aggregation.base import RowClient
     from fsl_async.store.manifest import TensorPart
 
 
@@ -29,9 +30,9 @@ class TrimmedMean(Rule):
     def combine(
         self,
         rows: NDArray[np.float32],
-        out: NDArray[np.float32],
+        clients: Sequence[RowClient],
         parts: Sequence[TensorPart],
-    ) -> None:
+    ) -> NDArray[np.float32]:
         """See `Rule.combine`. The remaining values are summed from the smallest up."""
         rows.sort(axis=0)
-        mean_of(rows[self.byzantine : len(rows) - self.byzantine], out)
+        return mean_of(rows[self.byzantine : len(rows) - self.byzantine])
