@@ -49,6 +49,10 @@ def command(options: NodeOptions) -> int:
         if not any(one.startswith("tune.method") for one in overrides):
             overrides = ("tune.method=lora", *overrides)
     loaded, names = load_config(options, overrides, chosen)
+    if loaded.tune.merge:
+        from fsl_async.nodes.ps.own_rules import with_base_rule
+
+        loaded = with_base_rule(loaded)
     filled = resolved(loaded)
     unused = line_of(loaded, overrides)
     _check_tokenizer(filled)

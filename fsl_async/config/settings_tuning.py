@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from fsl_async.config.rules import SettingError, setting, span
+from fsl_async.config.rules import SettingError, must_be_own_rule, setting, span
 
 TuneMethod = Literal["none", "lora", "zeroth"]
 # The rules of fsl_async.store.adapters, named again for type checkers.
@@ -60,6 +60,13 @@ class TuneConfig:
         "how adapters are merged: fedit (mean of both factors) | ffa | rolora | fedsvd | fedex |"
         " flora | hetlora | flexlora | bank (hybrid LoRA: ranks, layers and orders by site)",
         fixed=True,
+    )
+    merge: str = setting(
+        "",
+        "file.py:Class, your own merge of adapters; tune.rule = file.py:Class is the same. Sites"
+        " train by the built-in rule that it derives from, which takes the place of tune.rule"
+        " (docs/OWN_RULES.md)",
+        must_be_own_rule,
     )
     base: str = setting(
         "",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError
+from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.aggregation import rule_named
@@ -17,12 +19,19 @@ if TYPE_CHECKING:
 
 
 def rule_of(config: Config) -> Rule:
-    """The aggregation rule of a run."""
-    return rule_named(config.outer.aggregation, config.outer.byzantine)
+    """The aggregation rule of a run. ConfigError: it is the operator's own and cannot be used."""
+    name, byzantine = config.outer.aggregation, config.outer.byzantine
+    if is_own(name):
+        own: Rule = own_rule("outer.aggregation", name)(byzantine)
+        return own
+    return rule_named(name, byzantine)
 
 
 def adapter_rule_of(config: Config) -> AdapterRule | None:
-    """How adapters are merged; None where the run has none."""
+    """How adapters are merged; None where the run has none. ConfigError as for `rule_of`."""
+    if config.tune.merge and config.tune.method == "lora":
+        own: AdapterRule = own_rule("tune.merge", config.tune.merge)()
+        return own
     return adapter_rule_named(config.tune.rule) if config.tune.method == "lora" else None
 
 

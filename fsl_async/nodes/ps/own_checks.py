@@ -1,0 +1,124 @@
+"""Checks an operator's own rules: each result of a call, and the class by a trial. Pure.
+
+A check takes the object, the result of a call and its arguments; it returns what is wrong with the
+result, or nothing. A trial takes the class and returns what is wrong with it, or nothing: the same
+arguments must give the same bits, because versions are made again after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from fsl_async.store.adapters import RULES, AdapterRule, Current, Draw, Factors, Merged, Site
+from fsl_async.store.aggregation import RowClient, Rule
+from fsl_async.store.manifest import Manifest
+
+_SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
+_CLIENT_FACTS = (
+    "exchanges_a", "by_rounds", "unequal_ranks", "keeps_tail", "changes_basis", "has_patch",
+    "merges_products", "is_linear", "trains_a", "trains_b",
+)  # fmt: skip
+"""Of a rule of adapters: what clients read of the built-in rule."""
+
+
+@frozen
+class Kind:
+    """A kind of rule. calls: the checks by method. facts: attributes of each loaded class."""
+
+    base: type[Any]
+    calls: Mapping[str, Callable[..., str]]
+    trial: Callable[[type[Any]], str]
+    facts: Mapping[str, Any] = field(factory=dict)
+
+
+def vector_problem(result: Any, values: int) -> str:
+    """Say why a result is not float32 (values,) and finite; empty: it is."""
+    if not isinstance(result, np.ndarray):
+        return f"it returns {type(result).__name__}, not an array"
+    if result.dtype != np.float32 or result.shape != (values,):
+        return f"it returns {result.dtype} {result.shape}, not float32 ({values},)"
+    return "" if np.isfinite(result).all() else "its result is not finite"
+
+
+def combined(_: Rule, result: Any, rows: Any, *_more: Any) -> str:
+    """Check the result of `Rule.combine`."""
+    return vector_problem(result, rows.shape[1])
+
+
+def chosen(_: Rule, result: Any, distances: Any) -> str:
+    """Check the result of `Rule.choose`."""
+    fits = isinstance(result, np.ndarray) and result.dtype == bool
+    if not fits or result.shape != (len(distances),) or not result.any():
+        return f"it must return bool ({len(distances)},), with a row that is used"
+    return ""
+
+
+def merged(rule: AdapterRule, result: Any, current: Current, *_more: Any) -> str:
+    """Check the result of `AdapterRule.merge`."""
+    if not isinstance(result, Merged):
+        return f"it returns {type(result).__name__}, not Merged"
+    wanted = {"patch": rule.has_patch, "owed": rule.keeps_owed}
+    for name, is_wanted in wanted.items():
+        if (getattr(result, name) is not None) != is_wanted:
+            return f"the rule must {'' if is_wanted else 'not '}return {name}"
+    shapes = current.factors.a.shape, current.factors.b.shape
+    for factors in (result.factors, result.owed):
+        if factors is None:
+            continue
+        if (factors.a.shape, factors.b.shape) != shapes:
+            return f"its factors are {factors.a.shape} and {factors.b.shape}, not {shapes}"
+        if not (np.isfinite(factors.a).all() and np.isfinite(factors.b).all()):
+            return "its factors are not finite"
+    return ""
+
+
+def try_rule(rule: type[Rule]) -> str:
+    """Try an aggregation rule on random rows; clients send no metrics."""
+    if not rule.by_rows or rule.reuses:
+        return "by_rows must be true, and reuses false: it gets one row of each client"
+    made = rule()
+    if type(made.least) is not int or made.least < 1:
+        return f"least must be a whole number from 1, got {made.least!r}"
+    manifest = Manifest.from_shapes(_SHAPES)
+    parts = manifest.parts(0)
+    for count in (made.least, made.least + 2):
+        rows = _noise(count, manifest.values)
+        clients = tuple(RowClient(f"c{one}", 1.0, 100, 10, 0, {}) for one in range(count))
+        distances = np.square(rows[:, None, :40] - rows[None, :, :40]).sum(axis=2, dtype=float)
+        found = []
+        for one in (made, made, rule()):
+            used = one.choose(distances.copy()) if one.needs_distances else np.ones(count, bool)
+            few = tuple(client for client, is_used in zip(clients, used, strict=True) if is_used)
+            found.append(one.combine(rows[used], few, parts).tobytes())
+        if len(set(found)) > 1:
+            return "combine gives other values for the same rows"
+    return ""
+
+
+def try_adapter_rule(rule: type[AdapterRule]) -> str:
+    """Try a rule of adapters on random factors."""
+    base = next((one for one in RULES.values() if issubclass(rule, one)), None)
+    if base is None or not base.merges_products:
+        able = ", ".join(one.__name__ for one in RULES.values() if one.merges_products)
+        return f"it must derive from a built-in rule that merges products: {able}"
+    changed = [one for one in _CLIENT_FACTS if getattr(rule, one) != getattr(base, one)]
+    if changed:
+        return f"{changed[0]} is what clients train by, and must be that of {base.__name__}"
+    noise = _noise(3, 4 * (24 + 32)).astype(np.float64)
+    factors = [Factors(one[:96].reshape(4, 24), one[96:].reshape(4, 32)) for one in noise]
+    sites = [Site(0.5, 4, one) for one in factors[1:]]
+    found = [_bits(rule().merge(Current(factors[0]), sites, 2.0, Draw(7, 1, 0))) for _ in "ab"]
+    return "" if found[0] == found[1] else "merge gives other factors for the same sites"
+
+
+def _bits(merged: Merged) -> Sequence[bytes]:
+    some = (merged.factors, merged.patch, merged.owed)
+    return [one.tobytes() for part in some if part is not None for one in (part.a, part.b)]
+
+
+def _noise(rows: int, values: int) -> Any:
+    return np.random.default_rng(7).standard_normal((rows, values)).astype(np.float32)
