@@ -25,8 +25,12 @@ BaseCheck = Literal["values", "shapes"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
 """Rules by which sites train factor B alone."""
-ROUND_RULES = ("rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
+PRODUCT_RULES = ("fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
+"""Rules that need a module's factors of all sites together."""
+ROUND_RULES = ("rolora", *PRODUCT_RULES)
 """Rules that need every site to start a round from the newest version."""
+BASIS_RULES = ("fedsvd", "flora", "flexlora", "bank")
+"""Rules whose versions have factors in a new basis."""
 RANK, BANK_RANK = 8, 16
 """Default ranks: of adapters that all sites train in full, and of a bank."""
 

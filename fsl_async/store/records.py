@@ -364,26 +364,3 @@ class StoreSettings:
         if not self.resident:
             return self.keep_versions
         return self.keep_versions + 2 * (self.snapshot_every + 1)
-
-    @kind.validator
-    def _check_kind(self, _: object, kind: DeltaKind) -> None:
-        if kind.is_full and self.outer.optimizer != "average":
-            raise ValueError("full weights can be averaged and nothing else")
-        if kind.is_scalars and self.outer.optimizer != "average":
-            raise ValueError("scalars of seeds can be averaged and nothing else")
-        if self.rule.by_rows and not kind.comparable:
-            raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
-
-    def __attrs_post_init__(self) -> None:
-        if self.product_rule is not None:
-            name = self.product_rule.name
-            if not self.resident:
-                raise ValueError(f"{name} merges versions in memory")
-            if self.rule.by_rows or self.outer.optimizer != "average":
-                raise ValueError(f"{name} allows no other aggregation and no momentum")
-        if self.reuse and not self.rule.reuses:
-            raise ValueError(f"rule {self.rule.name} uses no delta again")
-        if self.rule.reuses and (self.kind.has_seeds or self.outer.has_momentum):
-            raise ValueError(f"{self.rule.name} goes with dense deltas and without momentum")
-        if self.resident and self.kind.is_full:
-            raise ValueError("full weights are advanced from file to file")

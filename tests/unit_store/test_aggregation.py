@@ -10,11 +10,9 @@ from deltas import merged_of
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.aggregation.base import Rule
-from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
@@ -190,12 +188,6 @@ def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, name):
         assert len([r for r in run.store.records if r.merged]) == 1
     assert len(digests) > 10
     assert len(set(digests)) == 1
-
-
-def test_full_weights_allow_only_the_mean():
-    """Full weights take another path through the store."""
-    with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
-        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
 def test_an_unknown_rule_gets_the_list():

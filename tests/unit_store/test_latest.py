@@ -13,7 +13,6 @@ from fsl_async.store.checkpoint import MOMENTUM, UPDATE, WEIGHTS
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
@@ -252,9 +251,3 @@ def test_a_crash_at_any_call_of_a_commit_keeps_old_deltas(make_run, tmp_path):
         assert audit_run(tmp_path).is_clean
     assert len(digests) > 20
     assert len(set(digests)) == 1
-
-
-def test_momentum_is_refused():
-    """It would add up each use of a delta."""
-    with pytest.raises(ValueError, match="without momentum"):
-        StoreSettings(**OPTIONS | {"outer": OuterSettings("nesterov", 0.7, 0.5)})
