@@ -38,7 +38,10 @@ FOLDER = "rules"
 
 KINDS: dict[str, own_checks.Kind] = {
     "outer.aggregation": own_checks.Kind(
-        Rule, {"combine": own_checks.combined, "choose": own_checks.chosen}, own_checks.try_rule
+        Rule,
+        {"combine": own_checks.combined, "choose": own_checks.chosen},
+        own_checks.try_rule,
+        {"reads_metrics": True},
     ),
     "tune.merge": own_checks.Kind(
         AdapterRule, {"merge": own_checks.merged}, own_checks.try_adapter_rule
