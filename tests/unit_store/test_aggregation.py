@@ -8,8 +8,7 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import RULES, rule_named
-from fsl_async.store.aggregation.base import Rule
+from fsl_async.store.aggregation import RULES, Rule, rule_named
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings

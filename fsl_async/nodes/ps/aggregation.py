@@ -38,7 +38,7 @@ def adapter_rule_of(config: Config) -> AdapterRule | None:
 def weighting_of(config: Config) -> Weighting:
     """The weighting of deltas: robust rules weigh all clients equally, "latest" their mean steps.
 
-    See `fsl_async.store.aggregation.base`. "auto": full weights and adapters are averaged over the
+    See `fsl_async.store.aggregation`. "auto": full weights and adapters are averaged over the
     data, as in FedAvg; other changes grow with their steps already.
     """
     name: str = config.sync.weighting

@@ -7,6 +7,7 @@ arguments must give the same bits, because versions are made again after a crash
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from fsl_async.store.aggregation import RowClient, Rule
 from fsl_async.store.manifest import Manifest
 
 _SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
+_VECTORS = ("weights", "residual", "mean", "owed")
+"""Vectors that the store itself keeps."""
 _CLIENT_FACTS = (
     "exchanges_a", "by_rounds", "unequal_ranks", "keeps_tail", "changes_basis", "has_patch",
     "merges_products", "is_linear", "trains_a", "trains_b",
@@ -76,6 +79,16 @@ def merged(rule: AdapterRule, result: Any, current: Current, *_more: Any) -> str
     return ""
 
 
+def stepped(optimizer: Any, result: Any, average: Any, state: Any, *_more: Any) -> str:
+    """Check the result of `OuterOptimizer.step`, and the vectors that it has changed."""
+    problem = vector_problem(result, len(average))
+    for name in optimizer.vectors:
+        problem = problem or vector_problem(state.get(name), len(average)).replace(
+            "it returns", f"state[{name!r}] is"
+        ).replace("its result", f"state[{name!r}]")
+    return problem
+
+
 def try_rule(rule: type[Rule]) -> str:
     """Try an aggregation rule on random rows; clients send no metrics."""
     if not rule.by_rows or rule.reuses:
@@ -97,6 +110,30 @@ def try_rule(rule: type[Rule]) -> str:
         if len(set(found)) > 1:
             return "combine gives other values for the same rows"
     return ""
+
+
+def try_optimizer(optimizer: type[Any]) -> str:
+    """Try an outer optimizer on two random averages, three times."""
+    names = optimizer.vectors
+    if not isinstance(names, tuple) or len(set(names)) != len(names):
+        return "vectors must be a tuple of different names"
+    for name in names:
+        if not re.fullmatch(r"[a-z_]{1,32}", str(name)) or name in _VECTORS:
+            return f"vectors: {name!r} must be letters a-z and _, and none of {', '.join(_VECTORS)}"
+    averages = _noise(2, 2600)
+
+    def play(one: Any) -> bytes:
+        state = {name: np.zeros(2600, np.float32) for name in names}
+        held, bits = dict(state), b""
+        for version, average in enumerate(averages, 1):
+            bits += one.step(average.copy(), state, one.numbers(version, 1.0, 50.0)).tobytes()
+        if any(state.get(name) is not held[name] for name in names) or len(state) > len(held):
+            raise ValueError("step must change the vectors of state in place")
+        return bits + b"".join(one.tobytes() for one in held.values())
+
+    first = optimizer(0.7, 0.9)
+    found = {play(one) for one in (first, first, optimizer(0.7, 0.9))}
+    return "" if len(found) == 1 else "step gives other values for the same average and state"
 
 
 def try_adapter_rule(rule: type[AdapterRule]) -> str:
