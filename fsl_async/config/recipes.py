@@ -1,9 +1,9 @@
 """Recipes: which settings go together, as one table. Pure.
 
-`check` reads it, and the table of docs/ASYNCHRONOUS.md is made of it (`recipe_table`). A row is a
-kind of run: when it holds, why it limits settings, and the values that it leaves them. A run may be
-of several kinds. Settings that no row names are free. How many clients an aggregation needs is its
-own matter (`fsl_async.nodes.ps.aggregation`).
+`check` reads it, and the table of docs/ASYNCHRONOUS.md is made of it. A row is a kind of run: when
+it holds, why it limits settings, and the values that it leaves them. A run may be of several kinds.
+Settings that no row names are free. How many clients an aggregation needs is in
+`fsl_async.nodes.ps.aggregation`.
 """
 
 from __future__ import annotations
@@ -73,13 +73,8 @@ def _tunes(config: Config, rules: tuple[str, ...]) -> bool:
 
 
 _LEFT_OUT = "leave it out, or choose buffer"
-_UNUSED = {
-    "sync.buffer": Only((0,), _LEFT_OUT),
-    "sync.least_s": Only((0,), _LEFT_OUT),
-    "sync.local_steps": Only((0,), _LEFT_OUT),
-    "sync.dylu": Only((False,), _LEFT_OUT),
-    "sync.pace": Only(("run",), _LEFT_OUT),
-}
+_DEFAULTS = {"buffer": 0, "least_s": 0, "local_steps": 0, "dylu": False, "pace": "run"}
+_UNUSED = {f"sync.{key}": Only((value,), _LEFT_OUT) for key, value in _DEFAULTS.items()}
 _ROUNDS = {
     "sync.trigger": Only(("rounds",), "leave it out"),
     "outer.optimizer": Only(("average",), "choose average: momentum would refer to other rounds"),
@@ -193,20 +188,9 @@ def value_of(config: Config, key: str) -> Any:
     return getattr(getattr(config, table), name)
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """Return a value as in TOML, texts without quotes."""
     return value if value and isinstance(value, str) else show(value)
-
-
-def recipe_table() -> list[str]:
-    """Return the table of docs/ASYNCHRONOUS.md, in Markdown."""
-    rows = ["| a run of | may have |", "|---|---|"]
-    for recipe in RECIPES:
-        limits = []
-        for key, only in recipe.settings.items():
-            values = ", ".join(f"`{_plain(one)}`" for one in only.values).replace(OWN, "yours")
-            limits.append(f"`{key}` {'other than ' if only.others else ''}{values or 'smaller'}")
-        rows.append(f"| {recipe.name} | {'; '.join(limits)} |")
-    return rows
 
 
 def check(config: Config) -> None:
@@ -221,8 +205,8 @@ def check(config: Config) -> None:
             value = value_of(config, key)
             if not only.allows(value):
                 why = recipe.why.format(**attrs.asdict(config, recurse=False))
-                advice = only.advice or f"choose {' or '.join(map(_plain, only.values))}"
-                raise ConfigError(f"{key}: {why}; {advice}, got {_plain(value)}", key)
+                advice = only.advice or f"choose {' or '.join(map(plain, only.values))}"
+                raise ConfigError(f"{key}: {why}; {advice}, got {plain(value)}", key)
     if config.split.is_on:
         _check_trigger(config)
 

@@ -159,3 +159,12 @@ def _bits(merged: Merged) -> Sequence[bytes]:
 
 def _noise(rows: int, values: int) -> Any:
     return np.random.default_rng(7).standard_normal((rows, values)).astype(np.float32)
+
+
+KINDS: dict[str, Kind] = {
+    "outer.aggregation": Kind(
+        Rule, {"combine": combined, "choose": chosen}, try_rule, {"reads_metrics": True}
+    ),
+    "tune.merge": Kind(AdapterRule, {"merge": merged}, try_adapter_rule),
+}
+"""By setting."""

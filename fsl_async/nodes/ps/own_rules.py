@@ -1,11 +1,8 @@
 """Loads rules that the operator of a parameter server has written, each as file.py:Class.
 
-    outer.aggregation   derives from `fsl_async.store.aggregation.Rule`
-    tune.merge          derives from a rule of adapters that merges products
-
-A rule is loaded from the bytes whose digest is recorded, tried on random values before the
-parameter server listens (`fsl_async.nodes.ps.own_checks`), and each of its calls is checked: an
-exception or a wrong result is a `RuleFailed`, after which the deltas stay pending.
+A rule is loaded from the bytes whose digest is recorded, and tried before the server listens
+(`fsl_async.nodes.ps.own_checks`). Each of its calls is checked, too: an exception or a wrong result
+is a `RuleFailed`, after which the deltas stay pending. See docs/OWN_RULES.md and docs/adr/0164.
 """
 
 from __future__ import annotations
@@ -13,9 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,34 +20,23 @@ from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.files.private_files import replace_bytes
 from fsl_async.learn.user_code import load_module
-from fsl_async.nodes.ps import own_checks
-from fsl_async.store.adapters import RULES, AdapterRule
-from fsl_async.store.aggregation import Rule
+from fsl_async.nodes.ps.own_checks import KINDS, Kind
+from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import RuleFailed, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
     from fsl_async.config.settings import Config
 
 FOLDER = "rules"
 """In the run directory: the text of each rule that the run has used, by its digest."""
 
-KINDS: dict[str, own_checks.Kind] = {
-    "outer.aggregation": own_checks.Kind(
-        Rule,
-        {"combine": own_checks.combined, "choose": own_checks.chosen},
-        own_checks.try_rule,
-        {"reads_metrics": True},
-    ),
-    "tune.merge": own_checks.Kind(
-        AdapterRule, {"merge": own_checks.merged}, own_checks.try_adapter_rule
-    ),
-}
-"""By setting: the class that a rule derives from, the checks of its calls, and its trial."""
-
 
 @frozen
 class Source:
-    """The text of a rule: its file, class, and the bytes of the file."""
+    """The text of a rule: its file, the name of its class, and the bytes of the file."""
 
     path: Path
     name: str
@@ -63,25 +47,43 @@ class Source:
         """SHA-256 of the file, in hexadecimal."""
         return hashlib.sha256(self.text).hexdigest()
 
-    def failed(self, where: object, problem: str | Exception) -> RuleFailed:
-        """Return the error of a call, with the file and line. where: the method."""
-        code: Any = getattr(where, "__code__", None)
-        line = code.co_firstlineno if code is not None else 1
-        name = getattr(where, "__qualname__", self.name)
-        text = problem
+    def failed(self, method: Any, problem: str | Exception) -> RuleFailed:
+        """Return the error of a call, with file and line."""
+        line, name = getattr(method, "__code__", _NO_CODE).co_firstlineno, method.__qualname__
         if isinstance(problem, Exception):
             for frame, number in traceback.walk_tb(problem.__traceback__):
                 if frame.f_code.co_filename == str(self.path):
                     line, name = number, frame.f_code.co_qualname
-            text = f"{type(problem).__name__}: {one_line(str(problem)) or 'no message'}"
-        return RuleFailed(f"{self.path.name}:{line}: in {name}: {text}")
+            problem = f"{type(problem).__name__}: {one_line(str(problem)) or 'no message'}"
+        return RuleFailed(f"{self.path.name}:{line}: in {name}: {problem}")
+
+    def checked(self, method: Callable[..., Any], check: Callable[..., str]) -> Callable[..., Any]:
+        """Return a method whose results are checked. It raises RuleFailed, and StoreError as is."""
+
+        @functools.wraps(method)
+        def call(rule: Any, *given: Any) -> Any:
+            try:
+                with np.errstate(all="ignore"):  # the check finds what is not finite
+                    result = method(rule, *given)
+            except StoreError:
+                raise
+            except Exception as error:
+                raise self.failed(method, error) from error
+            if problem := check(rule, result, *given):
+                raise self.failed(method, problem)
+            return result
+
+        return call
+
+
+_NO_CODE = (lambda: None).__code__
 
 
 def own_rule(key: str, text: str) -> type[Any]:
-    """Return the class that setting `key` names as file.py:Class; the same while the file is.
+    """Return the class that setting `key` names as file.py:Class; the same while its file is.
 
-    Its instances are called `Class@` and the first 8 digits of the file's digest, as versions
-    record it. Raises ConfigError, in one line.
+    Its name is `Class@` and the first 8 digits of the file's digest, as versions record it. Raises
+    ConfigError, in one line.
     """
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().resolve()
@@ -91,57 +93,40 @@ def own_rule(key: str, text: str) -> type[Any]:
 
 
 @functools.lru_cache(64)
-def _module(source: Source) -> ModuleType:
-    return load_module(source.path.name, source.path, source.text)
+def _module(path: Path, text: bytes) -> ModuleType:
+    return load_module(path.name, path, text)
 
 
 @functools.lru_cache(64)
 def _loaded(key: str, source: Source) -> type[Any]:
-    kind = KINDS[key]
-    label = f"{key} = {source.path.name}:{source.name}"
     try:
-        found = getattr(_module(evolve(source, name="")), source.name, None)
-    except TaskError as error:
-        raise ConfigError(f"{key}: {error.message}", key) from error
+        return _made(KINDS[key], source)
+    except (TaskError, RuleFailed) as error:
+        raise ConfigError(f"{key}: {error}", key) from error
+
+
+def _made(kind: Kind, source: Source) -> type[Any]:
+    """Load, check and try a class. Raises TaskError, RuleFailed."""
+    label = f"{source.path.name}:{source.name}"
+    found = getattr(_module(source.path, source.text), source.name, None)
     if not (isinstance(found, type) and issubclass(found, kind.base)):
         base = f"{kind.base.__module__.rpartition('.')[0]}.{kind.base.__name__}"
-        what = "there is no such class" if found is None else f"it does not derive from {base}"
-        raise ConfigError(f"{label}: {what}", key)
-    methods = {
-        name: _checked(source, getattr(found, name), check) for name, check in kind.calls.items()
+        problem = f"does not derive from {base}" if found else "there is no such class"
+        raise RuleFailed(f"{label}: {problem}")
+    calls = {
+        name: source.checked(getattr(found, name), check) for name, check in kind.calls.items()
     }
-    facts = {"name": f"{source.name}@{source.digest[:8]}", "source": source}
-    made = type(source.name, (found,), {**facts, **kind.facts, **methods})
+    facts = {"name": f"{source.name}@{source.digest[:8]}", "source": source, **kind.facts}
+    made = type(source.name, (found,), facts | calls)
     try:
         problem = kind.trial(made)
-    except RuleFailed as error:
-        raise ConfigError(f"{key}: {error}", key) from error
+    except RuleFailed:
+        raise
     except Exception as error:
-        raise ConfigError(f"{key}: {source.failed(found, error)}", key) from error
+        raise source.failed(found, error) from error
     if problem:
-        raise ConfigError(f"{label}: {problem}", key)
+        raise RuleFailed(f"{label}: {problem}")
     return made
-
-
-def _checked(
-    source: Source, method: Callable[..., Any], check: Callable[..., str]
-) -> Callable[..., Any]:
-    """Return `method` with its result checked. It raises RuleFailed, and StoreError unchanged."""
-
-    @functools.wraps(method)
-    def call(self: Any, *given: Any) -> Any:
-        try:
-            with np.errstate(all="ignore"):  # the check finds what is not finite
-                result = method(self, *given)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise source.failed(method, error) from error
-        if problem := check(self, result, *given):
-            raise source.failed(method, problem)
-        return result
-
-    return call
 
 
 def with_base_rule(config: Config) -> Config:
@@ -158,11 +143,8 @@ def with_base_rule(config: Config) -> Config:
 
 def sources_of(config: Config) -> dict[str, Source]:
     """Return the texts of the run's own rules by setting. Raises ConfigError."""
-    given = {
-        "outer.aggregation": config.outer.aggregation,
-        "outer.optimizer": config.outer.optimizer,
-        "tune.merge": config.tune.merge,
-    }
+    tables = {key: key.split(".") for key in KINDS}
+    given = {key: getattr(getattr(config, table), name) for key, (table, name) in tables.items()}
     return {key: own_rule(key, text).source for key, text in given.items() if is_own(text)}
 
 
@@ -177,6 +159,6 @@ def rule_facts(config: Config) -> dict[str, dict[str, str]]:
 def keep_texts(run_dir: Path, config: Config) -> None:
     """Copy the texts of the run's own rules into its directory. Raises OSError."""
     for source in sources_of(config).values():
-        folder = run_dir / FOLDER
-        folder.mkdir(exist_ok=True)
-        replace_bytes(folder / f"{source.path.stem}-{source.digest[:8]}.py", source.text)
+        (run_dir / FOLDER).mkdir(exist_ok=True)
+        name = f"{source.path.stem}-{source.digest[:8]}.py"
+        replace_bytes(run_dir / FOLDER / name, source.text)
