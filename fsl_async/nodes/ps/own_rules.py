@@ -130,10 +130,11 @@ def _made(kind: Kind, source: Source) -> type[Any]:
 
 
 def with_base_rule(config: Config) -> Config:
-    """Set `tune.rule` to the built-in rule that the class of `tune.merge` derives from.
+    """Load the run's own rules, and set `tune.rule` to the built-in one that `tune.merge` is.
 
     Clients train as that rule asks, so they need nothing of the class. Raises ConfigError.
     """
+    sources_of(config)
     if not config.tune.merge:
         return config
     found = own_rule("tune.merge", config.tune.merge)
