@@ -70,7 +70,7 @@ class RobustAggregator(SpooledDeltas):
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
     def averages(
-        self, chosen: list[list[DeltaKey]], merged: Iterable[MergedDelta] = ()
+        self, chosen: list[list[DeltaKey]], merged: Iterable[MergedDelta]
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError.
 
