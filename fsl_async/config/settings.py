@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
 Optimizer = Literal["growing", "nesterov", "average"]
-Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"]
+Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
+"""Or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
@@ -260,7 +261,8 @@ class OuterConfig:
         "mean",
         "how deltas are aggregated: mean (by sync.weighting) | trimmed | median | multi-krum"
         " (these three count each client once) | latest (of buffer: the mean over all clients of"
-        " the newest delta of each, new or not; AFA-CS)",
+        " the newest delta of each, new or not; AFA-CS) | file.py:Class (your own,"
+        " docs/OWN_RULES.md)",
     )
     byzantine: int = setting(
         1,

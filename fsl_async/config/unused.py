@@ -83,8 +83,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     ("outer.optimizer", "no split.method: its clients are averaged", lambda c: not c.split.is_on),
-    ("outer.learning_rate", "outer.optimizer = nesterov",
-     lambda c: c.outer.optimizer == "nesterov"),
+    ("outer.learning_rate", "outer.optimizer = nesterov, or your own",
+     lambda c: c.outer.optimizer not in {"growing", "average"}),
     ("outer.momentum", "outer.optimizer other than average",
      lambda c: c.outer.optimizer != "average"),
     ("outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",

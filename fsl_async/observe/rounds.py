@@ -61,6 +61,8 @@ class ParameterServerFigures:
     """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    rules: dict[str, str] = field(factory=dict)
+    """The operator's own rules by setting: class, file, and the first digits of its digest."""
     counts: str = "tokens"
     """What `tokens`, here and of clients, are: tokens, or in split learning samples."""
     version: int = -1
@@ -158,6 +160,10 @@ class ParameterServerFigures:
         self.grace = tuple(map(float, grace)) if isinstance(grace, list) else ()
         needs = line.get("needs")
         self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.rules = {
+            str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
+            for key, one in line.get("rules", {}).items()
+        }
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.next_sync_at = None
         self._window.restart()

@@ -107,7 +107,7 @@ def averages_again(
             return rows.averages_of_all(record.merged, record.reused, record.scale)
         # The record has a weight of 0 for a delta that the rule did not choose.
         rows.weights |= {one.key: one.weight for one in record.merged if one.weight}
-        return rows.averages(rows.clients)
+        return rows.averages(rows.clients, record.merged)
     # Additions in the same order give the same bits.
     sources = [(spool.frames(one.key, manifest), one.weight, one.clip) for one in record.merged]
     sums = settings.kind.sums(manifest, sources)

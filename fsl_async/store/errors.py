@@ -8,6 +8,7 @@
         │                      wrong order
         ├── NoWorkerThread     the system cannot start another thread
         ├── NotFinite          a version would hold NaN or infinity
+        ├── RuleFailed         the operator's own rule raised, or returned what cannot be used
         └── Damaged            data on disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
             ├── LedgerLost         there are versions, but the ledger is missing or empty
@@ -64,6 +65,10 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 class NotFinite(StoreError):  # noqa: N818
     """The next version would hold NaN or infinity; a commit adds the way out."""
+
+
+class RuleFailed(StoreError):  # noqa: N818
+    """The operator's own rule raised, or its result cannot be used; the deltas stay pending."""
 
 
 class Damaged(StoreError):  # noqa: N818

@@ -141,7 +141,8 @@ class VersionRecord:
     """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
+    """Without base digests and rounds, and with metrics only where the rule may read them: all are
+    in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -206,7 +207,13 @@ class VersionRecord:
         merged, reused = (
             tuple(
                 MergedDelta(
-                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
+                    Delta(
+                        DeltaKey.parse(entry["key"]),
+                        "",
+                        entry["tokens"],
+                        entry["steps"],
+                        metrics=entry.get("metrics", {}),
+                    ),
                     entry["staleness"],
                     entry["weight"],
                     entry["norm"],
@@ -235,6 +242,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
+        **({"metrics": delta.metrics} if delta.metrics else {}),
     }
 
 
@@ -371,20 +379,3 @@ class StoreSettings:
     def remembered_versions(self) -> int:
         """How many of the newest versions may have to be made again."""
         return self.keep_versions + 2 * (self.snapshot_every + 1)
-
-    @kind.validator
-    def _check_kind(self, _: object, kind: DeltaKind) -> None:
-        if (kind.is_full or kind.is_scalars) and self.outer.name != "average":
-            raise ValueError(f"{kind.name} deltas can be averaged and nothing else")
-        if self.rule.by_rows and not kind.comparable:
-            raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
-
-    def __attrs_post_init__(self) -> None:
-        if self.product_rule is not None:
-            name = self.product_rule.name
-            if self.rule.by_rows or self.outer.name != "average":
-                raise ValueError(f"{name} allows no other aggregation and no momentum")
-        if self.reuse and not self.rule.reuses:
-            raise ValueError(f"rule {self.rule.name} uses no delta again")
-        if self.rule.reuses and (self.kind.has_seeds or self.outer.vectors):
-            raise ValueError(f"{self.rule.name} goes with dense deltas and without momentum")

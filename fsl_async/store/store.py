@@ -610,9 +610,8 @@ class Store:
 
         StoreError: the current version is as before, and the deltas are pending.
         """
-        opened = self._open
-        opened.run.ledger.check()
-        return self._adopt(opened.merging.commit(version, merged, scale, position, reused))
+        self._open.run.ledger.check()
+        return self._adopt(self._merging.commit(version, merged, scale, position, reused))
 
     @property
     def ring(self) -> RingStore:

@@ -41,6 +41,7 @@ def hostile_run(path):
         {
             "type": "node_started", "role": "ps", "run": HOSTILE, "address": HOSTILE,
             "host": HOSTILE, "pid": 1, "every_s": 9.0,
+            "rules": {HOSTILE: {"class": HOSTILE, "file": HOSTILE, "sha256": HOSTILE}},
         },
         {"type": "client_hello", "peer": HOSTILE, "incarnation": 1, "run": ""},
         {"type": "refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},

@@ -90,8 +90,8 @@ class Run:
             self.store.write_initial(index, frame)
         return self.store.finish_initial()
 
-    def send(self, key, vector, tokens=10, spec=FP32):
-        one = delta_of(key, tokens, base_digest=self.store.digest, number=1)
+    def send(self, key, vector, tokens=10, spec=FP32, metrics=None):
+        one = delta_of(key, tokens, base_digest=self.store.digest, number=1, metrics=metrics)
         assert self.store.spool_begin(one, float(tokens)) is None
         for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
             self.store.spool_write(key, index, frame)

@@ -22,13 +22,12 @@ from deltas import merged_of
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
-from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average, Growing, Nesterov
-from fsl_async.store.records import StoreSettings, file_name
+from fsl_async.store.outer import Growing
+from fsl_async.store.records import file_name
 from fsl_codecs import encode
 
 CHUNK = 64
@@ -444,15 +443,3 @@ def test_a_mean_takes_any_tensors(tuning, names):
     half = Manifest.from_shapes([("q.lora_B", (3, 4)), ("q.lora_A", (3, 4))])
     with pytest.raises(ManifestError, match="is not followed by its"):
         made.store.begin_initial(half)
-
-
-@pytest.mark.parametrize(("options", "words"), [
-    ({"outer": Nesterov()}, "no momentum"),
-    ({"rule": rule_named("median")}, "no other aggregation"),
-])  # fmt: skip
-def test_settings_that_do_not_go_together(options, words):
-    """The rule is named."""
-    valid = {"outer": Average(), "adapters": RULES["bank"]()}
-    StoreSettings(**valid)
-    with pytest.raises(ValueError, match=f"bank .*{words}"):
-        StoreSettings(**valid | options)

@@ -12,8 +12,7 @@ from fsl_async.store.aggregation import Latest
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, flat_name
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average, Nesterov
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.outer import Average
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
@@ -246,9 +245,3 @@ def test_a_crash_at_any_call_of_a_commit_keeps_old_deltas(make_run, tmp_path):
         assert audit_run(tmp_path).is_clean
     assert len(digests) > 20
     assert len(set(digests)) == 1
-
-
-def test_momentum_is_refused():
-    """It would add up each use of a delta."""
-    with pytest.raises(ValueError, match="without momentum"):
-        StoreSettings(**OPTIONS | {"outer": Nesterov(0.7, 0.5)})

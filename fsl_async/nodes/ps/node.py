@@ -39,6 +39,7 @@ from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
 from fsl_async.nodes.ps.joining_ring import join_ring
+from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
@@ -221,6 +222,7 @@ def start_facts(config: Config) -> dict[str, Any]:
         "grace": [sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s],
         "needs": list(needs_of(config)),
         "counts": "samples" if config.split.is_on else "tokens",
+        **({"rules": rules} if (rules := rule_facts(config)) else {}),
     }
 
 
@@ -282,7 +284,7 @@ def prepared(
     notifier: makes the notifier of a split server in another process; by default there is none.
     capacity: of the listener; by default that of this process.
     """
-    config = with_implied(config)
+    config = with_implied(with_base_rule(config))
     listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
@@ -300,6 +302,7 @@ def prepared(
         servers = {name: one.key for name, one in config.ring.servers.items()}
         access = AccessControl(keys, run_dir, servers=servers)
         keep_settings(run_dir, config, recovered.version)
+        keep_texts(run_dir, config)
         members = known_members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in store.notices:
