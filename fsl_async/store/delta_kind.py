@@ -42,17 +42,13 @@ from fsl_codecs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from fsl_async.files.files import BytesLike
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.memory import Allocate
     from fsl_async.store.seed_step import Directions
-
-    Source = tuple[Iterator[bytes], float, float]
-    """The frames of a delta, in order, its weight, and the clip by which that was lowered."""
 
 
 Adder = Callable[["NDArray[np.float32]", float], object]
@@ -112,6 +108,17 @@ class DeltaKind(ABC):
     is_scalars: ClassVar[bool] = False
     """Whether all deltas are, and a version is made from their mean alone."""
 
+    directions: Directions
+    """Those of the run, where a delta may be one of seeds."""
+
+    def fits(self, key: DeltaKey, version: int) -> bool:
+        """Whether a delta can count in a version.
+
+        Scalars of an older round cannot: they are along other directions. They enter a version
+        without weight.
+        """
+        return not self.is_scalars or key.base == version - 1
+
     @abstractmethod
     def frames(self, manifest: Manifest) -> int:
         """Return the number of frames of a complete delta that is not one of seeds."""
@@ -136,14 +143,6 @@ class DeltaKind(ABC):
         """
         for frame in frames:
             yield partial(decode_accumulate, frame)
-
-    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """Yield the sum of these deltas, chunk by chunk, with as little memory as possible."""
-        total = self.total(manifest)
-        for index in range(self.frames(manifest)):
-            for frames, weight, clip in sources:
-                total.add_frame(index, next(frames), weight, clip)
-        return total.chunks()
 
 
 class Dense(DeltaKind):
@@ -177,18 +176,6 @@ class Dense(DeltaKind):
     def total(self, manifest: Manifest, allocate: Allocate = anonymous) -> ChunkTotal:
         """One vector of model size."""
         return ChunkTotal(self, manifest, allocate)
-
-    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """See `DeltaKind.sums`. Uses one chunk of memory; the same order gives the same bits."""
-        buffer = np.zeros(manifest.longest_chunk, self.dtype)
-        for index in range(manifest.chunks):
-            kind, total = self, buffer[: manifest.chunk_values(index)]
-            if manifest.is_buffer(index):
-                kind, total = _BUFFERS, np.empty(len(total), _BUFFERS.dtype)
-            total.fill(0.0)
-            for frames, weight, _ in sources:
-                kind.add_frame(total, next(frames), weight)
-            yield total
 
     def add(self, total: NDArray[Any], values: NDArray[np.float32], weight: float) -> bool:
         """Add weight * values to `total`, in place; `values` is changed. False: see `Total.add`."""
@@ -393,20 +380,6 @@ class Mixed(Dense):
         self, found: SeedsFrame, offset: int, total: NDArray[np.float32], weight: float
     ) -> None:
         self.directions.add_delta(total, offset, found.first, found.scalars, weight)
-
-    def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
-        """See `DeltaKind.sums`."""
-        seeds, dense, dense_weight, counted = SeedsTotal(), [], 0.0, 0.0
-        for frames, weight, clip in sources:
-            first = next(frames)
-            if is_seeds(first):
-                seeds.add_frame(0, first, weight, clip)
-            else:
-                dense.append((chain((first,), frames), weight, clip))
-                dense_weight += weight / clip
-                counted += weight
-        chunks = super().sums(manifest, dense)
-        return self.joined(manifest, chunks, dense_weight, counted, seeds)
 
     def joined(
         self,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fsl_async.store.averages import averages_again
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, is_flat
 from fsl_async.store.errors import Damage
 from fsl_async.store.frame_file import check_frame_file, each_frame
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.memory import Allocate
+    from fsl_async.store.merge import Merge
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
 
@@ -44,6 +44,7 @@ class Newest:
         files: Files,
         run: RunDirectory,
         kept: KeptVersions,
+        merge: Merge,
         settings: StoreSettings,
         *,
         pool: ChunkPool,
@@ -67,8 +68,8 @@ class Newest:
         self._files = files
         self._run = run
         self._kept = kept
+        self._merge = merge
         self._settings = settings
-        self._pool = pool
         self._report = report
         self._clock = clock
         self._last_whole = -1
@@ -108,6 +109,7 @@ class Newest:
                     for lost in damaged:
                         self._kept.lose(lost)
                     self._last_whole = -1 if version in damaged else version
+                    self._merge.clear()
                     return
         problem = problem or Damage(UPDATE, "there is no whole version before it")
         raise self._run.checkpoints.damaged(target, problem, self._manifest)
@@ -162,15 +164,7 @@ class Newest:
             )
             self.vectors.follow(record.version, frames, record.mean_share)
             return self.vectors.digest()
-        averages = averages_again(
-            record,
-            self._settings,
-            spool=self._run.spool,
-            pool=self._pool,
-            manifest=self._manifest,
-            vectors=self.vectors,
-            deltas=deltas,
-        )
+        averages = self._merge.again(record, self.vectors, deltas)
         sets = self._settings.sets_weights
         made = self.vectors.advance(
             record.version, averages, record.step, record.mean_share, frames=frames, sets=sets

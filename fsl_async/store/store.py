@@ -48,6 +48,9 @@ from fsl_async.store.facts import Facts
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions
 from fsl_async.store.memory import Mapped, anonymous, memory_lacking
+from fsl_async.store.merge import SumMerge
+from fsl_async.store.merge_products import ProductsMerge
+from fsl_async.store.merge_rows import RowsMerge
 from fsl_async.store.merging import AT_START, Merging
 from fsl_async.store.newest import Newest, oldest_needed
 from fsl_async.store.records import (
@@ -78,8 +81,11 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.memory import Allocate
+    from fsl_async.store.merge import Merge
     from fsl_async.store.records import VersionRecord
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.spool import Spool
 
 LARGEST_NORM = 1e20
 """Largest norm of a delta.
@@ -236,10 +242,12 @@ class Store:
             self._report(lacking)
         is_mapped = bool(lacking) or not settings.resident
         allocate = Mapped(self._run_dir) if is_mapped else anonymous
+        merge = merge_of(self.manifest, opened.run.spool, self._pool, settings, allocate)
         newest = Newest(
             self._files,
             opened.run,
             opened.kept,
+            merge,
             settings,
             pool=self._pool,
             report=self._report,
@@ -257,9 +265,9 @@ class Store:
             opened.facts,
             opened.kept,
             newest,
+            merge=merge,
             pool=self._pool,
             settings=settings,
-            allocate=allocate,
             full_fetch=self._is_fetched_in_full,
         )
 
@@ -498,7 +506,7 @@ class Store:
                 spool.abort_others(key)
                 if spool.begin(delta):
                     # Frames that arrived under this key before do not count.
-                    self._merging.drop(key)
+                    self._merging.merge.remove(key)
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
         return known
@@ -525,7 +533,7 @@ class Store:
         if not gone:
             return ""
         rest = "the sum in memory has them, so the next version does, unless this process ends"
-        if any(map(self._merging.needs_file, gone)):
+        if not all(map(self._merging.merge.holds, gone)):
             rest = "they are lost, and no version can be made before the next start"
         what = f"{counted(len(gone), 'acknowledged delta')}, {gone[0].text} first,"
         return f"the spool files of {what} were removed and cannot be written again: {rest}"
@@ -582,7 +590,7 @@ class Store:
         with disk(f"cannot quarantine delta {key.text}"):
             fact = {**to_fact(facts.book.pending[key]), "reason": reason}
             facts.record("quarantined", fact | {"held": True} if held else fact)
-        self._merging.drop(key)
+        self._merging.merge.remove(key)
         with suppress(OSError):  # recovery moves it if this does not
             self._open.run.spool.quarantine(key, facts.book.held)
 
@@ -785,3 +793,14 @@ class Store:
             intact = False
         newest.begin_snapshot(opened.kept.get(version))
         return intact
+
+
+def merge_of(
+    manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings, allocate: Allocate
+) -> Merge:
+    """Return the merge of a run."""
+    if settings.product_rule is not None:
+        return ProductsMerge(manifest, spool, pool, settings)
+    if settings.rule.by_rows:
+        return RowsMerge(manifest, spool, pool, settings)
+    return SumMerge(manifest, spool, pool, settings, allocate)

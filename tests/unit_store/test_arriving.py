@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import accumulator
+from fsl_async.store import merge as merge_module
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import NoWorkerThread, StoreError
@@ -110,17 +110,17 @@ def sent(store, which, seed, weight=3.0):
 
 def weights(store):
     """Return the complete deltas in the sum."""
-    return store._open.merging.sum.weights
+    return store._open.merging.merge.weights
 
 
 def raw(store):
     """Return the vector as it is now, including frames of an incomplete delta."""
-    return np.concatenate(list(store._open.merging.sum.total.chunks()))
+    return np.concatenate(list(store._open.merging.merge.total.chunks()))
 
 
 def sum_of(store):
     """Return the sum of the complete deltas in it."""
-    return np.concatenate(list(store._open.merging.sum.chunks()))
+    return np.concatenate(list(store._open.merging.merge.chunks()))
 
 
 def added(*members):
@@ -166,7 +166,7 @@ def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, we
 
 def test_a_delta_that_breaks_off_costs_little(store):
     """A delta that breaks off costs one chunk of at most MOST_BEFORE others per added chunk."""
-    names = [f"c{number}" for number in range(accumulator.MOST_BEFORE + 1)]
+    names = [f"c{number}" for number in range(merge_module.MOST_BEFORE + 1)]
     lengths = len(b"FSLFRM01") + 4 * CHUNKS
     for seed, name in enumerate(names):
         begin(store, key("x", seed + 1))
@@ -208,7 +208,7 @@ def test_flushing_subnormals_changes_no_bit(run_root):
                 begin(store, key(client), weight)
                 write(store, key(client), seed, range(CHUNKS))
                 store.spool_finish(key(client))
-            store._open.merging.sum.assemble([merged_of(key(client), 0.1) for client in "ab"])
+            store._open.merging.merge._assemble([merged_of(key(client), 0.1) for client in "ab"])
         sums = [sum_of(store).view(np.uint32).copy() for store in stores]
     finally:
         torch.set_flush_denormal(False)
@@ -430,7 +430,7 @@ def test_versions_equal_those_of_complete_deltas(options, steps):
                     twin.apply(*step)
             early, late = twins
             assert early.digests == late.digests
-            assert not late.store._open.merging.sum.weights
+            assert not late.store._open.merging.merge.weights
         finally:
             for twin in twins:
                 twin.store.close()

@@ -77,7 +77,7 @@ def test_an_interrupted_delta_starts_over_without_its_file(started):
     assert run.store.spool_next_chunk(A) == 0
     run.store.spool_write(A, 0, run_frame(run, 1.0))
     run.store.spool_finish(A)
-    assert run.store._open.merging.sum.weights == {A: 10.0}
+    assert run.store._open.merging.merge.weights == {A: 10.0}
     assert run.lines == ["spool/ was removed while the run went on, and is created again"]
 
 

@@ -7,12 +7,14 @@ from deltas import merged_of
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import RULES
-from fsl_async.store.averages import averaged
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory import anonymous
+from fsl_async.store.merge import SumMerge
 from fsl_async.store.outer import OPTIMIZERS, Average
 from fsl_async.store.reading import read_version
+from fsl_async.store.records import StoreSettings
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import CodecSpec, encode, encode_seeds
 
@@ -119,21 +121,24 @@ def test_a_delta_must_code_them_without_loss(make_run):
 def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
     """A site of brighter images is no attacker: its statistics are far from the others'."""
     run = started(make_run, rule=RULES["multi-krum"](), outer=Average())
-    for number in range(5):
-        key = DeltaKey(f"c{number}", 1, 0, 1)
+    keys = [DeltaKey(f"c{number}", 1, 0, 1) for number in range(5)]
+    for number, key in enumerate(keys):
         values = np.concatenate([np.full(200, 1e-3), np.full(10, 1e3 * number)])
         run.send(key, values.astype(np.float32), tokens=1)
-    assert not run.store._open.merging.sum.squared_distances().any()
+    merge, weights = run.store._open.merging.merge, dict.fromkeys(keys, 1.0)
+    assert not merge._squared_distances([[key] for key in keys], weights).any()
 
 
 @pytest.mark.parametrize(("dense", "seeds"), [(1e-3, 1.0), (1.0, 1e-3), (1.0, 1.0)])
 def test_clips_of_a_mixed_round_leave_the_mean_of_buffers(dense, seeds):
     """Scalars have none, so their weights are no part of it, whatever their clips are."""
     kind = Mixed(Directions(0, 2, 2, 1e-3))
-    total, lossless = kind.total(MODEL), CodecSpec("fp32")
+    settings = StoreSettings(kind=kind, outer=Average())
+    merge, lossless = SumMerge(MODEL, None, None, settings, anonymous), CodecSpec("fp32")
+    total = merge.total
     frame = encode_seeds(0, np.ones((1, 2, 2), np.float32))
     total.add_frame(0, frame, 5.0 * seeds, seeds)
     for index, values in enumerate((noise(1), np.full(10, 0.5, np.float32))):
         total.add_frame(index, encode(values, lossless), 5.0 * dense, dense)
-    found = [*averaged(MODEL, total.chunks(), 0.1, 5.0 * seeds + 5.0 * dense)]
+    found = [*merge._scaled(0.1, 5.0 * seeds + 5.0 * dense)]
     assert found[1] == pytest.approx(0.5, rel=1e-6)

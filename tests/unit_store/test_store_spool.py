@@ -56,7 +56,7 @@ def send(store, key=KEY, vector=None, weight=3.0):
 
 
 def sum_of(store):
-    return np.concatenate(list(store._open.merging.sum.chunks()))
+    return np.concatenate(list(store._open.merging.merge.chunks()))
 
 
 def spooled(store):
@@ -198,9 +198,9 @@ def test_a_pending_delta_can_be_quarantined(store):
     other = DeltaKey("b", 1, 0, 1)
     send(store, weight=1e6)
     send(store, other, delta(1))
-    assert list(store._open.merging.sum.weights) == [KEY, other]
+    assert list(store._open.merging.merge.weights) == [KEY, other]
     store.quarantine(KEY, "norm 99 times the median")
-    assert store._open.merging.sum.weights == {other: 3.0}
+    assert store._open.merging.merge.weights == {other: 3.0}
     decoded = np.concatenate([decode(frame) for frame in frames(delta(1))])
     assert np.array_equal(sum_of(store), np.float32(3.0) * decoded)
     assert store.spool_begin(DELTA) == "quarantined"
@@ -242,7 +242,7 @@ def test_a_sum_that_cannot_be_recomputed_is_not_used(store):
             store.commit(1, [merged_of(other, 3.0)], 1.0)
     for path in files:
         path.with_suffix(".away").rename(path)
-    store._open.merging.sum.assemble([merged_of(other, 3.0)])
+    store._open.merging.merge._assemble([merged_of(other, 3.0)])
     assert np.array_equal(sum_of(store), expected)
 
 

@@ -11,9 +11,10 @@ from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
-from fsl_async.store.adapter_aggregator import AdapterAggregator
 from fsl_async.store.adapters import FlexLoRA
 from fsl_async.store.adapters.base import AdapterRule
+from fsl_async.store.merge_products import ProductsMerge
+from fsl_async.store.merge_rows import by_client
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
@@ -103,7 +104,7 @@ def _no_base(monkeypatch):
 
 def _weigh_late(monkeypatch):
     _no_base(monkeypatch)
-    monkeypatch.setattr(AdapterAggregator, "fresh", lambda self, version: self.clients)
+    monkeypatch.setattr(ProductsMerge, "_fresh", lambda _, weights, version: by_client(weights))
 
 
 def _average_factors(monkeypatch):

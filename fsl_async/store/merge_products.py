@@ -1,4 +1,4 @@
-"""Adapter aggregator: merges a round's spooled deltas by a product rule, module by module.
+"""Products merge: merges a round's deltas by a rule of adapters, module by module.
 
 For rules of federated LoRA that need a module's factors of all sites together
 (`AdapterRule.merges_products`). A merge reads the deltas once, in flat order, and gives the average
@@ -40,8 +40,9 @@ from fsl_async.store.adapters import (
 )
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.errors import NotFinite
+from fsl_async.store.merge import Average
+from fsl_async.store.merge_rows import SpooledMerge, by_client
 from fsl_async.store.outer import squared_norm
-from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,11 +53,13 @@ if TYPE_CHECKING:
     from fsl_async.store.adapters import AdapterLayout, AdapterRule, Module
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.manifest import Manifest, TensorPart, TensorSpec
+    from fsl_async.store.merge import Round
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.spool import Spool
     from fsl_async.store.vectors import Vectors
 
     Rows = NDArray[np.float32]
+    Clients = Sequence[Sequence[DeltaKey]]
     Reported = Mapping[DeltaKey, Mapping[str, object]]
 
 LARGEST_PRODUCT = 1e9
@@ -76,75 +79,57 @@ class _Member:
     is_zeroth: bool = False
 
 
-class AdapterAggregator(SpooledDeltas):
-    """The deltas of the round, and what the rule makes of them."""
+class ProductsMerge(SpooledMerge):
+    """The merge of a run whose rule of adapters merges products."""
 
     def __init__(
         self, manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings
     ) -> None:
-        super().__init__(manifest, spool, pool, settings.kind)
+        super().__init__(manifest, spool, pool, settings)
         assert settings.product_rule is not None, "there is one"
         self._rule: AdapterRule = settings.product_rule
-        self._scale = settings.adapter_scale
-        self._seed = settings.adapter_seed
         self._layout: AdapterLayout = adapter_modules(manifest, self._rule)
-        self._rows = 1 + self._rule.keeps_owed
-        self._squared: dict[str, float] = {}
+        self._outputs = 1 + self._rule.keeps_owed
 
-    def largest_product(self, vectors: Vectors, moved: float) -> tuple[float, float, str]:
-        """Return a bound of the product of a module's factor norms at a site, that product in the
-        version, and the module, where the bound is largest.
-
-        moved: norm of what the site sends; a factor moves by that at most.
-        """
+    def too_large(self, moved: float, vectors: Vectors) -> tuple[str, bool] | None:
+        """See `Merge.too_large`: products may leave fp32. A factor moves by `moved` at most."""
         found = []
         for module in self._layout.modules:
             spans = (slice(one.offset, one.offset + one.values) for one in _pair(module))
             a, b = (math.sqrt(squared_norm(vectors.named[WEIGHTS][span])) for span in spans)
             found.append(((a + moved) * (b + moved), a * b, module.name))
-        return max(found)
+        bound, held, name = max(found)
+        limit = f"above {LARGEST_PRODUCT:g} in {name!r}"
+        return (limit, held > LARGEST_PRODUCT) if bound > LARGEST_PRODUCT else None
 
-    def fresh(self, version: int) -> list[list[DeltaKey]]:
-        """Return the keys of each client that count in a merge to `version`."""
-        counted = (
-            [key for key in keys if key.base == version - 1 and self.weights[key]]
-            for keys in self.clients
-        )
-        return [keys for keys in counted if keys]
-
-    @property
-    def product_norms(self) -> Mapping[str, float]:
-        """By client: norm of the change of its products, scale included, over all modules.
-
-        Of the last complete iteration of `averages`.
-        """
-        return {client: math.sqrt(squared) for client, squared in self._squared.items()}
-
-    def averages(
-        self, vectors: Vectors, version: int, facts: Reported, clips: Mapping[DeltaKey, float]
-    ) -> Iterator[Rows]:
-        """Yield the change to `version`, chunk by chunk; each is valid until the next.
-
-        float32, (values,); (2, values) with what is owed after it. vectors: those of the version
-        before. A chunk of them is not read any more when the chunk is yielded, so it may be changed
-        then. facts: of the deltas, as the sites reported them. clips: factors of the deltas, before
-        products are formed. Raises StoreError.
-        """
-        clients = self.fresh(version)
-        self._squared = dict.fromkeys((keys[0].client for keys in clients), 0.0)
-        members = self._members(clients, facts)
+    def _average(self, a_round: Round, vectors: Vectors) -> Average:
+        """A chunk of the vectors is not read any more when it is yielded: it may change then."""
+        weights = {one.key: one.weight for one in a_round.merged}
+        clips = {one.key: one.clip for one in a_round.merged}
+        clients = self._fresh(weights, a_round.version)
+        facts = {key: a_round.deltas[key].delta.facts for keys in clients for key in keys}
+        members = self._members(clients, weights, facts)
         # A client's row is the mean of its deltas.
         factors = {
-            key: clips[key] * self.weights[key] / math.fsum(self.weights[one] for one in keys)
+            key: clips[key] * weights[key] / math.fsum(weights[one] for one in keys)
             for keys in clients
             for key in keys
         }
-        rows = self._chunks(clients, factors)
-        return _in_chunks(self._pieces(rows, members, vectors, version), self._manifest)
+        norms = dict.fromkeys((keys[0].client for keys in clients), 0.0)
+        pieces = self._pieces(
+            self._rows(clients, factors), members, vectors, a_round.version, norms
+        )
+        return Average(_in_chunks(pieces, self._manifest), set(factors), product_norms=norms)
 
-    def _members(self, clients: Sequence[Sequence[DeltaKey]], facts: Reported) -> list[_Member]:
+    def _fresh(self, weights: Mapping[DeltaKey, float], version: int) -> Clients:
+        """Return the keys of each client that count in a merge to `version`."""
+        return by_client(key for key in weights if key.base == version - 1 and weights[key])
+
+    def _members(
+        self, clients: Clients, weight_of: Mapping[DeltaKey, float], facts: Reported
+    ) -> list[_Member]:
         """Return the members, whose weights add up to 1 in each order of steps."""
-        weights = [math.fsum(self.weights[key] for key in keys) for keys in clients]
+        weights = [math.fsum(weight_of[key] for key in keys) for keys in clients]
         zeroth = [all(facts[key].get(ORDER) == 0 for key in keys) for keys in clients]
         totals = {
             order: math.fsum(
@@ -171,12 +156,14 @@ class AdapterAggregator(SpooledDeltas):
         members: Sequence[_Member],
         vectors: Vectors,
         version: int,
+        norms: dict[str, float],
     ) -> Iterator[Rows]:
         """Yield the result in flat order, in arrays of any length. chunks: of the sites' deltas."""
         factors = {one.name: module for module in self._layout.modules for one in _pair(module)}
         patches = {one.patch.name: one for one in self._layout.modules if one.patch is not None}
         growth: dict[str, Factors] = {}
         deltas = np.empty((0, 0), np.float32)
+        squared = dict.fromkeys(norms, 0.0)
         for index, rows in enumerate(chunks):
             for part in self._manifest.parts(index):
                 name, values = part.tensor.name, rows[:, part.place]
@@ -193,14 +180,17 @@ class AdapterAggregator(SpooledDeltas):
                     deltas = np.empty((len(members), stop - start), np.float32)
                 deltas[:, place : place + values.shape[1]] = values
                 if place + values.shape[1] == stop - start:
-                    piece, grown = self._merge(module, deltas, members, vectors, version)
+                    piece, grown = self._merge(
+                        module, deltas, members, vectors=vectors, version=version, squared=squared
+                    )
                     if module.patch is not None and grown is not None:
                         growth[module.patch.name] = grown
                     yield piece
+        norms |= {client: math.sqrt(total) for client, total in squared.items()}
 
     def _row(self, average: NDArray[np.float64]) -> Rows:
         """Return a piece of which nothing is owed."""
-        piece = np.zeros((self._rows, len(average)), np.float32)
+        piece = np.zeros((self._outputs, len(average)), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             piece[0] = average
         return piece
@@ -210,10 +200,13 @@ class AdapterAggregator(SpooledDeltas):
         module: Module,
         deltas: Rows,
         members: Sequence[_Member],
+        *,
         vectors: Vectors,
         version: int,
+        squared: dict[str, float],
     ) -> tuple[Rows, Factors | None]:
         """Merge one module; return its piece of the result, and what its patch grows by."""
+        scale, seed = self._settings.adapter_scale, self._settings.adapter_seed
         start, stop = _span(module)
         held = vectors.named[WEIGHTS][start:stop].astype(np.float64)
         unsent = _wide(vectors.named.get(RESIDUAL), start, stop)
@@ -227,8 +220,8 @@ class AdapterAggregator(SpooledDeltas):
             Site(member.weight, member.rank, _factors(module, held - delta))
             for member, delta in zip(members, deltas, strict=True)
         ]
-        for client, site in zip(self._squared, sites, strict=False):
-            self._squared[client] += (self._scale * self._rule.site_norm(site, current)) ** 2
+        for client, site in zip(squared, sites, strict=False):
+            squared[client] += (scale * self._rule.site_norm(site, current)) ** 2
         # A round in which no site has moved; and what both orders of steps start from, which
         # counts once where each of them is averaged within itself.
         still = [Site(1.0, module.rank, current.factors)]
@@ -236,7 +229,7 @@ class AdapterAggregator(SpooledDeltas):
             sites.append(Site(-1.0, module.rank, current.factors))
         try:
             merged = self._rule.merge(
-                current, sites or still, self._scale, Draw(self._seed, version, module.index)
+                current, sites or still, scale, Draw(seed, version, module.index)
             )
         except np.linalg.LinAlgError as error:
             raise NotFinite(f"the factors of {module.name!r} cannot be merged ({error})") from error

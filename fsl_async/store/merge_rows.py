@@ -1,0 +1,185 @@
+"""Rows merge: applies an aggregation rule to the clients' deltas of a round, chunk by chunk.
+
+For rules that need several clients' deltas at once. Between rounds nothing is held. A merge reads
+the deltas from the spool once, twice if the rule needs distances, and holds one chunk per client:
+O(clients x chunk) memory. Clients come in the order of their names, and a client's own deltas are
+summed in the order of their keys, so a merge that is repeated gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.aggregation import RowClient
+from fsl_async.store.errors import StoreError, disk
+from fsl_async.store.merge import Average, Merge, reading
+from fsl_async.store.outer import squared_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+    from fsl_async.store.merge import Round
+    from fsl_async.store.vectors import Vectors
+
+    Rows = NDArray[np.float32]
+    Clients = Sequence[Sequence[DeltaKey]]
+
+
+def by_client(keys: Iterable[DeltaKey]) -> list[list[DeltaKey]]:
+    """Return the keys of each client, in the order of rows."""
+    return [list(found) for _, found in groupby(sorted(keys), lambda key: key.client)]
+
+
+class SpooledMerge(Merge):
+    """A merge that reads the clients' deltas side by side."""
+
+    def _rows(self, clients: Clients, factors: Mapping[DeltaKey, float]) -> Iterator[Rows]:
+        """Yield the same part of each client's delta, float32 (n, values), valid until the next.
+
+        Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). factors: by which
+        each delta is multiplied; of buffers the rows are means. Raises StoreError.
+        """
+        manifest, kind = self._manifest, self._kind
+        lengths = kind.parts(manifest)
+        buffer = np.empty((len(clients), max(lengths)), np.float32)
+        adders = [
+            [
+                (key, kind.adders(manifest, self._spool.frames(key, manifest)), factors[key])
+                for key in keys
+            ]
+            for keys in clients
+        ]
+
+        def add(number: int, rows: Rows, *, are_buffers: bool) -> None:
+            total = sum(weight for _, _, weight in adders[number])
+            for key, source, weight in adders[number]:
+                share = weight
+                if are_buffers:  # a row of them is their mean
+                    share = weight / total if total else 1.0 / len(adders[number])
+                with reading(key):
+                    next(source)(rows[number], share)
+
+        for index, length in enumerate(lengths):
+            rows = buffer[:, :length]
+            rows.fill(0.0)
+            job = partial(add, rows=rows, are_buffers=self._are_buffers(index))
+            self._pool.run(job, range(len(clients)))
+            yield rows
+
+    def _are_buffers(self, index: int) -> bool:
+        return not self._kind.is_scalars and self._manifest.is_buffer(index)
+
+
+class RowsMerge(SpooledMerge):
+    """The merge of a run with a rule that compares clients, or uses their deltas again."""
+
+    def _average(self, a_round: Round, vectors: Vectors) -> Average:
+        rule = self._settings.rule
+        if rule.reuses:
+            return Average(self._of_all(a_round), {one.key for one in a_round.merged})
+        weights = {
+            one.key: one.weight for one in a_round.merged if one.weight or not a_round.is_decided
+        }
+        clients = by_client(weights)
+        if not a_round.is_decided:
+            with disk("cannot read the deltas of the round"):
+                clients = self._chosen(clients, weights)
+        counted = {key for keys in clients for key in keys}
+        chunks = self._combined(clients, weights, a_round.merged)
+        if self._kind.is_scalars:
+            (mean,) = chunks
+            return self._of_scalars(mean, counted, a_round, vectors)
+        return Average(chunks, counted)
+
+    def _chosen(self, clients: Clients, weights: Mapping[DeltaKey, float]) -> Clients:
+        """Return the keys of the clients that the rule uses. StoreError: there are too few."""
+        rule = self._settings.rule
+        if len(clients) < rule.least:
+            raise StoreError(
+                f"{rule.name} against {rule.byzantine} attackers needs deltas of {rule.least}"
+                f" clients, there are {len(clients)}"
+            )
+        if not rule.needs_distances:
+            return clients
+        used = rule.choose(self._squared_distances(clients, weights))
+        return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
+
+    def _squared_distances(
+        self, clients: Clients, weights: Mapping[DeltaKey, float]
+    ) -> NDArray[np.float64]:
+        """Return the squared distances between all rows, float64 (n, n).
+
+        Each chunk's difference is computed in fp32; the sums over chunks are float64.
+        """
+        total = np.zeros((len(clients), len(clients)))
+        for index, rows in enumerate(self._rows(clients, weights)):
+            if self._are_buffers(index):
+                break  # they come last, and are no part of a change
+            for first in range(len(clients)):
+                for second in range(first):
+                    found = squared_norm(rows[first] - rows[second])
+                    total[first, second] += found
+                    total[second, first] += found
+        return total
+
+    def _combined(
+        self,
+        clients: Clients,
+        weights: Mapping[DeltaKey, float],
+        merged: Iterable[MergedDelta],
+    ) -> Iterator[Rows]:
+        """Yield the rule's result, chunk by chunk. merged: the deltas as the version records them.
+
+        Of buffers, the median over the clients, or where the rule uses deltas again their mean.
+        """
+        rule, described = self._settings.rule, _described(clients, merged)
+        for index, rows in enumerate(self._rows(clients, weights)):
+            if self._are_buffers(index):
+                # In double precision, so that equal buffers stay as they are, however large.
+                middle = np.mean if rule.reuses else np.median
+                yield middle(rows.astype(np.float64), axis=0).astype(np.float32)
+            else:
+                parts = () if self._kind.is_scalars else self._manifest.parts(index)
+                yield rule.combine(rows, described, parts)
+
+    def _of_all(self, a_round: Round) -> Iterator[Rows]:
+        """Yield `scale` times the sum over all clients, for a rule that uses deltas again.
+
+        A client's row is the mean of its new deltas, or its newest merged one.
+        """
+        merged, reused = a_round.merged, a_round.reused
+        counts = Counter(one.key.client for one in merged)
+        weights = {one.key: one.weight / counts[one.key.client] for one in merged}
+        weights |= {one.key: one.weight for one in reused}
+        averages = self._combined(by_client(weights), weights, (*merged, *reused))
+        for index, average in enumerate(averages):
+            if not self._manifest.is_buffer(index):
+                np.multiply(average, np.float32(a_round.scale), out=average)
+            yield average
+
+
+def _described(clients: Clients, merged: Iterable[MergedDelta]) -> tuple[RowClient, ...]:
+    """Return the client of each row. clients: the keys of each row, in their order."""
+    known = {one.key: one for one in merged}
+    rows = [[known[key] for key in keys if key in known] for keys in clients]
+    return tuple(
+        RowClient(
+            ones[0].key.client,
+            math.fsum(one.weight for one in ones),
+            sum(one.delta.tokens for one in ones),
+            sum(one.delta.steps for one in ones),
+            max(one.staleness for one in ones),
+            ones[-1].delta.metrics,
+        )
+        for ones in rows
+        if ones
+    )
