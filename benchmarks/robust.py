@@ -233,7 +233,7 @@ def measure(spec: Spec, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
-    """GB/s of each rule: accumulating and committing deltas that are already in the spool."""
+    """GB/s of each rule: committing deltas that are already in the spool."""
     manifest = manifest_of(parameters)
     values = np.random.default_rng(0).standard_normal(manifest.longest_chunk, np.float32)
     frame = encode(values, CodecSpec("uniform"))

@@ -133,7 +133,7 @@ class FlatReader:
         self._files.close(self._descriptor)
 
 
-def fits(files: Files, descriptor: int, manifest: Manifest) -> str | None:
+def misfit(files: Files, descriptor: int, manifest: Manifest) -> str | None:
     """Return why an open file is no flat file of the model, by its length and header, or None."""
     header = header_for(manifest)
     size = len(header) + manifest.values * VALUE_BYTES
@@ -145,7 +145,7 @@ def fits(files: Files, descriptor: int, manifest: Manifest) -> str | None:
 def chunks_of(
     files: Files, descriptor: int, manifest: Manifest, first: int = 0
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the chunks of an open file that `fits`, each valid until the next; unchecked."""
+    """Yield the chunks of an open file without a `misfit`, each valid until the next; unchecked."""
     data_at = len(header_for(manifest))
     buffer = np.empty(manifest.longest_chunk, np.dtype("<f4"))
     for index in range(first, manifest.chunks):
@@ -163,7 +163,7 @@ def check_flat_file(
         return "is listed with a length that does not fit the model"
     try:
         with files.opened(path) as descriptor:
-            problem = fits(files, descriptor, manifest)
+            problem = misfit(files, descriptor, manifest)
             if problem is None:
                 found = vector_digest(map(chunk_digest, chunks_of(files, descriptor, manifest)))
                 problem = None if found == digest else "does not match its digest"

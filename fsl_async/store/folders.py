@@ -1,6 +1,6 @@
 """Numbered folders: each appears complete in one step, or not at all.
 
-    checkpoints/v00000012/          what it holds is its user's affair
+    checkpoints/v00000012/          files of the server
     checkpoints/v00000012/manifest.json    one JSON object with a checksum, written last
     checkpoints/tmp-v00000012/      it is being written, or removed
 

@@ -16,12 +16,12 @@ removed at a start and after each adoption.
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import StoreError
-from fsl_async.store.flat_file import FlatWriter, chunks_of, fits
+from fsl_async.store.flat_file import FlatWriter, chunks_of, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -80,10 +80,7 @@ class GlobalFiles:
 
     def write(self, path: Path, chunks: Iterable[NDArray[np.float32]], manifest: Manifest) -> str:
         """Write a file; return the digest of its vector. StoreError: the chunks are not all."""
-        temporary = self.temporary(path)
-        with ExitStack() as closing:
-            writer = FlatWriter(self._files, temporary, manifest)
-            closing.callback(writer.close)
+        with closing(FlatWriter(self._files, self.temporary(path), manifest)) as writer:
             count = 0
             for values in chunks:
                 writer.append(values)
@@ -123,7 +120,7 @@ class GlobalFiles:
         if not self.exists(path):
             raise StoreError(f"{path.name} is missing")
         with self._files.opened(path) as descriptor:
-            if fits(self._files, descriptor, manifest):
+            if misfit(self._files, descriptor, manifest):
                 raise StoreError(f"{path.name} is not of this model")
             yield from chunks_of(self._files, descriptor, manifest, first)
 
@@ -132,7 +129,7 @@ class GlobalFiles:
         if not self.exists(path):
             return False
         with self._files.opened(path) as descriptor:
-            return fits(self._files, descriptor, manifest) is None
+            return misfit(self._files, descriptor, manifest) is None
 
     def clean(self, keep: Iterable[Path], results_of: int) -> None:
         """Remove all files but `keep`, and the newest result for G_`results_of`.

@@ -13,7 +13,7 @@ from fsl_async.observe.ledger_audit import audit_run
 KILLING = Path(__file__).resolve().parent.parent / "support" / "killing"
 PATIENCE_S = 90.0 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 POINTS = [
-    "ps:after:receive_delta:2",
+    "ps:before:commit:2",  # its deltas are in the sum, which is lost
     "ps:after:commit:2",  # submitted to the store's thread, which may be anywhere in it
     "client:after:offer_delta:2",
 ]

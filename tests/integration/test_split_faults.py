@@ -234,28 +234,11 @@ def test_the_demo_of_split_learning(tmp_path):
         "".join(f"line {i} of a text that repeats itself, as texts do\n" for i in range(20_000))
     )
     run_dir = tmp_path / "run"
+    words = ["demo", "split", "--clients", "2", "--rounds", "5", "--seed", "1", "--json"]
     done = subprocess.run(
-        [
-            *node,
-            "demo",
-            "split",
-            "--clients",
-            "2",
-            "--rounds",
-            "5",
-            "--seed",
-            "1",
-            "--data",
-            str(text),
-            "--run-dir",
-            str(run_dir),
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100 * UNIT_S,
-        check=False,
-    )
+        [*node, *words, "--data", str(text), "--run-dir", str(run_dir)],
+        capture_output=True, text=True, timeout=100 * UNIT_S, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["rounds"] == 5
@@ -268,11 +251,8 @@ def test_the_demo_of_split_learning(tmp_path):
     assert result["sockets"]["up"] > coded_up
     shown = subprocess.run(
         [*node, "status", str(run_dir), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60 * UNIT_S,
-        check=True,
-    )
+        capture_output=True, text=True, timeout=60 * UNIT_S, check=True,
+    )  # fmt: skip
     status = json.loads(shown.stdout)
     assert status["version"] == 5
     assert status["split_server"]["uploads"]["trained"] == result["uploads"]

@@ -8,9 +8,8 @@ import json
 
 from ports import free_ports
 
-from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
-from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.ledger_audit import audit_run, read_ledger
 from fsl_async.observe.split_audit import audit_split_dir
 
 SETTINGS = {
@@ -42,8 +41,7 @@ def lines_of(path):
 
 def ledger_lines_of(path):
     """Return the complete lines of a ledger."""
-    raw = path.read_bytes().splitlines() if path.exists() else []
-    return [dict(line) for line in map(from_checksummed, raw) if line]
+    return read_ledger(path)[0] if path.exists() else []
 
 
 class Parties:

@@ -166,7 +166,7 @@ def test_a_restart_at_any_time_gives_the_same_digests(make_run):
     for base in range(6):
         keys = [key_of(name, base) for name in "ab"]
         send(run, keys[0], scalars_of(100 * base))
-        run.open()  # as after a crash: the accumulator is empty
+        run.open()  # as after a crash: the sum is empty
         send(run, keys[1], scalars_of(100 * base + 1))
         commit(run, {keys[0]: 10.0, keys[1]: 20.0})
         found = run.open()

@@ -108,7 +108,7 @@ WAYS = {
 
 
 def pending(run, disk):
-    """Accumulate two deltas; return the list that merges them."""
+    """Send two deltas; return the list that merges them."""
     run.start()
     run.open(disk)
     keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]

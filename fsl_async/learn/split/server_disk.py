@@ -85,7 +85,7 @@ class ServerDisk:
             raise RunDirError(str(error)) from None
 
     def recover(self) -> ServerState:
-        """Return the newest intact checkpoint, and the uploads trained after it.
+        """Return the newest intact checkpoint, and the uploads trained after it. Call it once.
 
         Raises RunDirError when none of several is intact.
         """
@@ -125,13 +125,15 @@ class ServerDisk:
         lost = tuple(UploadKey.parse(key) for key, fate in fates.items() if fate == "trained")
         given = (fact for fact in self._facts if fact["fact"] == "auxiliary")
         seen = {str(fact["client"]): int(fact["version"]) for fact in given}
+        self._facts = []
         return ServerState(book, lost, seen, *tensors)
 
     def append(self, fact: str, **members: Any) -> None:
         """Enter a fact. Raises nothing: a line that cannot be written waits."""
         with self._writing:
             self._waiting.append((fact, members))
-            with suppress(OSError, StoreError):  # a checkpoint fails if that lasts
+            # If that lasts, the next checkpoint fails with the error.
+            with suppress(OSError, StoreError):
                 self._write_waiting()
 
     def _write_waiting(self) -> None:

@@ -38,10 +38,11 @@ def write_tensors(files: Files, path: Path, tensors: Tensors) -> None:
         files.write(descriptor, header, 0)
         offset = len(header)
         for one in tensors.values():
-            flat: Any = one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            if one.nbytes:  # no view has zero bytes
+            # A memoryview of no bytes cannot be cast.
+            if one.nbytes:
+                flat: Any = one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
                 files.write(descriptor, memoryview(flat), offset)
-            offset += one.nbytes
+                offset += one.nbytes
 
 
 def read_tensors(files: Files, path: Path) -> dict[str, Tensor]:

@@ -144,7 +144,9 @@ class ParameterServerMachine:
             rules.history,
         )
         self.pacing = Pacing(rules.pace, self.members)
-        self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
+        self.publishing = Publishing(
+            self.members, self.deadlines, rules.retry_s, over=not rules.publishes
+        )
         self.membership = Membership(self.members, ShardLeases(rules.shards))
         shutdown = RunShutdown(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.rounds = RoundCoordinator(
@@ -162,7 +164,6 @@ class ParameterServerMachine:
         last_s = rules.last_global_s
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
-        self.publishing.over = not rules.publishes
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,

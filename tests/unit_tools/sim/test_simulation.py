@@ -92,10 +92,10 @@ def test_versions_that_use_deltas_again(often_killed, seed):
     assert facts["deltas_doubled"] == facts["deltas_lost"] == 0
 
 
-@pytest.mark.parametrize("forgets", ["recovered", "_remember"])
+@pytest.mark.parametrize("forgets", ["recovered", "_again"])
 def test_a_use_that_is_missing_is_noticed(monkeypatch, often_killed, forgets):
     """The check of the test above can fail."""
-    monkeypatch.setattr(DeltaBook, forgets, lambda *_: None)
+    monkeypatch.setattr(DeltaBook, forgets, lambda *_: ())
     simulation = simulate(hours=0.5, pace="own", latest=True)
     assert "used again" in simulation.violations[0]
 
