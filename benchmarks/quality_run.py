@@ -47,7 +47,7 @@ from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.files import Files
-from fsl_async.store.outer import OptimizerName, OuterSettings
+from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
@@ -229,8 +229,8 @@ class Server:
     """The store, the run's progress, and the messages of the two roles, without a network."""
 
     def __init__(self, run_dir: Path, spec: Spec) -> None:
-        name, inner = cast("OptimizerName", spec.outer), cast("InnerOptimizer", spec.inner)
-        outer = OuterSettings(name, spec.outer_learning_rate, spec.momentum)
+        inner = cast("InnerOptimizer", spec.inner)
+        outer = OPTIMIZERS[spec.outer](spec.outer_learning_rate, spec.momentum)
         rule = rule_named(spec.aggregation)
         settings = StoreSettings(1, codec_down=spec.codec, outer=outer, rule=rule)
         self.store = Store(run_dir, settings)

@@ -49,7 +49,7 @@ from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -139,7 +139,7 @@ class Server:
         robust = rule_named(spec.rule if spec.rule in RULES else "mean", 1)
         weighting = weighting_named("uniform" if robust.by_rows else "batch")
         self.manifest = Manifest.from_shapes([("all", (len(initial),))])
-        outer = OuterSettings("average")
+        outer = Average()
         self.store = Store(
             folder / "run", StoreSettings(2, CodecSpec("uniform"), outer, rule=robust)
         )
@@ -244,9 +244,7 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
     plain_last = encode(values[: manifest.chunk_values(manifest.chunks - 1)], CodecSpec("fp32"))
     for name in RULES:
         with tempfile.TemporaryDirectory() as folder:
-            settings = StoreSettings(
-                2, CodecSpec("uniform"), OuterSettings("average"), rule=rule_named(name, 1)
-            )
+            settings = StoreSettings(2, CodecSpec("uniform"), Average(), rule=rule_named(name, 1))
             store = Store(Path(folder) / "run", settings)
             store.recover()
             store.begin_initial(manifest)

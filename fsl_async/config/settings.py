@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
-Optimizer = Literal["growing", "nesterov", "average"]
+Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
-"""Or file.py:Class."""
+"""Both are one of these, or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
@@ -252,7 +252,8 @@ class OuterConfig:
     optimizer: Optimizer = setting(
         "growing",
         "growing (momentum that grows from 0 to outer.momentum, and fades out with learning rates"
-        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
+        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)"
+        " | file.py:Class (your own, docs/OWN_RULES.md)",
         fixed=True,
     )
     learning_rate: float = setting(0.7, "outer learning rate of nesterov", span(above=0, most=10))
@@ -395,19 +396,19 @@ class StoreConfig:
     resident: bool = setting(
         True,
         "keep the newest version in memory, 4.4 models (5.4 without a planned end), if there is as"
-        " much; else, and with false, versions go from disk to disk",
+        " much; else, and with false, map it from scratch files in the run directory",
     )
     snapshot_every: int = setting(
-        10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
+        10, "versions after which one must be whole on disk", span(least=1, most=1000)
     )
     snapshot_every_s: float = setting(
         1800.0,
-        "resident: seconds after which one must be whole on disk before the next is made",
+        "seconds after which one must be whole on disk before the next is made",
         span(above=0),
     )
     snapshot_bytes_per_s: float = setting(
         2e8,
-        "resident: write checkpoints at most this fast while they are not late; 0: no limit",
+        "write checkpoints at most this fast while they are not late; 0: no limit",
         span(least=0),
     )
 

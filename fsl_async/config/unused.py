@@ -99,9 +99,6 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),
-    ("store.snapshot_*", "store.resident and versions of differences",
-     lambda c: c.store.resident and not c.split.sends_whole),
-    ("store.resident", "versions of differences", lambda c: not c.split.sends_whole),
     # The data and the model of built-in tasks.
     ("data.source", "a built-in task of pretraining or split learning",
      lambda c: not c.tune.is_on and not c.train.task),

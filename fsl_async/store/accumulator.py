@@ -17,6 +17,7 @@ from attrs import define
 
 from fsl_async.errors import disk_words
 from fsl_async.store.errors import DeltaDamaged, NoWorkerThread, StoreError
+from fsl_async.store.memory import anonymous
 from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.memory import Allocate
     from fsl_async.store.spool import Spool
 
 MOST_BEFORE: Final = 2
@@ -59,8 +61,15 @@ class Accumulator:
     when the sum is used next.
     """
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
-        self.total = kind.total(manifest)
+    def __init__(
+        self,
+        manifest: Manifest,
+        spool: Spool,
+        pool: ChunkPool,
+        kind: DeltaKind,
+        allocate: Allocate = anonymous,
+    ) -> None:
+        self.total = kind.total(manifest, allocate)
         self._manifest = manifest
         self._spool = spool
         self._pool = pool

@@ -5,8 +5,8 @@ are there; it becomes whole later (fsl_async.store.snapshots).
 
     checkpoints/v00000012/
         weights.safetensors     Theta, opens in the safetensors library
-        momentum.safetensors    the outer optimizer's momentum; absent without one, and in
-                                version 0 (zeros)
+        momentum.safetensors    or others that the outer optimizer names; absent in version 0
+                                (zeros)
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
         mean.safetensors        mean of versions, of late ones above all, in a run without
                                 a planned end
@@ -18,9 +18,8 @@ are there; it becomes whole later (fsl_async.store.snapshots).
                                 checksums of every file; written last
 
 Commit order: write files and manifest.json into tmp-v00000012 and sync each; sync the folder;
-rename it to v00000012, which is the commit point; sync checkpoints/. A damaged file that was
-recomputed is written into tmp-repair-v00000012 and renamed over the damaged one. Names that begin
-with "tmp-" are left over from a crash and are removed. A version is renamed to "tmp-" before it is
+rename it to v00000012, which is the commit point; sync checkpoints/. Names that begin with "tmp-"
+are left over from a crash and are removed. A version is renamed to "tmp-" before it is
 removed, for the same reason. Versions that a rollback made void are renamed to
 "rolled-back-<generation>-v00000012" and never removed here.
 """
@@ -45,15 +44,18 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
 
-WEIGHTS = "weights.safetensors"
-MOMENTUM = "momentum.safetensors"
-RESIDUAL = "residual.safetensors"
-MEAN = "mean.safetensors"
-OWED = "owed.safetensors"
+_FLAT = ".safetensors"
+WEIGHTS = f"weights{_FLAT}"
+RESIDUAL = f"residual{_FLAT}"
+MEAN = f"mean{_FLAT}"
+OWED = f"owed{_FLAT}"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
@@ -61,7 +63,6 @@ FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
-FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN, OWED)
 _FOLDER = re.compile(r"v(\d{8,})")
 _TEMPORARY = "tmp-"
 
@@ -152,11 +153,18 @@ class Checkpoints:
         stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
         return Checkpoint(VersionRecord.from_fact(members), stored, path)
 
-    def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
+    def verify(
+        self,
+        version: int,
+        manifest: Manifest,
+        without: Collection[str] = (),
+        *,
+        with_vectors: bool = True,
+    ) -> Checkpoint:
         """Load a version and compare every file with its digest, reading it in pieces.
 
-        without: files known to be damaged, left out of the result. Damage names the first damaged
-        file.
+        without: files known to be damaged, left out of the result. with_vectors: or the coded
+        change alone. Damage names the first damaged file.
         """
         checkpoint = self.load(version).without(without)
         record = checkpoint.record
@@ -167,7 +175,9 @@ class Checkpoints:
             raise Damage(MANIFEST, "contradicts itself about the weights")
         for name, stored in checkpoint.files.items():
             path = checkpoint.path / name
-            if name in FLAT:
+            if is_flat(name) and not with_vectors:
+                continue
+            if is_flat(name):
                 problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.digest)
             else:
                 problem = check_frame_file(self._files, path, stored.bytes, stored.digest)
@@ -231,8 +241,6 @@ class VersionWriter:
     """Writes one version into its temporary folder.
 
     A context manager that removes the folder unless `publish` succeeded.
-
-    repairs: the version exists, and files of it are recomputed for `replace`.
     """
 
     def __init__(
@@ -241,8 +249,6 @@ class VersionWriter:
         checkpoints: Checkpoints,
         version: int,
         manifest: Manifest,
-        *,
-        repairs: bool = False,
     ) -> None:
         self._files = files
         self._checkpoints = checkpoints
@@ -251,12 +257,8 @@ class VersionWriter:
         self._flat: dict[str, FlatWriter] = {}
         self._frames: dict[str, FrameWriter] = {}
         self._open = ExitStack()
-        if repairs:
-            self._path = checkpoints.directory / f"{_TEMPORARY}repair-v{version:08d}"
-            files.remove_tree(self._path)
-        else:
-            checkpoints.retract(version)
-            self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
+        checkpoints.retract(version)
+        self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
         files.make_directory(self._path)
 
     def __enter__(self) -> Self:
@@ -283,6 +285,12 @@ class VersionWriter:
         self._flat[name] = writer
         return writer
 
+    def write_flat(self, name: str, vector: NDArray[np.float32]) -> None:
+        """Write a vector, (manifest.values,)."""
+        writer = self.flat(name)
+        for index in range(self._manifest.chunks):
+            writer.append(vector[slice(*self._manifest.chunk_range(index))])
+
     def frames(self, name: str) -> FrameWriter:
         """Create a frame file and return its writer."""
         self._frames[name] = FrameWriter(self._files, self._path / name)
@@ -305,11 +313,20 @@ class VersionWriter:
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
-    def replace(self, name: str) -> None:
-        """Replace a file of the existing version, durably, with the sealed one written here."""
-        target = self._checkpoints.path(self._version)
-        self._files.rename(self._path / name, target / name)
-        self._files.sync_directory(target)
+
+def flat_name(vector: str) -> str:
+    """Return the file name of a vector."""
+    return f"{vector}{_FLAT}"
+
+
+def is_flat(name: str) -> bool:
+    """Whether a file of this name has a vector."""
+    return name.endswith(_FLAT)
+
+
+def update_lost(version: int, damage: Damage) -> str:
+    """Return the line for a coded change that is damaged."""
+    return f"version {version} was damaged: {damage}; clients get that version in full"
 
 
 def open_flat(

@@ -21,6 +21,14 @@ Every message is one line: what happened, to which object, and what to do.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import disk_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class LearnError(Exception):
     """Base class of the errors of the store and of training."""
@@ -137,3 +145,12 @@ class CheckpointDamaged(Damaged):
         self.version = version
         self.file = file
         self.previous_version = previous_version
+
+
+@contextmanager
+def disk(doing: str) -> Iterator[None]:
+    """Turn OSError into a StoreError of one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{doing}: {disk_words(error)}") from error

@@ -127,11 +127,15 @@ class FlatReader:
         self._path = path
         self._manifest = manifest
         self._checks = checks
-        self._data_at = len(header_for(manifest))
+        header = header_for(manifest)
+        self._data_at = len(header)
         try:
             self._descriptor = files.open_existing(path)
         except FileNotFoundError:
             raise Damage(path.name, "is missing") from None
+        if files.read(self._descriptor, len(header), 0) != header:
+            self.close()
+            raise Damage(path.name, "has a wrong header")
 
     def read_into(self, index: int, out: NDArray[np.float32]) -> None:
         """Read chunk `index` into `out`, which has its length."""

@@ -22,7 +22,7 @@ from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.outer import OuterSettings, OuterStep
+from fsl_async.store.outer import OPTIMIZERS, Growing, OuterOptimizer, OuterStep
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
@@ -142,8 +142,7 @@ class VersionRecord:
     """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests and rounds, and with metrics only where the rule may read them: all are
-    in the lines with "accepted"."""
+    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -187,7 +186,7 @@ class VersionRecord:
     @property
     def step(self) -> OuterStep:
         """The outer step that made it."""
-        return OuterStep(self.learning_rate, self.momentum)
+        return OuterStep(self.learning_rate, self.momentum, self.version)
 
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
@@ -208,13 +207,7 @@ class VersionRecord:
         merged, reused = (
             tuple(
                 MergedDelta(
-                    Delta(
-                        DeltaKey.parse(entry["key"]),
-                        "",
-                        entry["tokens"],
-                        entry["steps"],
-                        metrics=entry.get("metrics", {}),
-                    ),
+                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
                     entry["staleness"],
                     entry["weight"],
                     entry["norm"],
@@ -243,7 +236,6 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
-        **({"metrics": delta.metrics} if delta.metrics else {}),
     }
 
 
@@ -303,7 +295,7 @@ class StoreSettings:
 
     keep_versions: int = field(default=3, validator=validators.ge(1))
     codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
-    outer: OuterSettings = field(factory=OuterSettings)
+    outer: OuterOptimizer = field(factory=Growing)
     threads: int = field(default=1, validator=validators.ge(1))
     """Threads that decode chunks and write a version's files."""
     rule: Rule = field(factory=Mean)
@@ -312,18 +304,18 @@ class StoreSettings:
     """Versions that the base of a delta that the rule uses again may be old; 0: it uses none."""
     kind: DeltaKind = field(factory=Dense)
     """What the run's deltas are. With full weights the average is the next version."""
-    resident: bool = False
-    """Whether weights, momentum and residual stay in memory; not for full weights."""
+    resident: bool = True
+    """Whether vectors are in memory where they fit, else mapped from scratch files."""
     may_keep_mean: bool = True
-    """Resident: whether to count on a mean of versions in memory; a planned run has none."""
+    """Whether to count on a mean of versions in memory; a planned run has none."""
     snapshot_every: int = field(default=10, validator=validators.ge(1))
-    """Resident: versions after which a checkpoint must be whole before the next is made."""
+    """Versions after which a checkpoint must be whole before the next is made."""
     snapshot_every_s: float = field(default=1800.0, validator=validators.gt(0.0))
-    """Resident: seconds after which one must be whole before the next version is made."""
+    """Seconds after which one must be whole before the next version is made."""
     snapshot_bytes_per_s: float = field(default=0.0, validator=validators.ge(0.0))
-    """Resident: limit of writing checkpoints that are not late; 0: none."""
+    """Limit of writing checkpoints that are not late; 0: none."""
     snapshot_thread: bool = True
-    """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
+    """Whether checkpoints have a thread, or are written within the commit (tests)."""
 
     adapters: AdapterRule | None = None
     """How adapters of low rank are merged; None: the run has none."""
@@ -355,12 +347,30 @@ class StoreSettings:
 
     @property
     def rule_name(self) -> str:
-        """The rule of a merge, as recorded."""
-        return self.rule.name if self.product_rule is None else self.product_rule.name
+        """The rule of a merge, as recorded; with an outer optimizer of the operator's own."""
+        rule = self.rule if self.product_rule is None else self.product_rule
+        built_in = self.outer.name in OPTIMIZERS
+        return rule.name if built_in else f"{rule.name}, {self.outer.name}"
+
+    @property
+    def sets_weights(self) -> bool:
+        """Whether an average is the next version's weights, instead of a change of them."""
+        return self.kind.is_full or self.kind.is_scalars
+
+    @property
+    def loses_in_coding(self) -> bool:
+        """Whether a version's change loses something when it is coded: fp32 frames do not."""
+        return not self.sets_weights and self.codec_down.format != "fp32"
+
+    @property
+    def most_unwhole(self) -> int:
+        """How many of the newest versions may have no vectors on disk.
+
+        A version of full weights has no coded change from which it could be made too.
+        """
+        return 1 if self.kind.is_full else self.snapshot_every
 
     @property
     def remembered_versions(self) -> int:
         """How many of the newest versions may have to be made again."""
-        if not self.resident:
-            return self.keep_versions
         return self.keep_versions + 2 * (self.snapshot_every + 1)

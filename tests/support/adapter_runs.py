@@ -50,7 +50,7 @@ class Tuning:
     @property
     def vectors(self):
         """Those in memory."""
-        return self.store._open.resident.vectors
+        return self.store._open.newest.vectors
 
     def start(self, files=None):
         """Version 0: A of noise, B and patches of zeros."""

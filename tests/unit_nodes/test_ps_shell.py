@@ -18,7 +18,7 @@ from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory_files import MemoryDisk
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.seed_step import Directions
 from fsl_async.tools.sim.training import MANIFEST
 from fsl_codecs import encode, encode_seeds
@@ -204,7 +204,7 @@ def scalars():
     """A parameter server of zeroth order at version 0, whose worker may be made to wait."""
     disk = MemoryDisk()
     directions = Directions(seed=1, steps=1, probes=2, rate=1.0)
-    settings = {"kind": Seeds(directions), "outer": OuterSettings("average"), "history": 5}
+    settings = {"kind": Seeds(directions), "outer": Average(), "history": 5}
     store = store_on(disk, **settings)
     store.recover()
     publish(store)

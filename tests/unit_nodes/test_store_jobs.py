@@ -11,7 +11,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import Committed, StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
@@ -39,7 +39,7 @@ class AtOnce:
 @pytest.fixture
 def store(tmp_path):
     """A store at version 0 with weights of zero; its outer step subtracts the average."""
-    made = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
+    made = Store(tmp_path / "run", StoreSettings(2, FP32, Average()))
     made.recover()
     made.begin_initial(MANIFEST)
     made.write_initial(0, encode(np.zeros(30, np.float32), FP32))
@@ -97,7 +97,7 @@ def test_leases_of_data_that_is_not_divided_are_on_disk(store, tmp_path):
         jobs.admit(do.Admit(name, 1, place), place)
         jobs.keep_shard(do.KeepShard(name, 1), place)
     store.close()
-    again = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
+    again = Store(tmp_path / "run", StoreSettings(2, FP32, Average()))
     found = again.recover()
     again.close()
     assert dict(found.leases) == {"a": 0, "b": 1, "c": 2}

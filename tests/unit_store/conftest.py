@@ -19,7 +19,7 @@ from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -67,7 +67,7 @@ class Run:
     def __init__(self, root, manifest=SMALL, **options):
         self.root = root
         self.manifest = manifest
-        self.settings = StoreSettings(**options)
+        self.settings = StoreSettings(**{"snapshot_thread": False} | options)
         self.store = None
 
     def open(self, files=None, **options):
@@ -177,9 +177,9 @@ def tuning(make_run):
     """Make runs of adapters."""
 
     def make(rule="bank", name="run", manifest=None, **options):
-        options = {"codec_down": LOSSY, "outer": OuterSettings("average")} | options
+        options = {"codec_down": LOSSY, "outer": Average(), "snapshot_thread": True} | options
         run = make_run(
-            name, manifest=manifest or model(rule), resident=True, adapters=RULES[rule](),
+            name, manifest=manifest or model(rule), adapters=RULES[rule](),
             adapter_scale=SCALE, adapter_seed=7, **options,
         )  # fmt: skip
         return Tuning(run, rule)

@@ -11,14 +11,14 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import RULES, Rule, rule_named
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
 """Several chunks, the last one shorter."""
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
-PLAIN = {"outer": OuterSettings("average"), "codec_down": CodecSpec(format="fp32")}
+PLAIN = {"outer": Average(), "codec_down": CodecSpec(format="fp32")}
 ROBUST = sorted(name for name, rule in RULES.items() if rule.by_rows and not rule.reuses)
 NAMES = ("a", "b", "c", "d", "e", "f")
 

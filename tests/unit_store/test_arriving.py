@@ -24,7 +24,7 @@ from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.errors import NoWorkerThread, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings, file_name
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -33,7 +33,7 @@ CHUNK = 20
 CHUNKS = 4
 MANIFEST = Manifest.from_shapes([("w", (CHUNKS * CHUNK - 7,))])
 UP = CodecSpec(format="e4m3")
-FULL = {"outer": OuterSettings(optimizer="average"), "kind": FullWeights()}
+FULL = {"outer": Average(), "kind": FullWeights()}
 
 
 class Disk(Files):

@@ -73,7 +73,7 @@ def test_a_crash_while_a_thread_writes_a_checkpoint_loses_nothing(
 ):
     """It stops the store in any call, and the checkpoint wherever it is."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # threads die of `Killed`
-    run, digests, others = make_run(resident=True, threads=2, **OPTIONS), set(), 0
+    run, digests, others = make_run(snapshot_thread=True, threads=2, **OPTIONS), set(), 0
     for at in range(1, 200, 3):
         disk = MemoryDisk()
         disk.read_from(run.root.parent, run.root.parent)

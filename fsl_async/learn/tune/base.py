@@ -38,7 +38,7 @@ from fsl_async.learn.tune.base_files import (
     weight_files,
 )
 from fsl_async.process.program import to_install
-from fsl_async.store.available_memory import available_bytes
+from fsl_async.store.memory import available_bytes
 
 HEAD_STD = 0.02
 """Standard deviation of a new head's weights, as of BERT, where the config names none."""

@@ -10,12 +10,14 @@ from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.aggregation import rule_named
+from fsl_async.store.outer import OPTIMIZERS
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.roles.sync.weighting import Weighting
     from fsl_async.store.adapters import AdapterRule
     from fsl_async.store.aggregation import Rule
+    from fsl_async.store.outer import OuterOptimizer
 
 
 def rule_of(config: Config) -> Rule:
@@ -33,6 +35,14 @@ def adapter_rule_of(config: Config) -> AdapterRule | None:
         own: AdapterRule = own_rule("tune.merge", config.tune.merge)()
         return own
     return adapter_rule_named(config.tune.rule) if config.tune.method == "lora" else None
+
+
+def optimizer_of(config: Config) -> OuterOptimizer:
+    """The outer optimizer of a run. ConfigError as for `rule_of`."""
+    name, made = config.outer.optimizer, OPTIMIZERS.get(config.outer.optimizer)
+    if made is None:
+        made = own_rule("outer.optimizer", name)
+    return made(config.outer.learning_rate, config.outer.momentum)
 
 
 def weighting_of(config: Config) -> Weighting:

@@ -49,8 +49,8 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory import available_bytes
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import HOUR_S
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 from buffered import K, buffered_by_clock
 from click.testing import CliRunner
+from fsl_async.store.replay import Replay
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.learn.client.exchange import Exchange
@@ -17,7 +18,6 @@ from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.store import vectors
 from fsl_async.store.memory_files import MemoryFiles
-from fsl_async.store.replay import Replay
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.faults import PROFILES
