@@ -27,6 +27,7 @@ from quality_groups import Ring
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
+from fsl_async.files.files import Files
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
@@ -46,7 +47,6 @@ from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
-from fsl_async.store.files import Files
 from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
@@ -286,7 +286,6 @@ class Server:
             result = store.spool_finish(delta.key)
             assert result.problem is None, result.problem
             weight = self.weighting.weight(delta, version - delta.key.base)
-            store.accumulate(delta.key, weight)
             merged.append(MergedDelta(delta, version - delta.key.base, weight))
         tokens = sum(one.delta.tokens for one in merged)
         self.now += 1.0

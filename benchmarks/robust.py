@@ -176,9 +176,7 @@ class Server:
             self.quarantined += 1
             return
         for effect in self.answers.book(result.stored, 0.0):
-            if isinstance(effect, do.Accumulate):
-                self.store.accumulate(effect.key, effect.weight)
-            elif isinstance(effect, do.Quarantine):
+            if isinstance(effect, do.Quarantine):
                 self.quarantined += 1
                 self.store.quarantine(effect.key, effect.reason)
 
@@ -259,8 +257,6 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
                     store.spool_write(key, index, last if index == manifest.chunks - 1 else frame)
                 store.spool_finish(key)
             begun, cpu = time.perf_counter(), time.process_time()
-            for key in keys:
-                store.accumulate(key, 1.0)
             merged = [MergedDelta(delta, 0, 1.0) for delta in deltas]
             store.commit(1, merged, 1 / clients)
             seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu

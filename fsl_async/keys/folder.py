@@ -13,7 +13,6 @@ command that repairs it. A person decides whether a key that was readable for a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import stat
@@ -23,7 +22,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from fsl_async.errors import KeysError
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.private_files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
 from fsl_async.process.program import program
@@ -172,16 +171,7 @@ class KeysFolder:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise KeysError(f"{self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        except FileExistsError:
-            raise
+            with locked_folder(self.path):
+                yield
         except OSError as error:
             raise KeysError(f"cannot write in {self.path}: {error.strerror}") from None
-        finally:
-            os.close(descriptor)

@@ -17,25 +17,21 @@ are there; it becomes whole later (fsl_async.store.snapshots).
         manifest.json           with a checksum: the version's record, and length, digest and chunk
                                 checksums of every file; written last
 
-Commit order: write files and manifest.json into tmp-v00000012 and sync each; sync the folder;
-rename it to v00000012, which is the commit point; sync checkpoints/. Names that begin with "tmp-"
-are left over from a crash and are removed. A version is renamed to "tmp-" before it is
-removed, for the same reason. Versions that a rollback made void are renamed to
-"rolled-back-<generation>-v00000012" and never removed here.
+It is committed and removed as fsl_async.store.folders says. Versions that a rollback made void are
+renamed to "rolled-back-<generation>-v00000012" and never removed here.
 """
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict, evolve, frozen
 
-from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import CheckpointDamaged, Damage
 from fsl_async.store.flat_file import FlatReader, FlatWriter, check_flat_file
+from fsl_async.store.folders import MANIFEST, NumberedFolders
 from fsl_async.store.frame_file import FrameWriter, check_frame_file
 from fsl_async.store.records import VersionRecord
 
@@ -47,8 +43,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
 
 _FLAT = ".safetensors"
@@ -57,14 +53,9 @@ RESIDUAL = f"residual{_FLAT}"
 MEAN = f"mean{_FLAT}"
 OWED = f"owed{_FLAT}"
 UPDATE = "update.bin"
-MANIFEST = "manifest.json"
 
 FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
-MAX_MANIFEST_BYTES = 256 * 1024 * 1024
-
-_FOLDER = re.compile(r"v(\d{8,})")
-_TEMPORARY = "tmp-"
 
 
 @frozen
@@ -96,25 +87,13 @@ class Checkpoint:
         return evolve(self, files=kept)
 
 
-class Checkpoints:
+class Checkpoints(NumberedFolders):
     """The folder of all versions. Methods raise OSError unchanged."""
 
     def __init__(self, files: Files, run_dir: Path) -> None:
-        self._files = files
-        self.directory = run_dir / "checkpoints"
+        super().__init__(files, run_dir / "checkpoints", "v", FORMAT)
 
-    def path(self, version: int) -> Path:
-        """Return the folder of version `version`, existing or not."""
-        return self.directory / f"v{version:08d}"
-
-    def temporary(self, name: str) -> Path:
-        """Return the path of a temporary folder, which a start removes."""
-        return self.directory / f"{_TEMPORARY}{name}"
-
-    def versions(self) -> list[int]:
-        """Return all versions that have a folder, oldest first."""
-        found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
-        return sorted(int(match[1]) for match in found if match)
+    versions = NumberedFolders.numbers
 
     def is_whole(self, version: int) -> bool:
         """Whether there is that version, with its vectors."""
@@ -123,35 +102,16 @@ class Checkpoints:
         except (Damage, OSError):
             return False
 
-    def remove_leftovers(self) -> list[str]:
-        """Remove temporary folders of crashed commits; return their names."""
-        left = [name for name in self._files.names(self.directory) if name.startswith(_TEMPORARY)]
-        for name in left:
-            self._files.remove_tree(self.directory / name)
-        return left
-
     def load(self, version: int) -> Checkpoint:
         """Read a version's manifest.json.
 
         Damage: it is missing, altered, or describes another version.
         """
-        path = self.path(version)
-        try:
-            members = from_checksummed(
-                self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip()
-            )
-        except FileNotFoundError:
-            raise Damage(MANIFEST, "is missing") from None
-        if members is None:
-            raise Damage(MANIFEST, "does not match its checksum")
-        if members.get("format") != FORMAT:
-            raise Damage(
-                MANIFEST, f"has format {members.get('format')!r}, this release reads {FORMAT}"
-            )
+        members = self.read_manifest(version)
         if members["version"] != version:
             raise Damage(MANIFEST, f"is that of version {members['version']}")
         stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
-        return Checkpoint(VersionRecord.from_fact(members), stored, path)
+        return Checkpoint(VersionRecord.from_fact(members), stored, self.path(version))
 
     def verify(
         self,
@@ -194,30 +154,6 @@ class Checkpoints:
                     return CheckpointDamaged(version, damage.file, candidate, damage.reason)
         return CheckpointDamaged(version, damage.file, None, damage.reason)
 
-    def retract(self, version: int) -> None:
-        """Remove, durably, a version whose commit did not finish. Absent versions are ignored."""
-        temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
-        self._files.remove_tree(temporary)
-        if self._files.is_directory(self.path(version)):
-            self._files.rename(self.path(version), temporary)
-            self._files.sync_directory(self.directory)
-            self._files.remove_tree(temporary)
-
-    def retire(self, oldest_kept: int) -> list[Path]:
-        """Take the versions below `oldest_kept` out of the run; return their folders, to remove."""
-        leaving = []
-        for version in self.versions():
-            if version < oldest_kept:
-                folder = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
-                self._files.remove_tree(folder)
-                self._files.rename(self.path(version), folder)
-                leaving.append(folder)
-        if leaving:
-            # Without this sync a power cut may undo a rename but not the removals, and leave a
-            # version with half of its files.
-            self._files.sync_directory(self.directory)
-        return leaving
-
     def rename_void(self, version: int, generation: int) -> str:
         """Rename a void version's folder; return the new name.
 
@@ -226,15 +162,6 @@ class Checkpoints:
         name = f"rolled-back-{generation}-{self.path(version).name}"
         self._files.rename(self.path(version), self.directory / name)
         return name
-
-    def publish(self, version: int, temporary: Path) -> None:
-        """Rename the finished folder to its final name, durably.
-
-        OSError may come after the rename: then call `retract`.
-        """
-        self._files.sync_directory(temporary)
-        self._files.rename(temporary, self.path(version))
-        self._files.sync_directory(self.directory)
 
 
 class VersionWriter:
@@ -258,8 +185,7 @@ class VersionWriter:
         self._frames: dict[str, FrameWriter] = {}
         self._open = ExitStack()
         checkpoints.retract(version)
-        self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
-        files.make_directory(self._path)
+        self._path = checkpoints.begin(f"v{version:08d}")
 
     def __enter__(self) -> Self:
         return self
@@ -308,8 +234,7 @@ class VersionWriter:
     def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
         """Write manifest.json and make the version exist, durably."""
         entries: dict[str, Any] = {name: asdict(entry) for name, entry in stored.items()}
-        members = {"format": FORMAT, **record.to_fact(), "files": entries}
-        self._files.write_whole(self._path / MANIFEST, to_checksummed(members) + b"\n")
+        self._checkpoints.write_manifest(self._path, {**record.to_fact(), "files": entries})
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 

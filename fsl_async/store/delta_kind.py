@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import BytesLike
+    from fsl_async.files.files import BytesLike
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.memory import Allocate
     from fsl_async.store.seed_step import Directions

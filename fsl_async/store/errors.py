@@ -64,7 +64,7 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class NotFinite(StoreError):  # noqa: N818
-    """The next version would hold NaN or infinity; `Merging.advance` adds the way out."""
+    """The next version would hold NaN or infinity; a commit adds the way out."""
 
 
 class RuleFailed(StoreError):  # noqa: N818

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_async.store.checkpoint import MANIFEST, UPDATE, WEIGHTS, open_flat, update_lost
+from fsl_async.store.checkpoint import UPDATE, WEIGHTS, open_flat, update_lost
 from fsl_async.store.digest import check_chunk
 from fsl_async.store.errors import Damage, StoreError, disk
+from fsl_async.store.folders import MANIFEST
 from fsl_async.store.frame_file import frame_places, read_frame
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import VersionRecord
 

@@ -1,15 +1,9 @@
-"""Merging: the deltas of a round, their average, and the version made from it.
-
-    accumulate   add a delta to the round
-    average      fix the round's average, as chunks
-    advance      make the next version from the average (fsl_async.store.advance)
-
-Deltas accumulated between the last two wait for the next round.
-"""
+"""Merging: the deltas of a round, their average, and the version made from it."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -35,11 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.files import Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.memory import Allocate
@@ -133,11 +127,6 @@ class Merging:
         self._allocate = allocate
         self._full_fetch = full_fetch
         self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
-        self._is_fixed = False  # an average is taken, and its version is not made yet
-        self._later: dict[DeltaKey, float] = {}
-        self._left_out: dict[DeltaKey, float] = {}
-        """Scalars of an older round, which came while its version was made: the directions of this
-        round are others, so they enter a version without weight."""
 
     @property
     def _manifest(self) -> Manifest:
@@ -158,83 +147,78 @@ class Merging:
             self._sum = Accumulator(self._manifest, spool, self._pool, kind, self._allocate)
         return self._sum
 
-    @property
-    def accumulated(self) -> Mapping[DeltaKey, float]:
-        """The deltas of the round, with their weights."""
-        added = self._sum.weights if self._sum is not None else {}
-        return {**added, **self._left_out, **self._later}
-
     def needs_file(self, key: DeltaKey) -> bool:
         """Whether the next version cannot be made without a pending delta's file."""
         return not (isinstance(self._sum, Accumulator) and key in self._sum.weights)
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. After a StoreError the sum is as before."""
-        book = self._facts.book
-        if key not in book.pending:
-            raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
-        if key in self.accumulated:
-            raise StoreError(f"delta {key.text} is in the accumulator already")
-        if not is_weight(weight):
-            raise StoreError(
-                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not "
-                "negative"
-            )
-        self._later[key] = weight
-        if not self._is_fixed:
-            try:
-                self._catch_up()
-            except BaseException:
-                self._later.pop(key, None)
-                raise
-
     def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
         """Add a frame of an incomplete delta if possible (`Accumulator.add_arriving`)."""
-        if is_weight(weight) and not self._is_fixed:
-            self.sum.add_arriving(key, weight, index, content)
+        if is_weight(weight) and (round_sum := self._sum_of_all_but(0)):
+            round_sum.add_arriving(key, weight, index, content)
+
+    def arrived(self, key: DeltaKey, weight: float | None) -> None:
+        """Add a delta that has just become pending, so that the commit has less to read.
+
+        weight: its probable one. The commit has the last word on what is in the sum.
+        """
+        if not (is_weight(weight) and self._has_part(key)):
+            return
+        with suppress(StoreError, MemoryError):  # the commit tries again, and reports what is wrong
+            if round_sum := self._sum_of_all_but(1):
+                round_sum.add(key, weight)
+
+    def _sum_of_all_but(self, count: int) -> Accumulator | None:
+        """The sum, if it has all pending deltas but the newest `count`: another one is the next."""
+        found = self.sum
+        pending = len(self._facts.book.pending) - count
+        return found if isinstance(found, Accumulator) and len(found.weights) == pending else None
+
+    def _has_part(self, key: DeltaKey) -> bool:
+        """Whether a delta can count in the next version.
+
+        Scalars of an older round cannot: they are along other directions. They enter a version
+        without weight.
+        """
+        return not self._settings.kind.is_scalars or key.base == self._facts.book.version
 
     def drop(self, key: DeltaKey) -> None:
         """Remove a delta, or its frames, from the sum."""
-        self._later.pop(key, None)
-        self._left_out.pop(key, None)
-        if self._sum is not None:
+        if isinstance(self._sum, Accumulator):
             self._sum.remove(key)
 
-    def _catch_up(self) -> None:
-        """Add the deltas that had to wait."""
-        while self._later:
-            key = next(iter(self._later))
-            if self._settings.kind.is_scalars and key.base != self._facts.book.version:
-                self._left_out[key] = self._later[key]
-            else:
-                self.sum.add(key, self._later[key])
-            del self._later[key]
-
-    def average(
+    def commit(
         self,
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
+        position: RunPosition,
+        reused: Sequence[MergedDelta],
+    ) -> Checkpoint:
+        """Make the next version of exactly `merged`, which ends the round.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result. reused: see
-        `Average`.
+        Its average is scale * sum of weight * delta, or the aggregation rule's result. reused: see
+        `Average`. Raises as `advance`.
         """
-        self._is_fixed = False
-        self._catch_up()
         self._check(version, merged, scale)
-        self._weigh(merged)
         again = self._checked_again(version, merged, reused)
+        self.sum.assemble([one for one in merged if self._has_part(one.key)])
+        return self.advance(self._average(version, merged, scale, position, again))
+
+    def _average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        position: RunPosition,
+        again: tuple[MergedDelta, ...],
+    ) -> Average:
+        """Return the next version's average. again: what is used again, as recorded."""
         round_sum = self.sum
         chunks: Callable[[], Chunks] = tuple
         norms: Callable[[], Mapping[str, float]] = dict
         book = self._facts.book
         if (
-            self._left_out
+            len(round_sum.weights) < len(merged)
             and len({key.client for key in round_sum.weights}) < self._settings.rule.least
         ):
             used = set()
@@ -279,7 +263,6 @@ class Merging:
             if not is_finite(seeds):
                 raise NotFinite(f"the steps of version {version} are not finite; {self._way_out()}")
             chunks = partial(stepped, self._manifest, self._newest.vectors, seeds, self._pool)
-        self._is_fixed = True
         return Average(
             version,
             tuple(
@@ -313,12 +296,8 @@ class Merging:
         book = self._facts.book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
-        keys = {one.key for one in merged}
-        if not merged or len(keys) != len(merged) or keys != self.accumulated.keys():
-            raise StoreError(
-                f"version {version} is to merge {len(merged)} deltas, but the accumulator holds "
-                f"other ones ({len(self.accumulated)} deltas)"
-            )
+        if not merged or len({one.key for one in merged}) != len(merged):
+            raise StoreError(f"version {version} is to merge no delta, or one of them twice")
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
         for one in merged:
@@ -326,20 +305,14 @@ class Merging:
                 raise StoreError(
                     f"delta {one.key.text} has the weight {one.weight} and is clipped by {one.clip}"
                 )
+            if one.key not in book.pending:
+                raise StoreError(f"delta {one.key.text} is not pending, so it cannot be merged")
             tokens = book.pending[one.key].delta.tokens
             if tokens < one.delta.tokens:
                 raise StoreError(
                     f"delta {one.key.text} was accepted with {tokens} tokens, not "
                     f"{one.delta.tokens}"
                 )
-
-    def _weigh(self, merged: Sequence[MergedDelta]) -> None:
-        """Give the deltas of the round their final weights."""
-        for one in merged:
-            if one.key in self._left_out:
-                self._left_out[one.key] = one.weight
-            else:
-                self.sum.weigh(one.key, one.weight, one.clip)
 
     def _checked_again(
         self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]
@@ -368,10 +341,7 @@ class Merging:
 
         StoreError: version and round are as before. DeltaDamaged: a delta cannot be read back.
         """
-        if not self._is_fixed or average.version != self._facts.book.version + 1:
-            raise StoreError(f"version {average.version} has no average; take it first")
         self.restore(average.version - 1)
-        self._is_fixed = False
         try:
             checkpoint = self._make(average)
         except BaseException as error:
@@ -380,7 +350,6 @@ class Merging:
                 raise NotFinite(f"{error}; {self._way_out()}") from error
             raise
         self.sum.clear()
-        self._left_out.clear()
         return checkpoint
 
     def too_large(self, client: str, norm: float) -> str | None:

@@ -26,10 +26,10 @@ from fsl_async.store.vectors import Vectors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.memory import Allocate
     from fsl_async.store.records import StoreSettings

@@ -11,7 +11,7 @@ import functools
 import math
 import shlex
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import evolve, field, fields_dict, frozen, validators
 
@@ -30,7 +30,6 @@ from fsl_codecs import CodecSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Outcome = Literal["accepted", "merged", "quarantined"]
 
 MAX_METRICS = 64
 MAX_METRIC_NAME = 64

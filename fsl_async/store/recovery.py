@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.checkpoint import Checkpoint
-    from fsl_async.store.files import Files
     from fsl_async.store.ledger import Position
     from fsl_async.store.records import StoreSettings, VersionRecord
 

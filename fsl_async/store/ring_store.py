@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import BytesLike, Files
     from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.newest import Newest

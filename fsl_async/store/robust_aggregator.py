@@ -99,8 +99,7 @@ class RobustAggregator(SpooledDeltas):
         """
         counts = Counter(one.key.client for one in merged)
         self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
-        for one in reused:
-            self.add(one.key, one.weight)
+        self.weights |= {one.key: one.weight for one in reused}
         for index, average in enumerate(self.averages(self.clients, (), {})):
             if not self._manifest.is_buffer(index):
                 np.multiply(average, np.float32(scale), out=average)

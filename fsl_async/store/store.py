@@ -17,7 +17,7 @@ Rules, which hold whenever the process dies, at any call to the disk:
 2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
    nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
    if the crash fell between the two.
-3. A version that `advance` returned stays, with the digest that it returned.
+3. A version that `commit` returned stays, with the digest that it returned.
 4. When a call fails (disk full), nothing has changed, and it can be tried again. One exception: a
    delta whose sync failed is dropped, and its client sends it again.
 
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
@@ -44,7 +45,6 @@ from fsl_async.store.adapters import adapter_modules, has_adapters
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.facts import Facts
-from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions
 from fsl_async.store.memory import Mapped, anonymous, memory_lacking
@@ -70,15 +70,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import BytesLike
     from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+    from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
-    from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merging import Average
-    from fsl_async.store.records import Outcome, VersionRecord
+    from fsl_async.store.records import VersionRecord
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20
@@ -482,7 +482,7 @@ class Store:
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or resume a delta (see `spool_next_chunk`), or return its known outcome.
 
-        weight: its weight if it were complete now, so that its chunks can be added as they arrive.
+        weight: its probable weight, so that its chunks can be added as they arrive; None: unknown.
         """
         key = delta.key
         if self.version < 0:
@@ -562,6 +562,8 @@ class Store:
             if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
+                if part.version == self.version:
+                    self._merging.arrived(key, part.weight)
                 return SpoolResult(stored)
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
@@ -572,8 +574,7 @@ class Store:
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept.
 
-        If the accumulator holds it, the sum is recomputed without it, from the spool, before it is
-        used.
+        If the sum has it, it is recomputed without it, from the spool, before it is used.
         """
         facts = self._open.facts
         if key not in facts.book.pending:
@@ -596,38 +597,6 @@ class Store:
 
     # --- the outer step ---
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. After a StoreError the accumulator is as before."""
-        self._merging.accumulate(key, weight)
-
-    @property
-    def accumulated(self) -> Mapping[DeltaKey, float]:
-        """The deltas in the accumulator, with their weights."""
-        return self._merging.accumulated
-
-    def average(
-        self,
-        version: int,
-        merged: Sequence[MergedDelta],
-        scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Return the next version's average; the accumulator must hold exactly `merged`.
-
-        See `Merging.average`.
-        """
-        return self._merging.average(version, merged, scale, position, reused=reused)
-
-    def advance(self, average: Average) -> Committed:
-        """Make the next version; see `Merging.advance`.
-
-        StoreError: current version and accumulator are as before.
-        """
-        self._open.run.ledger.check()
-        return self._adopt(self._merging.advance(average))
-
     def commit(
         self,
         version: int,
@@ -637,8 +606,12 @@ class Store:
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Committed:
-        """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale, position, reused=reused))
+        """Make the next version of exactly `merged`; see `Merging.commit`.
+
+        StoreError: the current version is as before, and the deltas are pending.
+        """
+        self._open.run.ledger.check()
+        return self._adopt(self._merging.commit(version, merged, scale, position, reused))
 
     @property
     def ring(self) -> RingStore:

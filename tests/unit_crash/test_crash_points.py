@@ -11,13 +11,13 @@ import pytest
 from crash_journal import CrashJournal
 from crash_point import Point, carried_out
 
+from fsl_async.files.memory_files import Faults, MemoryFiles
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import acknowledged_keys
 from fsl_async.store import recovery, vectors
 from fsl_async.store.facts import Facts
-from fsl_async.store.memory_files import Faults, MemoryFiles
 from fsl_codecs import decode_into
 
 STRIDE = {"clock": 41, "rounds": 31, "rough": 53, "buffer": 53, "latest": 67}

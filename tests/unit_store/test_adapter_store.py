@@ -19,12 +19,12 @@ from adapter_runs import (
 from attrs import evolve
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Growing
 from fsl_async.store.records import file_name
@@ -248,7 +248,6 @@ def test_quarantine_before_the_merge_removes_a_site(tuning):
     keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
     for key in keys:
         one.send(key, one.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
-        one.store.accumulate(key, float(TOKENS[key.client]))
     one.store.quarantine(keys[1], "its norm")
     rest = {name: rank for name, rank in RANKS.items() if name != "b"}
     assert one.merge([key for key in keys if key.client != "b"]).digest == other.round(rest).digest
@@ -267,8 +266,6 @@ def test_deltas_of_one_client_are_one_site(tuning):
     other.send(keys[0], one.delta(1, "b"))
     other.send(keys[1], np.float32(0.5) * (halves[0] + halves[1]))
     members = [merged_of(keys[0], 30.0, tokens=30), merged_of(keys[1], 40.0, tokens=20)]
-    for member in members:
-        other.store.accumulate(member.key, member.weight)
     other.store.commit(1, members, 1 / 70)
     assert one.store.digest == other.store.digest
 
@@ -286,8 +283,6 @@ def test_a_clipped_delta_counts_as_a_shorter_one(tuning, rule):
         members = [merged_of(key, float(TOKENS[key.client]), tokens=TOKENS[key.client])
                    for key in keys]  # fmt: skip
         members[1] = evolve(members[1], clip=clip)
-        for one in members:
-            made.store.accumulate(one.key, one.weight)
         made.store.commit(1, members, 1 / 50)
     assert clipped.store.digest == shorter.store.digest
     assert [one.clip for one in clipped.store.records[-1].merged] == [1.0, 0.25]

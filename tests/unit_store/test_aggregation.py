@@ -59,8 +59,6 @@ def started(make_run, name, f=1, run="run", **changes):
 
 def merge(run, keys, weights=None):
     weights = weights or dict.fromkeys(keys, 1.0)
-    for key in keys:
-        run.store.accumulate(key, weights[key])
     merged = [merged_of(key, weights[key]) for key in keys]
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
@@ -156,12 +154,9 @@ def test_too_few_clients_make_no_version(make_run, name):
     rows = deltas(least)
     for key, row in zip(keys, rows, strict=True):
         run.send(key, row)
-    for key in keys[:-1]:
-        run.store.accumulate(key, 1.0)
     merged = [merged_of(key) for key in keys]
     with pytest.raises(StoreError, match=f"needs deltas of {least} clients, there are {least - 1}"):
         run.store.commit(1, merged[:-1], 1.0)
-    run.store.accumulate(keys[-1], 1.0)
     assert run.store.commit(1, merged, 1.0).version == 1
 
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from deltas import merged_of, stored_of
 
 from fsl_async.commands.quarantine import command
+from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import merging as merging_module
 from fsl_async.store.checkpoint import WEIGHTS
 from fsl_async.store.errors import StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.records import VersionRecord, way_out
 
 CHUNK = 64

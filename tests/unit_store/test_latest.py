@@ -59,7 +59,6 @@ class Play:
         keys = [DeltaKey(name, 1, version - 1, version) for name in names]
         for key in keys:
             self.run.send(key, noise(version, key.client))
-            self.run.store.accumulate(key, 1.0 / version)
         return [merged_of(key, 1.0 / version) for key in keys]
 
     def commit(self, version, names):
@@ -159,8 +158,6 @@ def test_a_rollback_uses_what_was_newest_then(play):
     recovered = made.run.open()
     assert {(one.key.client, one.key.sequence) for one in recovered.latest} == {("a", 2), ("b", 1)}
     store = made.run.store
-    for key, weight in ((DeltaKey("b", 1, 2, 3), 0.5), (DeltaKey("a", 1, 3, 4), 0.5)):
-        store.accumulate(key, weight)
     old = merged_of(DeltaKey("a", 1, 1, 2), 0.25, staleness=1)
     merged = [merged_of(DeltaKey("b", 1, 2, 3), 0.5), merged_of(DeltaKey("a", 1, 3, 4), 0.5)]
     with pytest.raises(StoreError, match="cannot be used again"):
@@ -241,7 +238,6 @@ def test_a_crash_at_any_call_of_a_commit_keeps_old_deltas(make_run, tmp_path):
             assert {one.key.client for one in recovered.latest} == {"a", "b", "c"}
             if not recovered.pending:
                 run.send(merged[0].key, noise(5, "c"))
-            run.store.accumulate(merged[0].key, 0.2)
             run.store.commit(5, merged, 7.0 / 3, reused=reused)
         digests.append(run.store.digest)
         assert {one.key.client for one in run.open(run.files).latest} == {"a", "b", "c"}

@@ -69,7 +69,6 @@ def send(run, rows, metrics=None):
     keys = [DeltaKey(name, 1, version, version + 1) for name in NAMES[: len(rows)]]
     for number, (key, row) in enumerate(zip(keys, rows, strict=True)):
         run.send(key, row, metrics=metrics[number] if metrics else None)
-        run.store.accumulate(key, 1.0)
     return keys
 
 
@@ -204,7 +203,6 @@ def test_a_rule_that_fails_makes_no_version_and_loses_nothing(  # noqa: PLR0917
         keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
         for key in keys:
             made.send(key, made.delta(1, key.client))
-            run.store.accumulate(key, 1.0)
     spoil.write_text(kind)
     for _ in range(2):
         with pytest.raises(RuleFailed, match=words) as caught:
@@ -214,6 +212,4 @@ def test_a_rule_that_fails_makes_no_version_and_loses_nothing(  # noqa: PLR0917
     recovered = run.open()
     assert [one.key for one in recovered.pending] == keys
     spoil.unlink()
-    for key in keys:
-        run.store.accumulate(key, 1.0)
     assert merge(run, keys).version == 1

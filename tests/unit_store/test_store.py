@@ -214,30 +214,29 @@ def test_a_commit_that_does_not_match_is_refused(run, version, scale, given, wor
     """The record lists exactly what was merged."""
     run.start()
     run.send(key(), noise(SMALL, 1))
-    run.store.accumulate(key(), 1.0)
     with pytest.raises(StoreError, match=words):
         run.store.commit(version, [merged_of(key(), **given)], scale)
     run.store.commit(1, [merged_of(key())], 0.1)
 
 
-def test_only_what_was_accumulated_is_merged(run):
-    """More deltas, fewer, repeated ones or none at all make no version."""
+def test_only_what_is_pending_is_merged(run):
+    """Unknown deltas, excluded ones, repeated ones or none at all make no version."""
     run.start()
-    run.send(key("a"), noise(SMALL, 1))
-    run.send(key("b"), noise(SMALL, 2))
-    run.store.accumulate(key("a"), 1.0)
-    one, other = merged_of(key("a")), merged_of(key("b"))
-    for merged in ([], [one, other], [other], [one, one]):
-        with pytest.raises(StoreError, match="the accumulator holds"):
+    for seed, name in enumerate("abx"):
+        run.send(key(name), noise(SMALL, seed))
+    run.store.quarantine(key("x"), "odd")
+    one, other, excluded, unknown = (merged_of(key(name)) for name in "abxc")
+    for merged in ([], [one, one], [one, other, one]):
+        with pytest.raises(StoreError, match="no delta, or one of them twice"):
             run.store.commit(1, merged, 1.0)
-    with pytest.raises(StoreError, match="already"):
-        run.store.accumulate(key("a"), 1.0)
-    with pytest.raises(StoreError, match="not pending"):
-        run.store.accumulate(key("c"), 1.0)
-    for weight in (math.nan, math.inf, -1.0):
-        with pytest.raises(StoreError, match="not negative"):
-            run.store.accumulate(key("b"), weight)
-    assert run.store.accumulated == {key("a"): 1.0}
+    for wrong in (excluded, unknown):
+        with pytest.raises(StoreError, match="is not pending"):
+            run.store.commit(1, [one, wrong], 1.0)
+    for weight in (math.nan, math.inf, 1e39, -1.0):
+        with pytest.raises(StoreError, match="has the weight"):
+            run.store.commit(1, [one, merged_of(key("b"), weight)], 1.0)
+    run.store.commit(1, [other], 1.0)
+    assert [one.key for one in run.open().pending] == [key("a")], "it waits for the next version"
 
 
 def test_a_step_that_overflows_makes_no_version(run):
@@ -245,7 +244,6 @@ def test_a_step_that_overflows_makes_no_version(run):
     run.start()
     large = np.full(SMALL.values, 1e18, dtype=np.float32)
     run.send(key("a"), large)
-    run.store.accumulate(key("a"), 1.0)
     with pytest.raises(StoreError, match=r"not finite in tensor 'w\.weight'"):
         run.store.commit(1, [merged_of(key("a"))], 1e30)
     assert run.store.version == 0

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import RULES
 from fsl_async.store.averages import averaged
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OPTIMIZERS, Average
 from fsl_async.store.reading import read_version
@@ -42,7 +42,6 @@ def merge(run, version, buffers, tokens=(10.0, 30.0)):
     for number, (key, values) in enumerate(zip(keys, buffers, strict=True)):
         vector = np.concatenate([noise(100 * version + number), values])
         run.send(key, vector.astype(np.float32), tokens=int(tokens[number]), spec=COARSE)
-        run.store.accumulate(key, tokens[number])
     members = [
         merged_of(key, weight, tokens=int(weight))
         for key, weight in zip(keys, tokens, strict=False)
@@ -124,7 +123,6 @@ def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
         key = DeltaKey(f"c{number}", 1, 0, 1)
         values = np.concatenate([np.full(200, 1e-3), np.full(10, 1e3 * number)])
         run.send(key, values.astype(np.float32), tokens=1)
-        run.store.accumulate(key, 1.0)
     assert not run.store._open.merging.sum.squared_distances().any()
 
 

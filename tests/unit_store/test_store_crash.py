@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 from ledger_books import check_state
 
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_codecs import CodecSpec
 
 LAST = 3

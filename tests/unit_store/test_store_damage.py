@@ -213,14 +213,9 @@ def test_a_damaged_delta_does_not_prevent_a_restart(make_run, rule):
     merged = [merged_of(key(name)) for name in "abc"]
     for seed, one in enumerate(merged):
         run.send(one.key, np.full(run.manifest.values, seed + 1.0, np.float32))
-        run.store.accumulate(one.key, 1.0)
     flip(run.root / "spool" / file_name(key("b")))
-    run.store._open.merging.sum.remove(key("c"))  # so that the sum is recomputed
-    if rule == "median":
-        run.store._open.merging.sum.add(key("c"), 1.0)
-    wanted = merged if rule == "median" else merged[:2]
     with pytest.raises(DeltaDamaged, match=r"delta b/1/0/1 .*start again") as caught:
-        run.store.commit(1, wanted, 1.0)
+        run.store.commit(1, merged, 1.0)  # with other weights than those in the sum
     assert isinstance(caught.value, Damaged)
     recovered = run.open()
     assert [delta.key.client for delta in recovered.pending] == ["a", "c"]

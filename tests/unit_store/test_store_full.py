@@ -35,7 +35,6 @@ def merge(run, *members):
         run.send(key, vector, tokens=tokens)
         one = delta_of(key, tokens)
         weight = work.weight(one, staleness)
-        run.store.accumulate(key, weight)
         merged.append(MergedDelta(one, staleness, weight))
     scale = work.scale(merged)
     return run.store.commit(run.store.version + 1, merged, scale)

@@ -5,11 +5,11 @@ import pytest
 from deltas import merged_of, noise
 from safetensors.numpy import load_file
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition
 from fsl_async.store.checkpoint import MEAN
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import mean_share
 from fsl_async.store.store import Store
@@ -305,7 +305,6 @@ def test_only_a_run_without_a_planned_end_keeps_a_mean(make_run):
     assert (run.root / "checkpoints" / "v00000001" / MEAN).exists()
     delta = key("a", 1, 2)
     run.send(delta, noise(run.manifest, 5))
-    run.store.accumulate(delta, 1.0)
     run.store.commit(2, [merged_of(delta)], 1.0, RunPosition(is_planned=True, progress=0.1))
     assert not (run.root / "checkpoints" / "v00000002" / MEAN).exists()
 

@@ -8,13 +8,13 @@ import pytest
 from attrs import evolve
 from deltas import delta_of, merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoints
 from fsl_async.store.delta_kind import Dense, Mixed, Seeds
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.frame_file import FrameWriter
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
@@ -83,9 +83,6 @@ def send(run, key, scalars, tokens=10, number=None):
 
 
 def commit(run, weights):
-    for key, weight in weights.items():
-        if key not in run.store.accumulated:
-            run.store.accumulate(key, weight)
     members = [merged_of(key, weight) for key, weight in weights.items()]
     return run.store.commit(run.store.version + 1, members, 1 / sum(weights.values()))
 
@@ -171,7 +168,6 @@ def test_a_restart_at_any_time_gives_the_same_digests(make_run):
         send(run, keys[0], scalars_of(100 * base))
         run.open()  # as after a crash: the accumulator is empty
         send(run, keys[1], scalars_of(100 * base + 1))
-        run.store.accumulate(keys[0], 10.0)
         commit(run, {keys[0]: 10.0, keys[1]: 20.0})
         found = run.open()
         assert (found.version, found.digest) == (base + 1, digests[base + 1])
@@ -265,8 +261,6 @@ def test_a_rollback_forgets_the_steps_after_it(make_run):
     weights = run.weights(2)
     assert run.store.read_seeds(2, run.store.version) is None
     assert len(run.store.read_seeds(0, run.store.version)) == 24 + 2 * 24
-    for name in "ab":
-        run.store.accumulate(key_of(name, 2), 10.0)
     commit(run, {key_of(name, 2): 10.0 for name in "ab"})
     assert run.store.version == 3
     steps = run.store._open.facts.book.seeds_between(2, 3)
@@ -413,8 +407,6 @@ def test_a_clipped_delta_that_is_alone_in_its_order_stays_short(make_run):
     send(run, liar, scalars_of(1) / np.float32(clip))
     for i, key in enumerate(honest):
         run.send(key, dense_of(i))
-    for key in (liar, *honest):
-        run.store.accumulate(key, 10.0)
     merged = [merged_of(key, weight=10.0) for key in honest]
     merged.insert(0, evolve(merged_of(liar, weight=10.0 * clip), clip=clip))
     run.store.commit(1, merged, 1 / 30)

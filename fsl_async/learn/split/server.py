@@ -111,19 +111,18 @@ class SplitServer:
         """Those for whom anything is kept."""
         return list({**self._replicas, **self._alignments})
 
-    def state(self, client: str | None = None, *, live: bool = False) -> dict[str, Tensor]:
-        """Named tensors on the CPU: of the common part, or of all that is kept for one client.
+    def state(self, client: str | None = None) -> dict[str, Tensor]:
+        """Return named tensors on the CPU: the common part, or all that is kept for one client.
 
-        Copies, or `live`: then they cost no memory, and have to be read before anything else is
-        computed.
+        They are no copies: read them before anything else is computed.
         """
         if client is None:
-            return self.common.state(live=live)
+            return self.common.state()
         found: dict[str, Tensor] = {}
         if client in self._replicas:
-            found |= weights.prefixed("replica/", self._replicas[client].state(live=live))
+            found |= weights.prefixed("replica/", self._replicas[client].state())
         if client in self._alignments:
-            found |= weights.prefixed("alignment/", self._alignments[client].state(live=live))
+            found |= weights.prefixed("alignment/", self._alignments[client].state())
         return found
 
     def restore(self, state: Mapping[str, Tensor], client: str | None = None) -> None:

@@ -77,7 +77,7 @@ class ServerTraining:
         try:
             if found.common is not None:
                 self.server.restore(found.common)
-                for name, state in found.clients.items():
+                for name, state in found.clients:
                     self.server.restore(state, name)
         except ModelPartMisused as error:
             # Settings that are fixed were compared before; how many classes there are, the data may
@@ -221,10 +221,8 @@ class ServerTraining:
 
         A copy in memory would take as much again as is kept of all clients.
         """
-        common = self.server.state(live=True)
-        clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
-        staged = self.disk.stage(effect.book, common, clients)
-        return lambda: self.disk.seal(staged)
+        clients = ((name, self.server.state(name)) for name in self.server.clients)
+        return self.disk.stage(effect.book, self.server.state(), clients)
 
 
 def _payload(values: Tensor, lengths: Tensor | None) -> Payload:

@@ -20,8 +20,6 @@ No torch and no Opacus in here.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from attrs import asdict, fields_dict, frozen
 
 from fsl_async.errors import PrivacyError, disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.private_files import locked_folder, replace_bytes
 from fsl_async.roles.names import NAME
 
 _MAX_BYTES = 4096
@@ -138,17 +136,11 @@ class Budget:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = -1
         try:
-            make_folder(self.path.parent)
-            descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            with locked_folder(self.path.parent):
+                yield
         except OSError as error:
             raise PrivacyError(f"privacy budget: {disk_words(error, advised=False)}") from None
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def _parsed(data: bytes) -> Spent | None:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsl_async.files.private_files import FILE_MODE
+from fsl_async.files.files import FILE_MODE
 
 FILE = "chaos.jsonl"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.tools.chaos.schedule import PARTITION, SLOW
 from fsl_async.tools.chaos.targets import Node, Run
 from fsl_async.tools.clone import has_benchmarks
@@ -31,12 +32,7 @@ def file_link(path: Path) -> Link:
     """The link of a proxy, controlled by a file."""
     words = {PARTITION: "cut", SLOW: f"slow {SLOW_BYTES_PER_S:g}", OPEN: "open"}
 
-    def change(state: str) -> None:
-        partial = path.with_name(f".{path.name}.part")
-        partial.write_text(words[state])
-        partial.rename(path)
-
-    return change
+    return lambda state: replace_bytes(path, words[state].encode())
 
 
 def site_link(lab: Laboratory, site: str, was: str) -> Link:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field, mutable
 
+from fsl_async.files.memory_files import Killed, MemoryFiles
 from fsl_async.learn.client.ports import Vector
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
-from fsl_async.store.memory_files import Killed, MemoryFiles
 from fsl_async.tools.sim.faults import FaultProfile
 
 if TYPE_CHECKING:

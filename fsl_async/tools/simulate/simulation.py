@@ -428,7 +428,7 @@ class OwnSimulation(Simulation):
         if machine.version > newest:
             self._add_point(machine)
         for effect in effects:
-            if isinstance(effect, do.Average):
+            if isinstance(effect, do.Commit):
                 self._merged = effect.merged
 
     def _add_point(self, machine: ParameterServerMachine) -> None:
