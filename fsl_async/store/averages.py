@@ -91,7 +91,7 @@ def averages_again(
 ) -> Iterable[NDArray[np.float32]]:
     """Yield the average that a version was made of, from the spooled deltas.
 
-    vectors: of the version before. deltas: as accepted, for their facts.
+    vectors: of the version before. deltas: as accepted, for their facts and metrics.
     """
     if record.seeds is not None:
         return stepped(manifest, vectors, record.seeds, pool)
@@ -107,7 +107,7 @@ def averages_again(
             return rows.averages_of_all(record.merged, record.reused, record.scale)
         # The record has a weight of 0 for a delta that the rule did not choose.
         rows.weights |= {one.key: one.weight for one in record.merged if one.weight}
-        return rows.averages(rows.clients, record.merged)
+        return rows.averages(rows.clients, record.merged, deltas)
     # Additions in the same order give the same bits.
     sources = [(spool.frames(one.key, manifest), one.weight, one.clip) for one in record.merged]
     sums = settings.kind.sums(manifest, sources)

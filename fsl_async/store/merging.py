@@ -237,7 +237,7 @@ class Merging:
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
             used = {key for keys in chosen for key in keys}
-            chunks = lambda: round_sum.averages(chosen, map(self._recorded, merged))  # noqa: E731
+            chunks = lambda: round_sum.averages(chosen, merged, book.pending)  # noqa: E731
             if self._settings.kind.is_scalars:
                 (mean,) = chunks()
         else:
@@ -267,7 +267,7 @@ class Merging:
             version,
             tuple(
                 MergedDelta(
-                    self._recorded(one).delta,
+                    Delta(one.key, "", one.delta.tokens, one.delta.steps),
                     one.staleness,
                     one.weight if one.key in used else 0.0,
                     book.pending[one.key].norm,
@@ -291,14 +291,6 @@ class Merging:
         settings, spool = self._settings, self._run.spool
         rows = RobustAggregator(self._manifest, spool, self._pool, settings.rule, settings.kind)
         return rows.averages_of_all(merged, reused, scale)
-
-    def _recorded(self, one: MergedDelta) -> MergedDelta:
-        """A delta of the round as versions record it: with metrics, where the rule reads them."""
-        metrics = {}
-        if self._settings.rule.reads_metrics:
-            metrics = self._facts.book.pending[one.key].delta.metrics
-        work = Delta(one.key, "", one.delta.tokens, one.delta.steps, metrics=metrics)
-        return evolve(one, delta=work)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._facts.book

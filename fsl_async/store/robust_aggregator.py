@@ -18,11 +18,11 @@ from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.delta_kind import DeltaKind
@@ -70,14 +70,17 @@ class RobustAggregator(SpooledDeltas):
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
     def averages(
-        self, chosen: list[list[DeltaKey]], merged: Iterable[MergedDelta]
+        self,
+        chosen: list[list[DeltaKey]],
+        merged: Iterable[MergedDelta],
+        deltas: Mapping[DeltaKey, StoredDelta],
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError.
 
-        merged: the deltas as the version records them. Of buffers, the median over the clients, or
-        where the rule uses deltas again their mean.
+        merged: the deltas as the version records them. deltas: as accepted, for their metrics. Of
+        buffers, the median over the clients, or where the rule uses deltas again their mean.
         """
-        clients = row_clients(chosen, merged)
+        clients = row_clients(chosen, {one.key: one for one in merged}, deltas)
         for index, rows in enumerate(self._chunks(chosen, self.weights)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
             if not self._kind.is_scalars and self._manifest.is_buffer(index):
@@ -97,18 +100,19 @@ class RobustAggregator(SpooledDeltas):
         counts = Counter(one.key.client for one in merged)
         self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
         self.weights |= {one.key: one.weight for one in reused}
-        for index, average in enumerate(self.averages(self.clients, (*merged, *reused))):
+        for index, average in enumerate(self.averages(self.clients, (), {})):
             if not self._manifest.is_buffer(index):
                 np.multiply(average, np.float32(scale), out=average)
             yield average
 
 
 def row_clients(
-    chosen: Sequence[Sequence[DeltaKey]], merged: Iterable[MergedDelta]
+    chosen: Sequence[Sequence[DeltaKey]],
+    merged: Mapping[DeltaKey, MergedDelta],
+    deltas: Mapping[DeltaKey, StoredDelta],
 ) -> tuple[RowClient, ...]:
-    """Return the client of each row. chosen: the keys of each row, in their order."""
-    known = {one.key: one for one in merged}
-    rows = [[known[key] for key in keys if key in known] for keys in chosen]
+    """Return the client of each row whose deltas are in `merged`. chosen: the keys of each row."""
+    rows = [[merged[key] for key in keys] for keys in chosen if merged]
     return tuple(
         RowClient(
             ones[0].key.client,
@@ -116,8 +120,7 @@ def row_clients(
             sum(one.delta.tokens for one in ones),
             sum(one.delta.steps for one in ones),
             max(one.staleness for one in ones),
-            ones[-1].delta.metrics,
+            deltas[ones[-1].key].delta.metrics,
         )
         for ones in rows
-        if ones
     )

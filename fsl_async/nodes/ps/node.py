@@ -34,7 +34,13 @@ from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, within
-from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.aggregation import (
+    adapter_rule_of,
+    check_aggregation,
+    optimizer_of,
+    rule_of,
+    weighting_of,
+)
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
@@ -59,7 +65,6 @@ from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.records import StoreSettings, VersionRecord
 from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
@@ -165,7 +170,6 @@ def rules_of(config: Config) -> ParameterServerRules:
 
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
-    outer = OPTIMIZERS[config.outer.optimizer](config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products
@@ -177,7 +181,7 @@ def store_settings_of(config: Config) -> StoreSettings:
     return StoreSettings(
         config.store.keep_versions,
         codec.spec_down,
-        outer,
+        optimizer_of(config),
         codec.threads,
         rule=rule_of(config),
         reuse=config.sync.staleness_limit if rule_of(config).reuses else 0,

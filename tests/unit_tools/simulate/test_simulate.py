@@ -257,9 +257,10 @@ class Mine(HetLoRA):
     ("task", "key", "rule", "more"),
     [
         (train, "outer.aggregation", "by_metric.py:ByLoss", {}),
+        (train, "outer.optimizer", "fedyogi.py:FedYogi", {"outer.learning_rate": 0.05}),
         (adapt, "tune.rule", "mine.py:Mine", {"tune.method": "lora", "tune.targets": "0,1"}),
     ],
-    ids=["aggregation", "merge"],
+    ids=["aggregation", "optimizer", "merge"],
 )
 def test_the_operators_own_rules_make_the_versions(tmp_path, task, key, rule, more):
     """As at a parameter server; the run has the text of its rule, and its digest."""
@@ -271,6 +272,7 @@ def test_the_operators_own_rules_make_the_versions(tmp_path, task, key, rule, mo
     made_by = f"{rule.partition(':')[2]}@{kept.stem.rpartition('-')[2]}"
     ledger = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
     lines = [json.loads(line) for line in ledger]
+    made_by = f"mean, {made_by}" if key == "outer.optimizer" else made_by
     assert {one["rule"] for one in lines if one.get("version", 0) > 0} == {made_by}
     journal = (tmp_path / "run" / "journal.jsonl").read_text()
     assert f'"rules":{{"{"tune.merge" if task is adapt else key}":' in journal
