@@ -72,8 +72,7 @@ def command(
     RUN/chaos.jsonl logs every fault.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.chaos.fault_log import FILE, FaultLog
-    from fsl_async.tools.chaos.schedule import KINDS, Storm
+    from fsl_async.tools.chaos.schedule import FILE, KINDS, FaultLog, Storm
     from fsl_async.tools.chaos.storm import StormRunner
     from fsl_async.tools.chaos.targets import Run
 
@@ -112,8 +111,8 @@ def report_of(run_dir: Path) -> dict[str, Any]:
     """The report of a run's last storm."""
     from fsl_async.observe.journal import JournalReader
     from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-    from fsl_async.tools.chaos.fault_log import FILE
     from fsl_async.tools.chaos.report import report
+    from fsl_async.tools.chaos.schedule import FILE
 
     ledger, _ = read_ledger(run_dir / LEDGER)
     own = {}

@@ -269,7 +269,7 @@ def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
     capacities = importlib.import_module("fsl_async.nodes.capacity")
-    relays = importlib.import_module("fsl_async.nodes.relay.node")
+    relays = importlib.import_module("fsl_async.nodes.relay.relay")
     capacity = capacities.capacity_here(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}

@@ -14,7 +14,7 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, names_of
 
 if TYPE_CHECKING:
-    from fsl_async.accounting.shapes import ModelShapes
+    from fsl_async.accounting.sizes import ModelShapes
     from fsl_async.plan.methods import PlannedMethod
 
 TUNED = ("lora", "zeroth")

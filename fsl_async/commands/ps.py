@@ -10,7 +10,7 @@ from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks
 from fsl_async.process.program import program
 
 if TYPE_CHECKING:

@@ -142,8 +142,8 @@ def command(
     if own["task"]:
         around = {name: given[name] for name in ("clients", "hours", "seed")}
         return sim_task.run(own, output, faults=given["faults"] or "none", **around)
-    from fsl_async.tools.sim.report import report
     from fsl_async.tools.sim.simulation import SimulationSettings
+    from fsl_async.tools.sim.world import report
 
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = SimulationSettings(**chosen)

@@ -21,8 +21,7 @@ from fsl_async.process.program import to_install
 if TYPE_CHECKING:
     from fsl_async.commands.output import Output
     from fsl_async.commands.status_report import NodeStatus
-    from fsl_async.tools.trackers.feed import Feed
-    from fsl_async.tools.trackers.outbox import Outbox, Tracker
+    from fsl_async.tools.trackers.outbox import Feed, Outbox, Tracker
     from fsl_async.tools.trackers.prometheus import Page
 
 JOURNAL = "journal.jsonl"
@@ -124,7 +123,7 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
 
 def wait_until_gone(status: NodeStatus, poll: Callable[[], None]) -> None:
     """Poll until the node is gone for good, or Ctrl-C."""
-    from fsl_async.observe.liveness import is_gone
+    from fsl_async.observe.node_folders import is_gone
 
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -147,8 +146,7 @@ class Watching:
     """Trackers and a page that get what is new in journals."""
 
     def __init__(self, nodes: Sequence[NodeStatus], asked: Asked, output: Output) -> None:
-        from fsl_async.tools.trackers.feed import Feed, run_name
-        from fsl_async.tools.trackers.outbox import Outbox
+        from fsl_async.tools.trackers.outbox import Feed, Outbox, run_name
 
         name = run_name(nodes[0].state.node, nodes[0].folder)
         self._output = output
@@ -170,7 +168,7 @@ class Watching:
 
     def poll(self) -> None:
         """Read what is new, and hand it over."""
-        from fsl_async.observe.liveness import is_gone
+        from fsl_async.observe.node_folders import is_gone
 
         for feed in self._feeds:
             feed.poll()

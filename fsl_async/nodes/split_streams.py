@@ -11,8 +11,7 @@ from collections.abc import Callable
 from attrs import define, field, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS
+from fsl_async.accounting.sizes import FORMATS, Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import (
     Payload,

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from fsl_async.accounting.categories import Category
+from fsl_async.accounting.sizes import Category
 from fsl_async.config.settings import Config
 from fsl_async.roles.messages import MessageError, checked_text, optional
 from fsl_async.roles.sync.delta import DIGEST, POSITION

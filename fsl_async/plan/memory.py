@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from fsl_async.accounting.shapes import ModelShapes, Part, Summed
+from fsl_async.accounting.sizes import ModelShapes, Part, Summed
 from fsl_async.roles.split.methods import Method
 
 _VALUE_BYTES = 4

@@ -39,9 +39,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.shapes import ModelShapes, Part
-from fsl_async.accounting.sizes import Accounting, Kind, Size
+from fsl_async.accounting.sizes import (
+    Accounting,
+    Category,
+    Direction,
+    Kind,
+    ModelShapes,
+    Part,
+    Size,
+)
 from fsl_async.errors import UsageError
 from fsl_async.plan.memory import Memory, client_memory, whole_model_memory
 from fsl_async.roles.split.methods import METHODS, Method, SplitRules

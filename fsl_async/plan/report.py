@@ -14,9 +14,16 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.shapes import ModelShapes
-from fsl_async.accounting.sizes import FORMATS, Accounting, OurAccounting, PublishedAccounting, Size
+from fsl_async.accounting.sizes import (
+    FORMATS,
+    Accounting,
+    Category,
+    Direction,
+    ModelShapes,
+    OurAccounting,
+    PublishedAccounting,
+    Size,
+)
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.memory import Memory, whole_model_memory

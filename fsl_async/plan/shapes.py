@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from fsl_async.accounting.shapes import ModelShapes, Part, label_width
+from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
 

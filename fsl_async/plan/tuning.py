@@ -18,9 +18,15 @@ from typing import Protocol
 
 from attrs import frozen
 
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.shapes import ModelShapes, Part
-from fsl_async.accounting.sizes import Accounting, Kind, Size
+from fsl_async.accounting.sizes import (
+    Accounting,
+    Category,
+    Direction,
+    Kind,
+    ModelShapes,
+    Part,
+    Size,
+)
 from fsl_async.plan.memory import frozen_part
 from fsl_async.plan.memory import trained as memory_of_trained
 from fsl_async.plan.methods import PRETRAIN_WAITS, Flow, PlannedMethod, Workload, both_ways

@@ -12,7 +12,7 @@ import torch
 
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.cuts import CutModel
-from fsl_async.learn.models.gpt_parts import GPTPart
+from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.build import client_part, split_server

@@ -16,7 +16,7 @@ from fsl_async import cli
 from fsl_async.commands import status_trackers
 from fsl_async.commands.status_trackers import PORT, Asked, watching
 from fsl_async.errors import UsageError
-from fsl_async.observe.liveness import SILENT_S, is_gone
+from fsl_async.observe.node_folders import SILENT_S, is_gone
 from fsl_async.observe.run import NodeState
 from fsl_async.process.program import to_install
 from fsl_async.tools.trackers import prometheus

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import cli
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS, Kind
+from fsl_async.accounting.sizes import FORMATS, Category, Direction, Kind
 from fsl_async.commands.plan import TEXT_BATCH
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError

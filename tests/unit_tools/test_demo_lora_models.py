@@ -16,7 +16,7 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
-from fsl_async.tools.demo import lora_base, lora_compare, lora_data
+from fsl_async.tools.demo import lora_base, lora_data, lora_work
 from fsl_async.tools.demo.lora import lora
 from fsl_async.tools.demo.scenario import Choices, overrides
 
@@ -64,8 +64,8 @@ def test_alone_trains_the_given_steps_on_the_given_records(tmp_path):
         lora_data.write_lines(tmp_path / "site" / part, lines)
     made = lora(Choices(base=str(base), rule="rolora", rank=2, seed=5, run_dir=tmp_path))
     job = {"overrides": overrides(made.settings), "base": str(base)}
-    tables = lora_compare.tables_of(job)
-    fed = lora_compare.alone(tables, "a", str(tmp_path / "site" / "train"), 12)
+    tables = lora_work.tables_of(job)
+    fed = lora_work.alone(tables, "a", str(tmp_path / "site" / "train"), 12)
     assert len(fed.history) == 12
     assert {each.shape[0] for name, each in fed.model.named_parameters() if "lora_A" in name} == {2}
     tune, untuned = TuneConfig(**tables["tune"]), load_base(base, "lm")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
@@ -52,7 +52,7 @@ from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.exchange import Exchange
-    from fsl_async.nodes.client.split_session import SplitSession
+    from fsl_async.nodes.client.node import SplitSession
 
 
 @frozen

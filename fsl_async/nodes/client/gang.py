@@ -216,7 +216,7 @@ def main() -> int:
     """Run the node that `start` started; its standard input has the options."""
     from fsl_async.cluster.name_slot import claim_name
     from fsl_async.errors import report
-    from fsl_async.process.heap import keep_freed_blocks
+    from fsl_async.process.memory import keep_freed_blocks
     from fsl_async.process.script import print_line
     from fsl_async.process.stopper import stop_on_signals
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from attrs import define, evolve, mutable
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker

@@ -13,7 +13,7 @@ import attrs
 from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import PayloadError, Values
 from fsl_async.nodes.runtime import Journal, Node, Worker

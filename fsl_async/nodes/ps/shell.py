@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from attrs import define, field, frozen
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.chaos.fault_log import FaultLog
 from fsl_async.tools.chaos.links import FOLDER, OPEN, Link, file_link, link_of
-from fsl_async.tools.chaos.schedule import KILL, PARTITION, SLOW, STOP, Fault, Storm
+from fsl_async.tools.chaos.schedule import KILL, PARTITION, SLOW, STOP, Fault, FaultLog, Storm
 from fsl_async.tools.chaos.targets import SERVER, Held, Node, Run, nodes
 
 _TICK_S = 0.05

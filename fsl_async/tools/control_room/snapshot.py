@@ -16,7 +16,7 @@ from fsl_async.errors import printable
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.evaluations import line_of, newest
 from fsl_async.observe.history import Timeline
-from fsl_async.observe.liveness import alive_words
+from fsl_async.observe.node_folders import alive_words
 from fsl_async.observe.run_state import PS, SPLIT_SERVER
 from fsl_async.observe.table import header
 from fsl_async.roles.phrasing import megabytes

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.ring_audit import audit_ring
+from fsl_async.observe.ledger_audit import audit_ring, audit_run
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Node, Played, Scenario

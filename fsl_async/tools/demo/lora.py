@@ -5,7 +5,7 @@
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
    quarter of them, is launched again and catches up; the others go on meanwhile
 4  the same number of steps is trained without federation, by each site alone and by one process
-   on all records (`lora_compare`), and all are measured on the held-out records of all sites
+   on all records (`lora_work`), and all are measured on the held-out records of all sites
 
 A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
 base is made or the run is played, not after.

@@ -23,9 +23,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from fsl_async.cluster.deaths import Deaths
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
+from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Deaths, Supervisor
 from fsl_async.config import address as addresses
 from fsl_async.errors import ExitCode, FslError
 from fsl_async.observe.clients import News

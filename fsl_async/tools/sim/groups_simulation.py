@@ -22,9 +22,8 @@ from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.member import MemberPhase
-from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing
+from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
 from fsl_async.tools.sim.faults import PROFILES
-from fsl_async.tools.sim.ring_invariants import RingInvariants
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     Simulation,

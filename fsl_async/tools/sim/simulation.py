@@ -20,7 +20,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config

@@ -33,12 +33,14 @@ from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.tune_lineage import ProductLineage, RoundLineage, ScalarLineage
 from fsl_async.tools.sim.tune_training import (
     ADAPTERS,
     LARGE,
     AdapterTraining,
+    ProductLineage,
+    RoundLineage,
     RoundTraining,
+    ScalarLineage,
     ScalarTraining,
 )
 from fsl_async.tools.sim.world import Launch, ProcessClock

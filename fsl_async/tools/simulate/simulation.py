@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
@@ -41,8 +41,7 @@ from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
 from fsl_async.observe.reporter import Reporter
-from fsl_async.process.heap import share_one_heap
-from fsl_async.process.memory import peak_bytes
+from fsl_async.process.memory import peak_bytes, share_one_heap
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta import MergedDelta

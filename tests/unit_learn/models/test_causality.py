@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models.causality import check_causal
+from fsl_async.learn.models.quantized import check_causal
 
 if not importlib.util.find_spec("peft"):
     pytest.skip("needs the extra hf", allow_module_level=True)

@@ -12,8 +12,7 @@ from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.node_folders import find_nodes
 from fsl_async.observe.round_series import plain
 from fsl_async.tools.control_room import snapshot
-from fsl_async.tools.control_room.feed import Cursor
-from fsl_async.tools.control_room.gate import HEADERS, Gate
+from fsl_async.tools.control_room.server import HEADERS, Cursor, Gate
 from fsl_async.tools.control_room.watched import watch
 
 
