@@ -47,7 +47,7 @@ from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 METHODS = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
 RESULTS = Path(__file__).parent / "results" / "lockstep.jsonl"

@@ -38,7 +38,7 @@ import torch
 from split_grid import Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
 from split_tables import text_of
 
-from fsl_async.learn.data.find import open_dataset
+from fsl_async.learn.data.facts import open_dataset
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.places import net_of
 from fsl_async.tools.compare.runner import Stage

@@ -32,12 +32,9 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+from typing import NamedTuple, TextIO
 
 _NO_HOME = "determine home directory"
 """Part of pathlib's message for a ~user that does not exist, and for ~ without a home folder."""

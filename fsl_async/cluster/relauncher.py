@@ -19,7 +19,6 @@ from typing import Any
 
 from attrs import define, field
 
-from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.launchers import (
     CommandLauncher,
     Launcher,
@@ -28,7 +27,7 @@ from fsl_async.cluster.launchers import (
     LocalLauncher,
     SlurmLauncher,
 )
-from fsl_async.cluster.restarts import MOST_MEMBERS, End, Relaunches, Wait
+from fsl_async.cluster.restarts import MOST_MEMBERS, End, Launching, Relaunches, Wait
 from fsl_async.errors import RunDirError
 from fsl_async.files.private_files import replace_bytes
 from fsl_async.files.text_checksum import with_checksum, without_checksum

@@ -18,19 +18,15 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Self, TextIO
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Self, TextIO
 
 from attrs import field, frozen
 
 from fsl_async.cluster.restarts import ALIKE, End, RestartRules, Restarts, State, Wait
 from fsl_async.errors import ExitCode, one_line
 from fsl_async.files.private_files import make_folder, opener
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SHOWN = 500

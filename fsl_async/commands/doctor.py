@@ -7,9 +7,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from attrs import asdict, field, frozen
@@ -18,9 +19,6 @@ from fsl_async.commands.options import WithJson, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME, to_install
 from fsl_async.roles.phrasing import counted, megabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 OK = "ok"
 WARNING = "warning"

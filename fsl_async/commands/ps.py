@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsl_async.cluster.launch_file import Launching
+    from fsl_async.cluster.restarts import Launching
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
@@ -162,7 +162,7 @@ def listening_keys(
 
 def _read_launching(path: Path) -> Launching:
     """Read a launch file; raises ConfigError."""
-    from fsl_async.cluster.launch_file import read_launching
+    from fsl_async.cluster.restarts import read_launching
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -23,7 +23,9 @@ each group's tokens once            the ranges of its cuts follow each other wit
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from attrs import evolve, field, frozen, mutable
 
@@ -31,11 +33,6 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.roles.sync.delta import DeltaKey
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
 
 LEDGER = "ledger.jsonl"
 

@@ -26,8 +26,15 @@ from fsl_async.accounting.sizes import (
 )
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
-from fsl_async.plan.memory import Memory, whole_model_memory
-from fsl_async.plan.methods import ALL_METHODS, PRETRAIN, Flow, PlannedMethod, Workload
+from fsl_async.plan.methods import (
+    ALL_METHODS,
+    PRETRAIN,
+    Flow,
+    Memory,
+    PlannedMethod,
+    Workload,
+    whole_model_memory,
+)
 from fsl_async.plan.tuning import TUNED
 from fsl_async.roles.phrasing import counted, megabytes
 

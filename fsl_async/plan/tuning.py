@@ -27,9 +27,15 @@ from fsl_async.accounting.sizes import (
     Part,
     Size,
 )
-from fsl_async.plan.memory import frozen_part
-from fsl_async.plan.memory import trained as memory_of_trained
-from fsl_async.plan.methods import PRETRAIN_WAITS, Flow, PlannedMethod, Workload, both_ways
+from fsl_async.plan.methods import (
+    PRETRAIN_WAITS,
+    Flow,
+    PlannedMethod,
+    Workload,
+    both_ways,
+    frozen_part,
+)
+from fsl_async.plan.methods import trained as memory_of_trained
 
 TUNED = ("lora", "zeroth")
 """Methods whose row depends on the run's adapters."""

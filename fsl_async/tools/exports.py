@@ -1,7 +1,7 @@
 """Writes a version of a run as a folder that other programs load. NumPy only: no torch.
 
     adapters    PEFT: adapter_config.json, adapter_model.safetensors
-    merged      Hugging Face: the base with adapters in its weights (fsl_async.learn.tune.tuned)
+    merged      Hugging Face: the base with adapters in its weights (fsl_async.learn.tune.base)
     model       Hugging Face: a model that was trained whole; the built-in GPT is Arcee's
                 architecture there, with a tokenizer of bytes
     tensors     model.safetensors alone: any other model

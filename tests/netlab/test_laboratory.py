@@ -16,8 +16,7 @@ from netlab.host import LabError, started
 from netlab.laboratory import Laboratory
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.chaos.links import link_of
-from fsl_async.tools.chaos.targets import Node, Run
+from fsl_async.tools.chaos.targets import Node, Run, link_of
 
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 

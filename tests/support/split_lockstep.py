@@ -22,7 +22,7 @@ from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.roles.split.methods.base import Position
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 
 class Lockstep:

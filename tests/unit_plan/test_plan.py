@@ -12,8 +12,7 @@ from fsl_async.commands.plan import TEXT_BATCH
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.plan.memory import whole_model_memory
-from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload
+from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, whole_model_memory
 from fsl_async.plan.report import GIB, as_dict, as_text, make_plan
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 

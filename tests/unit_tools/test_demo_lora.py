@@ -16,7 +16,7 @@ from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.chaos.recovery import Recovery
+from fsl_async.tools.chaos.report import Recovery
 from fsl_async.tools.demo import lora, lora_data
 from fsl_async.tools.demo.lora import lines, problems_of, summarize, sums_of, table
 from fsl_async.tools.demo.runner import Runner

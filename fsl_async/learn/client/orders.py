@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
-from fsl_async.learn.client.ports import RoundOrder, SnapshotOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fsl_async.learn.client.ports import Order
+from fsl_async.learn.client.ports import Order, RoundOrder, SnapshotOrder
 
 
 class RunFinishedError(TaskError):

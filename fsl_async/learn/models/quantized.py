@@ -12,8 +12,8 @@ loss of the next token then falls without anything being learned, because the to
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,6 @@ from torch import Tensor, nn
 from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.hf import extra
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 _4BIT, _8BIT = "Params4bit", "Int8Params"
 _LAYERS = ("Linear4bit", "Linear8bitLt")

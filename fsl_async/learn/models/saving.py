@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off
-from fsl_async.learn.models.heads import trunk_of
+from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off, trunk_of
 from fsl_async.learn.models.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -27,13 +27,13 @@ from fsl_async.learn.data.corpus import Corpus, held_out_windows, windows
 from fsl_async.learn.data.counter import Words, random_words
 from fsl_async.learn.data.facts import (
     Facts,
+    is_text,
     labeled,
     model_shape,
     open_run_data,
     partition_of,
     to_model_input,
 )
-from fsl_async.learn.data.find import is_text
 from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.smashed import IGNORED

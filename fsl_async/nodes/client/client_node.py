@@ -39,9 +39,8 @@ from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
-from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import Welcome, exchanged_category
-from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded

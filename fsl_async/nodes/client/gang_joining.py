@@ -27,7 +27,7 @@ from fsl_async.learn.gang.orders import CHECK_S, RankOrders
 from fsl_async.learn.gang.remote import RemoteLink, RemoteRanks
 from fsl_async.learn.gang.training import RankTraining, store_of_ranks
 from fsl_async.nodes.client import gang
-from fsl_async.nodes.client.gang_context import options_to_wire, unpacked
+from fsl_async.nodes.client.gang import options_to_wire, unpacked
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.script import leave_at_exit
 from fsl_async.roles import gang_messages as msg

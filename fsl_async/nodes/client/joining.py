@@ -278,7 +278,7 @@ def join(
 ) -> Joined | JoinedRank:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
-    from fsl_async.keys.site_file import site_policy
+    from fsl_async.keys.folder import site_policy
 
     errors_in_one_line()
     given = {"server": server, "name": name, "run_dir": run_dir, "keys": keys, "log": log}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
@@ -26,14 +26,11 @@ from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.nodes.client.client_node import LoopSide
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
+from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.machine import Event, TrainingEnded
+from fsl_async.roles.machine import Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
-
-if TYPE_CHECKING:
-    from fsl_async.nodes.runtime import Worker
-    from fsl_async.roles.machine import Finish, Note
 
 
 class SplitSession:

@@ -37,7 +37,7 @@ from fsl_async.tools.compare.choices import Run
 from fsl_async.tools.compare.outcome import Outcome, Point, Score
 from fsl_async.tools.compare.runner import Comparison, Scorer, Stage, words_of
 from fsl_async.tools.compare.tune import CENTRAL, LOCAL, POOLED, TuningChoices
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 _SOURCES = itertools.count(-1, -1)
 """Numbers of joined data; those of a file are not negative."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from attrs import frozen
 
 from fsl_async.config.load import parse_override
 from fsl_async.config.rules import is_own
+from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
@@ -22,9 +23,6 @@ from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
-
-if TYPE_CHECKING:
-    from fsl_async.config.settings import Config
 
 MODELS = ("small-cnn", "resnet18")
 GPT = "gpt-"
@@ -175,8 +173,8 @@ class SplitScorer:
         """Score the newest version in `run_dir`. Raises RunDirError."""
         import torch
 
-        from fsl_async.learn.split import lockstep, weights
-        from fsl_async.tools.evaluation import load_last
+        from fsl_async.learn.split import weights
+        from fsl_async.tools.versions import load_last
 
         torch.set_num_threads(1)
         record = load_last(run_dir / PS if self._has_server else run_dir, self._client)
@@ -192,7 +190,7 @@ class SplitScorer:
             vectors = [found[name] for name in shares]
             average = weights.average(vectors, list(shares.values())) if shares else found[_OF_ALL]
             weights.load(server, average)
-        score = lockstep.evaluate(self._parts.model, self._batches)
+        score = weights.evaluate(self._parts.model, self._batches)
         return Score(score.accuracy, score.loss)
 
 

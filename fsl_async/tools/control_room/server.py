@@ -44,7 +44,7 @@ from fsl_async.observe.history import STATES, History, Timeline
 from fsl_async.observe.round_series import as_dict, of_client
 from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import snapshot
-from fsl_async.tools.control_room.watched import AUDIT_EVERY_S, WatchedNode
+from fsl_async.tools.control_room.snapshot import AUDIT_EVERY_S, WatchedNode
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -385,7 +385,7 @@ async def serve(nodes: list[WatchedNode], port: int, announce: Callable[[str], N
 
 def run(run_dir: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page of `run_dir` until Ctrl-C. Raises FslError."""
-    from fsl_async.tools.control_room.watched import watch
+    from fsl_async.tools.control_room.snapshot import watch
 
     check_installed()
     nodes = watch(run_dir)

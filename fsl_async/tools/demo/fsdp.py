@@ -11,15 +11,12 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from fsl_async.cluster.supervisor import Supervisor
 from fsl_async.tools.demo.pretrain import pretrain
-
-if TYPE_CHECKING:
-    from fsl_async.cluster.supervisor import Supervisor
-    from fsl_async.tools.demo.scenario import Choices, Played, Scenario
+from fsl_async.tools.demo.scenario import Choices, Played, Scenario
 
 RANKS = 2
 _AGENT = "fsl_async.nodes.client.gang_agent"

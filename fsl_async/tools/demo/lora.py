@@ -19,8 +19,9 @@ import importlib.util
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
@@ -33,9 +34,6 @@ from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
 from fsl_async.tools.demo import lora_data, scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 BASE_STEPS = 160
 """Steps in which the demo's base is made."""

@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fsl_async.errors import DataError
 from fsl_async.files.private_files import make_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 RECORD_CHARACTERS = 320
 """A record is as many whole paragraphs as fit, and at least one."""

@@ -31,11 +31,11 @@ from fsl_async.errors import FslError
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.hf import collector_paused, extra
+from fsl_async.learn.tune.base import Tuned
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.task import train
 from fsl_async.learn.tune.tokens import tokenize
-from fsl_async.learn.tune.tuned import Tuned
 from fsl_async.tools.demo.lora import MADE, ORDERS, digest_of
 from fsl_async.tools.demo.lora_base import make_base
 from fsl_async.tools.kept_run import KeptRun

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -48,9 +49,6 @@ from fsl_async.store.files import Files
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
-
-if TYPE_CHECKING:
-    import threading
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""

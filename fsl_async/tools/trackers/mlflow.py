@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 TAG = "fsl_async.run"
 EXPERIMENT = "fsl-async"

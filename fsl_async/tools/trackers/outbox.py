@@ -16,8 +16,14 @@ from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER
 from fsl_async.roles.names import NAME
-from fsl_async.tools.trackers.catalog import Reading, prefix_of
-from fsl_async.tools.trackers.points import Point, Points, evaluated, newest_of_each
+from fsl_async.tools.trackers.catalog import (
+    Point,
+    Points,
+    Reading,
+    evaluated,
+    newest_of_each,
+    prefix_of,
+)
 
 SEND_EVERY = 500
 """Points that are read before they are sent: a long run is not held in memory."""

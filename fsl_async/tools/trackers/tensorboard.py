@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 EVENTS = "events.out.tfevents.*"
 

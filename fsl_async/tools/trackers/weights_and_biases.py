@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 STEP, TOKENS = "version", "tokens/merged"
 

@@ -33,7 +33,7 @@ from fsl_async.learn.models.quantized import (
     quantized_layers,
 )
 from fsl_async.learn.tune.base import base_facts, load_base, quiet
-from fsl_async.learn.tune.base_shapes import planned
+from fsl_async.learn.tune.base_files import planned
 from fsl_async.tools.export_models import write_merged
 from fsl_async.tools.exports import write_adapters
 from fsl_async.tools.kept_run import KeptRun

@@ -10,7 +10,7 @@ from split_lockstep import start
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError, FslError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import build, lockstep, samples
+from fsl_async.learn.split import build, samples, weights
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.places import Loopback
@@ -58,7 +58,7 @@ def in_one_process(choices, method_name):
     held_out = list(samples.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
-        yield lockstep.evaluate(found.model(), held_out)
+        yield weights.evaluate(found.model(), held_out)
 
 
 def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path):
