@@ -40,8 +40,8 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, weights
-from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.task import open_samples
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps

@@ -113,7 +113,7 @@ class TaskRaisedError(TaskError):
 
 
 class PrivacyError(FslError):
-    """A site's privacy budget (`fsl_async.learn.tune.budget`) is used up, unknown or impossible."""
+    """A site's privacy budget (`learn.tune.privacy`) is used up, unknown or impossible."""
 
 
 class RunDirError(FslError):

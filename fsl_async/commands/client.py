@@ -15,9 +15,8 @@ from fsl_async.config import address as addresses
 from fsl_async.config.site_policy import listed
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import DataError, TooShortError, UsageError
-from fsl_async.process.memory import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.program import program
-from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

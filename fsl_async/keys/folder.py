@@ -4,7 +4,7 @@
         node.key             mode 0600: the pair. A process that has this file is this node
         allowed.txt          the allow-list (`allow_list.py`)
         site.toml            what may leave this site (`site_policy`)
-        privacy/             what this site has spent in private runs (`learn/tune/budget.py`)
+        privacy/             what this site has spent in private runs (`learn/tune/privacy.py`)
 
 A file that other users can read (the secret) or change (the list, the folder) is refused with the
 command that repairs it. A person decides whether a key that was readable for a while may be used.

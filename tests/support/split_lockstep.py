@@ -17,10 +17,10 @@ from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import ClientPartOptions
-from fsl_async.learn.split.samples import open_samples
-from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.learn.split.task import open_samples
 from fsl_async.roles.split.methods.base import Position
 from fsl_async.tools.versions import load_last
 

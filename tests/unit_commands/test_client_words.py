@@ -14,7 +14,7 @@ from fsl_async.nodes.client.gang import options_from_wire, options_to_wire
 from fsl_async.nodes.client.joining import context_of, start_line
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.wire import Welcome
-from fsl_async.process.threads import cores
+from fsl_async.process.memory import cores
 
 
 @pytest.mark.parametrize(

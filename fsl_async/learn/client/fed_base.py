@@ -17,7 +17,7 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.script_values import NOT_GIVEN, Whole
 from fsl_async.learn.client.statistics import recalibrate

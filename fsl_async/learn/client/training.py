@@ -30,12 +30,12 @@ from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights, check_same
 from fsl_async.learn.client.meter import Meter
-from fsl_async.learn.client.orders import Orders
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     ExchangePort,
     Move,
     Moved,
+    Orders,
     RebaseOrder,
     RoundOrder,
     SnapshotOrder,

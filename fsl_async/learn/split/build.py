@@ -28,8 +28,7 @@ from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
-from fsl_async.learn.split.server import ServerSettings, SplitServer
-from fsl_async.learn.split.server_training import UploadShape
+from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.methods import Method

@@ -35,7 +35,7 @@ from fsl_async.errors import (
     one_line,
 )
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch

@@ -1,7 +1,7 @@
 """A client process: training, exchange, machine, endpoint and loop.
 
 Training stays in the calling thread; the loop, with the machine and the sockets, runs in a thread
-of its own. They communicate through `learn.client.orders` and `learn.client.exchange`. So the same
+of its own. They communicate through `learn.client.ports` and `learn.client.exchange`. So the same
 code serves `fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a
 user's script.
 """
@@ -20,7 +20,7 @@ from fsl_async.config.split_rules import split_rules
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.keys.dialling import split_curve
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.nodes.client.client_node import LoopSide

@@ -16,9 +16,11 @@ from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.streams import Sink, Source, TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
+    Sink,
+    Source,
+    TransferProgress,
     Welcome,
     delta_stream,
     eager_bytes,

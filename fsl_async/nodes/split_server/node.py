@@ -43,9 +43,8 @@ from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.process.memory import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.stopper import Stopper
-from fsl_async.process.threads import threads_here
 from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.split.events import PsEnded
 from fsl_async.roles.split.messages import PS_ROLE

@@ -131,12 +131,12 @@ class SplitChoices(Choices):
 
         Raises FslError in one line.
         """
-        from fsl_async.learn.split import samples
+        from fsl_async.learn.split import task
 
         for method in self.methods:
             config = self.run(method).config
             SplitScorer(config)
-            samples.open_samples(config, facts_of(config), (0, self.clients))
+            task.open_samples(config, facts_of(config), (0, self.clients))
         return SplitComparison(self)
 
 
@@ -158,7 +158,7 @@ class SplitScorer:
         from torch import nn
 
         from fsl_async.learn.client.buffers import ModelWeights
-        from fsl_async.learn.split import build, samples
+        from fsl_async.learn.split import build, task
 
         self._parts = parts = build.build_parts(config, at_client=False)
         method = split_method(config)
@@ -167,7 +167,7 @@ class SplitScorer:
         part = build.client_part(method, parts.model, options, parts.auxiliary)
         kept = {name: part.part(name) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
-        self._batches = list(samples.held_out(config, facts_of(config)))
+        self._batches = list(task.held_out(config, facts_of(config)))
 
     def __call__(self, run_dir: Path) -> Score:
         """Score the newest version in `run_dir`. Raises RunDirError."""

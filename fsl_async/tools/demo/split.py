@@ -152,7 +152,7 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     from fsl_async.config.load import load
     from fsl_async.config.split_rules import split_method
     from fsl_async.learn.data.facts import described, facts_of
-    from fsl_async.learn.split import build, samples, weights
+    from fsl_async.learn.split import build, task, weights
     from fsl_async.learn.split.server_disk import ServerDisk
     from fsl_async.tools.versions import load_last
 
@@ -168,7 +168,7 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     assert parts.model.server is not None
     assert state.common is not None
     weights.load_named(parts.model.server, "server/", state.common)
-    batches = list(samples.held_out(config, facts_of(config), limit=64))
+    batches = list(task.held_out(config, facts_of(config), limit=64))
     return round(weights.evaluate(parts.model, batches).loss, 4)
 
 

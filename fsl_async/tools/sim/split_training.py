@@ -36,9 +36,8 @@ from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, Ser
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey
-from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import ServerSettings, ServerTraining, UploadShape
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev

@@ -56,8 +56,7 @@ from fsl_async.tools.sim.training import Trainer, VirtualWorker
 from fsl_async.tools.sim.world import Launch, ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import OwnTraining
-from fsl_async.tools.simulate.places import PlacedNetwork, Places
-from fsl_async.tools.simulate.residents import Residents
+from fsl_async.tools.simulate.places import PlacedNetwork, Places, Residents
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, by_category, loss_of
 from fsl_async.tools.simulate.settings import SimulateSettings, bytes_of, check_simulated
 

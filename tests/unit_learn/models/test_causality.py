@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models.quantized import check_causal
+from fsl_async.learn.models.causality import check_causal
 
 if not importlib.util.find_spec("peft"):
     pytest.skip("needs the extra hf", allow_module_level=True)
@@ -19,8 +19,8 @@ import peft
 import tiny_base
 import transformers
 
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.tune.base import quiet
 

@@ -28,7 +28,7 @@ from fsl_async.learn.split.model_parts import (
 )
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.server_training import ServerSettings, SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.learn.split.weights import evaluate
 from fsl_async.process.hang import HangRules, HangWatch, Hung

@@ -21,8 +21,8 @@ from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.models.adapters import heads_of, tied_layers, trunk_of
 from fsl_async.learn.models.hf import has_marks

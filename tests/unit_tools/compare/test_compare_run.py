@@ -10,8 +10,8 @@ from split_lockstep import start
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError, FslError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import build, samples, weights
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split import build, task, weights
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.places import Loopback
 from fsl_async.tools.compare.runner import Stage
@@ -52,10 +52,10 @@ def in_one_process(choices, method_name):
         method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )
     own = {
-        name: samples.open_samples(config, facts, (number, choices.clients))
+        name: task.open_samples(config, facts, (number, choices.clients))
         for number, name in enumerate(choices.names)
     }
-    held_out = list(samples.held_out(config, facts))
+    held_out = list(task.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
         yield weights.evaluate(found.model(), held_out)

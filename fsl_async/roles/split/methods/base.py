@@ -160,7 +160,7 @@ class Client(Protocol):
 
 
 class Server(Protocol):
-    """The split server's parts (`fsl_async.learn.split.server.SplitServer`)."""
+    """The split server's parts (`fsl_async.learn.split.server_training.SplitServer`)."""
 
     def part(self, client: str) -> Any: ...
     def alignment(self, client: str) -> Any: ...
