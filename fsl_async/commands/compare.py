@@ -168,8 +168,7 @@ def command(
     on all records in one process, and at each site alone.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.compare.places import net_of
-    from fsl_async.tools.compare.runner import Stage
+    from fsl_async.tools.compare.runner import Stage, net_of
     from fsl_async.tools.compare.table import lines
 
     given = {name: value for name, value in options.items() if value not in {None, "", ()}}

@@ -15,8 +15,8 @@ from fsl_async.commands.options import Finite, Options, Preset, Whole, argument,
 from fsl_async.commands.output import Output
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import ExitCode, UsageError
+from fsl_async.process.program import need_benchmarks
 from fsl_async.roles.split.methods import names_of
-from fsl_async.tools.clone import need_benchmarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,13 +29,13 @@ from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.methods import (
     ALL_METHODS,
     PRETRAIN,
+    TUNED,
     Flow,
     Memory,
     PlannedMethod,
     Workload,
     whole_model_memory,
 )
-from fsl_async.plan.tuning import TUNED
 from fsl_async.roles.phrasing import counted, megabytes
 
 GIB = 1 << 30
@@ -123,7 +123,7 @@ def make_plan(
 ) -> Plan:
     """Make a plan. An empty format means the default: bf16 for split learning, else uniform.
 
-    method: by name, or as `fsl_async.plan.tuning` makes it for adapters.
+    method: by name, or as `fsl_async.plan.methods` makes it for adapters.
 
     Raises UsageError for an unknown method or format, and with `as_published` for a method
     that has no published figures.

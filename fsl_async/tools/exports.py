@@ -25,9 +25,9 @@ import numpy as np
 
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.files.private_files import make_folder
+from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models import peft_folder
 from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors
-from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.models.targets import is_head
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError

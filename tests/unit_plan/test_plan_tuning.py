@@ -7,7 +7,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.plan.tuning import Exchanged, adapter_values
+from fsl_async.plan.methods import Exchanged, adapter_values
 
 needs_hf = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 

@@ -36,11 +36,11 @@ from torch.nn import functional
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.models.hf import extra, has_marks, inject_adapters
 from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
-from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.models.targets import HEADS, adapted_layers, is_head, without_adapters
 from fsl_async.store.adapters.base import AdapterRule
 

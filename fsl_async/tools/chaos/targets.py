@@ -32,7 +32,7 @@ from fsl_async.config import address as addresses
 from fsl_async.errors import AddressError, UsageError
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.run_state import RunState
-from fsl_async.tools.clone import has_benchmarks
+from fsl_async.process.program import has_benchmarks
 
 if TYPE_CHECKING:
     from netlab.laboratory import Laboratory

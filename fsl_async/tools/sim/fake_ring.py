@@ -34,8 +34,8 @@ from fsl_async.roles.ring.messages import View
 from fsl_async.store.digest import digest_of
 from fsl_async.store.memory_files import Killed, MemoryFiles
 from fsl_async.store.ring_book import Adoption
-from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.invariants import Lineage
+from fsl_async.tools.sim.world import FaultProfile
 from fsl_codecs import CodecSpec, decode, encode
 
 if TYPE_CHECKING:

@@ -28,14 +28,13 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
-from fsl_async.tools.sim.faults import PROFILES
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     Simulation,
     SimulationSettings,
 )
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
+from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""

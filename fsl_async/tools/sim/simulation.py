@@ -40,10 +40,19 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
-from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, Process, ProcessClock, World
+from fsl_async.tools.sim.world import (
+    HOUR_S,
+    PROFILES,
+    STEP_S,
+    CheckedMachine,
+    FaultProfile,
+    Launch,
+    Process,
+    ProcessClock,
+    World,
+)
 
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S

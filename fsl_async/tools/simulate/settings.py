@@ -10,7 +10,7 @@ import fsl_transport as tp
 from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import parse_link
-from fsl_async.tools.sim.faults import PROFILES, FaultProfile
+from fsl_async.tools.sim.world import PROFILES, FaultProfile
 
 MOST_RATE = 1e6
 

@@ -50,10 +50,9 @@ from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import HOUR_S
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.world import Launch, ProcessClock, World
+from fsl_async.tools.sim.world import HOUR_S, Launch, ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places, Residents

@@ -13,8 +13,7 @@ from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.split import build, task, weights
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.places import Loopback
-from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.split import SplitChoices, SplitComparison
 from fsl_async.tools.compare.tune import TuningChoices
 

@@ -20,10 +20,9 @@ from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.store.replay import Replay
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import PROFILES
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import VirtualTraining
-from fsl_async.tools.sim.world import report
+from fsl_async.tools.sim.world import PROFILES, report
 
 
 def simulate(**changes):
