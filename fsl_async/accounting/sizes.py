@@ -10,7 +10,7 @@ benchmarks/results/cut_bits.jsonl) for activations, their gradients and weights,
 cuts; docs/BENCHMARKS.md, "Quality at equal tokens", for deltas, means of up and down (e5m2 and
 uniform activations are taken to be like deltas). After a ReLU many values are zero and take less.
 
-The numbers of a cut model that its bytes and memory depend on. Pure.
+A `ModelShapes` has the numbers of a cut model that its bytes and memory depend on.
 """
 
 from __future__ import annotations

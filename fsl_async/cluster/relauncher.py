@@ -1,8 +1,7 @@
 """Launches clients again that died: the parameter server's shell around `restarts`.
 
-Stores the run's members, for a restarted parameter server: `members.txt` in the run directory.
-
-One name a line, and a last line with the checksum of the lines before it
+For a restarted parameter server the run's members are in `members.txt` in the run directory: one
+name a line, and a last line with the checksum of the lines before it
 (`fsl_async.files.text_checksum`). The file is replaced by a rename whenever the members change.
 After a power cut the file may be old: then a client that died while the parameter server was down
 is not launched, or one that has left is. Nothing else depends on it; it may be removed between two

@@ -45,9 +45,9 @@ request (done, Ctrl-C, its task failed) is not launched. Nor is one that joins a
 wait: its own site may act on exit code 64 first. A client without a rule in the launch file is
 never launched.
 
-Reads the parameter server's launch file (TOML, `--launchers FILE`): a launcher by client. Pure.
+`read_launching` reads the launch file (TOML, `--launchers FILE`), which has a launcher by client:
 
-    first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget; see `restarts`
+    first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget
 
     [[launcher]]
     clients = "a100-*"            # the first entry whose pattern matches a client's name counts

@@ -6,12 +6,10 @@ writing never raises and, for a node, never waits. Text that cannot be written i
 Control and format characters are escaped here, in every line and in JSON, so no text acts on the
 terminal. Text of peers is made printable on arrival; a journal may come from elsewhere.
 
-Writes a node's output without waiting for its reader.
-
-The reader may be slow, stopped (Ctrl-S) or missing. Lines queue in memory, and a thread that exists
-only that long writes them. Where there is room that is done before the call returns; a full pipe or
-terminal blocks the thread. Beyond `LIMIT_BYTES` the newest lines are dropped, and one line reports
-how many.
+The reader of a node's output may be slow, stopped (Ctrl-S) or missing. Lines queue in memory, and a
+thread that exists only that long writes them. Where there is room that is done before the call
+returns; a full pipe or terminal blocks the thread. Beyond `LIMIT_BYTES` the newest lines are
+dropped, and one line reports how many.
 
 A process that ends waits at most `END_S` for its queued lines, and at most `PATIENCE_S` for a
 reader that takes nothing. The rest is dropped, and nothing more is written to that stream, because

@@ -1,6 +1,6 @@
 """Controls access to a listener: its key, the admission of names, and the reloads of the list.
 
-Decides which keys an encrypted listener admits, and under which names.
+An encrypted listener admits these keys, under these names:
 
     key                                            decision
     not on the list                                no connection (ZAP); an open one is closed
@@ -18,12 +18,11 @@ A name remains its key's after the key was revoked; `names=` of the list assigns
 The list is read again when its file has changed. A list that cannot be read, or is missing, changes
 nothing and is reported once. Reads and writes two small files on the loop's thread.
 
-Stores which key uses which client name in a run: `names.txt` in the run directory.
-
-A line is `NAME KEY CRC`; the last one of a name counts. CRC is the checksum of all lines up to its
-own (`fsl_async.files.text_checksum`), so that a line that was altered, lost or moved does not
-match. A line is on disk before a client is admitted under the name. A line that a crash has torn is
-cut off at the next start.
+`names.txt` in the run directory has the key of each client name. A line is `NAME KEY CRC`; the last
+one of a name counts. CRC is the checksum of all lines up to its own
+(`fsl_async.files.text_checksum`), so that a line that was altered, lost or moved does not match. A
+line is on disk before a client is admitted under the name. A line that a crash has torn is cut off
+at the next start.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@
 A file that other users can read (the secret) or change (the list, the folder) is refused with the
 command that repairs it. A person decides whether a key that was readable for a while may be used.
 
-Reads the site file, in which a site's administrator lists what may leave the site.
+In site.toml a site's administrator lists what may leave the site:
 
-    ~/.config/fsl-async/site.toml        in the keys folder: FSL_KEYS, XDG_CONFIG_HOME, --keys
         allow = ["deltas", "metrics"]
         accept_rollback = false
 

@@ -13,7 +13,7 @@ acknowledged; the ledger and the checkpoints have their outcomes. A delta is
 Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's
 manifest has counts: its folder's name makes a version exist (see `fsl_async.store.store`).
 
-Audits the global rounds of several parameter servers, by their ledgers alone.
+`audit_ring` audits the global rounds of several parameter servers, by their ledgers alone:
 
 one decision for each round         in the ledger of the coordinator
 the same digest at every group      versions made of those weights name it

@@ -32,9 +32,7 @@ with one up. The first turn needs no transfer: all clients have downloaded the w
 the last turn all download once more, so that every site ends with the run's weights. splitfed-v1
 averages the split server's copies inside one process.
 
-Estimates what a client must hold to train its part, and to train the whole model. Pure.
-
-All values are fp32:
+What a client must hold to train its part, and to train the whole model, are fp32 values:
   * weights: 4 bytes for each parameter and buffer that the client holds;
   * gradients: 4 bytes for each trained parameter; optimizer: 8 more, Adam's two moments;
   * activations: 4 bytes for each value that a batch keeps for the backward pass
@@ -45,7 +43,7 @@ because they depend on the library and the device: temporary buffers, fragmentat
 itself (some hundred megabytes with CUDA), and in pretraining the synchronization's own vectors in
 host memory.
 
-What a client sends and receives in a round of fine-tuning. Pure.
+A round of fine-tuning sends and receives:
 
     lora     up: adapters and full modules, in the run's format; down: the same
     zeroth   up: steps x probes numbers of 4 bytes; down: the same

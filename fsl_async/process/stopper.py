@@ -8,7 +8,7 @@ asyncio and uvloop.
     SIGINT, first   drain, exit code 130
     SIGTERM, first  drain, exit code 64: a launcher should start the process again (a parameter
                     server leaves, and its run goes on)
-    either, again   stop hard; a copy of the first SIGTERM is the same request (`stop_requests`)
+    either, again   stop hard; a copy of the first SIGTERM is the same request
     either, third   KeyboardInterrupt
     either, later   after the block of a process that ends: its exit code, at once
     SIGUSR2         drain, exit code 64, in clients only: a warning before SIGTERM, never a second
@@ -18,15 +18,12 @@ With `at_once` the second signal raises KeyboardInterrupt, and the process ends 
 later: the user's code may sleep, catch every exception, or be in a call that runs for minutes and
 lets no Python handler run.
 
-Decides what each SIGINT and SIGTERM requests of a node. Pure; times are arguments.
-
 A Slurm job gets SIGTERM as a process group, and its batch script forwards another copy: the node
 receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of the first one is the
 same request, unless a terminal is attached, where a person may send it. Ctrl-C twice always stops
 at once.
 
-Writes without blocking to terminals that may not be read (Ctrl-S, a pty without a reader).
-
+Lines are written without blocking: a terminal may not be read (Ctrl-S, a pty without a reader).
 After poll(2) a pipe takes `PIPE_BUF` bytes, but a terminal may take only one: a longer write(2)
 blocks. O_NONBLOCK would apply to the open file, which the shell and other processes share; so the
 terminal is opened again, for a flag of our own.

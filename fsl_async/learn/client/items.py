@@ -6,11 +6,8 @@
 
 The order is a function of the run's seed, the client's name, its part and the epoch, so a relaunch
 goes on in it after the last item of its last acknowledged delta. That is possible because an item
-counts as trained when the script has it, and not when a worker of a DataLoader has read it ahead
-(`fsl_async.learn.client.items`). `datasets` is imported where an object of it is given, and so is
-there already.
-
-Tells what a DataLoader has handed to the script from what its workers have read ahead.
+counts as trained when the script has it, and not when a worker of a DataLoader has read it ahead.
+`datasets` is imported where an object of it is given, and so is there already.
 
 A DataLoader with workers reads several batches ahead, so neither a sampler nor a data set knows
 which of them the script has. `watch` replaces `DataLoader.__iter__`: iterators of loaders with a

@@ -6,10 +6,8 @@ versions. The training side knows nothing of codecs and streams, the exchange si
 and each calls the other through one of the protocols below. So the training side can live in
 other processes, with the vectors in shared memory (`Exchange(allocate=...)`).
 
-Orders to a training thread of the same process. Imports neither torch nor NumPy.
-
-Any thread asks and never waits. The training thread carries orders out between two steps,
-and waits here where training is held.
+`Orders` passes them to a training thread of the same process: any thread asks and never waits. The
+training thread carries orders out between two steps, and waits here where training is held.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ Precision: with fp32 weights a rebase rounds once per weight. What rounding to b
 base is no work and is not sent (`buffers`); steps below half a unit in the last place are still
 lost in training itself, so keep fp32 weights and use autocast where there is memory for them.
 
-Detects what changes in a model after it was attached, and is not exchanged.
-
-The tensors of a run are fixed by its first version. A layer that is unfrozen or added later trains
-at this client alone, and integers are never averaged: the next delta logs each of them once.
+`ModelChanges` detects what changes in a model after it was attached, and is not exchanged. The
+tensors of a run are fixed by its first version. A layer that is unfrozen or added later trains at
+this client alone, and integers are never averaged: the next delta logs each of them once.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ Where training waits anyway (at attach, held after a snapshot, between rounds), 
 its own socket and applies one directive after the other: the same ones, so all of them go on after
 the same one.
 
-The training side of one rank: `Training` with its orders and vectors from the node.
-
-A rank copies its ranges into slots and reads its ranges from them; the exchange side, with the
-vectors of the whole model, is in the node. Tokens are each rank's own, and the node adds them up.
+`RankTraining` is the training side of one rank, with its orders and vectors from the node. A rank
+copies its ranges into slots and reads its ranges from them; the exchange side, with the vectors of
+the whole model, is in the node. Tokens are each rank's own, and the node adds them up.
 """
 
 from __future__ import annotations

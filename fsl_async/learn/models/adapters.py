@@ -13,12 +13,8 @@ the order of the model,
 then the full modules by their names. At first A is uniform with variance 1 / (3 in), drawn from the
 run's seed and the layer's name, and B is zero, so the model's outputs are those of the base.
 
-LoRA (Hu et al., arXiv:2106.09685) on either part, by `peft`.
-
-Only low-rank additions to linear layers train and are exchanged.
-
-Weights that are frozen never cross the wire and are not in checkpoints: every site must have the
-same ones, from the same seed or files.
+`apply_lora` does the same to a part of a cut model. Weights that are frozen never cross the wire
+and are not in checkpoints: every site must have the same ones, from the same seed or files.
 """
 
 from __future__ import annotations

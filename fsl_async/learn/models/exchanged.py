@@ -1,10 +1,9 @@
 """Which tensors of a model are exchanged, where they are not its parameters one by one.
 
-Settings of peft's adapters that their tensors do not show, such as `lora_alpha`.
-
-Two clients whose adapters have the same names and shapes and another alpha compute different
-functions from the same weights. These settings are part of the manifest, so the parameter server
-refuses the second one. The run's own adapters (`fed.lora`) have none: their scale is the run's.
+`adapter_settings` has what peft's tensors do not show, such as `lora_alpha`. Two clients whose
+adapters have the same names and shapes and another alpha compute different functions from the same
+weights. These settings are part of the manifest, so the parameter server refuses the second one.
+The run's own adapters (`fed.lora`) have none: their scale is the run's.
 """
 
 from __future__ import annotations

@@ -10,12 +10,11 @@
 
 The same configuration gives the same weights on every node.
 
-Networks for small images, as rows of named children that can be cut after any of them.
-
-`resnet18` (He et al., arXiv:1512.03385) has the 7x7 stem and the names that torchvision uses, so
-its weights fit. Cut after "layer2" it is the split that FSL-SAGE (Nair et al., arXiv:2505.23182)
-was published with: 2,740,048 bytes at the client, 42,025,080 at the split server (10 classes, batch
-norm's buffers and counters included), 128x4x4 values per 32x32 image.
+Networks for images are rows of named children that can be cut after any of them. `resnet18` (He et
+al., arXiv:1512.03385) has the 7x7 stem and the names that torchvision uses, so its weights fit. Cut
+after "layer2" it is the split that FSL-SAGE (Nair et al., arXiv:2505.23182) was published with:
+2,740,048 bytes at the client, 42,025,080 at the split server (10 classes, batch norm's buffers and
+counters included), 128x4x4 values per 32x32 image.
 
 `small_cnn` trains on a CPU: two convolutions, two linear layers, no batch norm. Cut it after
 "pool1" or "pool2".

@@ -3,11 +3,9 @@
 It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread,
 and answers in the machine's events. An upload that cannot be trained on changes nothing.
 
-What a split server computes with: its parts of the model, and auxiliary models to align.
-
-Per client it holds nothing but that, so its memory is bounded: a replica and its moments (SplitFed
-V1), or an auxiliary model, its moments and a buffer of smashed samples (FSL-SAGE), and the steps of
-a U-shape that are open.
+Per client it holds nothing but parts of the model and auxiliary models to align, so its memory is
+bounded: a replica and its moments (SplitFed V1), or an auxiliary model, its moments and a buffer of
+smashed samples (FSL-SAGE), and the steps of a U-shape that are open.
 """
 
 import copy

@@ -1,14 +1,8 @@
 """The built-in task of split learning.
 
-Batches are a function of the run's seed, the shard and the round (samples.py): a client that is
-launched again goes on where the run is.
-
-The batches of a client of split learning.
-
-They follow from seed, part of the data and number of the round.
-
-So a client that is launched again goes on where the run is, and saves no position. Three kinds,
-told apart by what lies at `data.path`:
+Batches are a function of the run's seed, the part of the data and the round. So a client that is
+launched again goes on where the run is, and saves no position. Three kinds are told apart by what
+lies at `data.path`:
 
     text                    random windows of this client's part of the bytes, all of one length
     samples with labels     this client's part of the partition, shuffled in each epoch

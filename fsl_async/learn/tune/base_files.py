@@ -3,7 +3,7 @@
 For the planner and the parameter server, which never build the model. Read are config.json and the
 headers of the safetensors files (https://github.com/huggingface/safetensors#format).
 
-Sizes of a run's adapters, from the shapes of its base. No torch.
+`planned` computes the sizes of a run's adapters from the shapes of its base.
 """
 
 import fnmatch

@@ -37,7 +37,7 @@ from the operating system's generator (os.urandom): with a seed the noise could 
 As in `secure_mode`, each noise value is half the sum of four Gaussians in float64, so that the gaps
 between floating point numbers reveal nothing (Holohan and Braghin, arXiv:2107.10138).
 
-A site's privacy budget in a run: the plan, and the steps that are spent, in a durable file.
+The budget in a run, its plan and the steps that are spent, is in a durable file:
 
     {"run":"notes","client":"site-a","epsilon":6.0,"delta":1e-05,"sample_rate":0.015,
      "noise":0.6967,"steps":480,"done":37,"crc":"1c291ca3"}
@@ -52,8 +52,6 @@ runs are two budgets: a record that takes part in both has lost the sum of their
 their deltas), and so has one that is in the data of two clients. Nothing adds that up. A run that
 begins anew under the same name goes on with the old budget. Removing the file forgets what
 was spent.
-
-No torch and no Opacus in here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ turn is trained in a text of its own, of the chat up to it: as the model will me
 Templates also leave out what they were not written for, such as calls of tools. A chat of which
 calls, tools, or messages do not appear in the text is refused.
 
-Brings chats of several formats into the one that chat templates take. Pure.
+`turns_of` brings chats of several formats into the one that chat templates take:
 
     OpenAI, TRL     role, content, tool_calls; also function_call and the role function
     ShareGPT        from (human, gpt, function_call, observation, ...), value

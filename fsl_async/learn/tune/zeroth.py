@@ -16,12 +16,9 @@ On the CPU steps are made by `fsl_codecs.add_signs`. For another device the bits
 CPU, one for each coordinate, copied, and unpacked there. A step is one fp32 addition of +s or -s to
 each value, without a multiplication, so all devices hold the same bits.
 
-Outputs of frozen modules, kept while one batch is measured at many weights.
-
-Zeroth order runs a model twice for each direction of a step, on the same batch. Modules that train
-nothing, and whose inputs do not depend on what trains, give the same outputs each time: the base
-below a head that trains alone, or the blocks below the first with adapters. They are computed once
-a batch.
+A model is run twice for each direction of a step, on the same batch. Modules that train nothing,
+and whose inputs do not depend on what trains, give the same outputs each time: the base below a
+head that trains alone, or the blocks below the first with adapters. They are computed once a batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A relay in a running loop: its ports, its connections, its reports, and how it drains.
 
-A relay process: a loop, a journal, and its end. Needs neither NumPy nor torch.
+`serve` runs the process of a relay. It needs neither NumPy nor torch.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ participation    of each sync: clients in its version over clients alive when it
                  follows from the fault log and the client's journal, never from the parameter
                  server: not stopped, not cut off, and after a kill training again
 detect, resume, back
-                 seconds, see `recovery`
+                 seconds, see below
 control          bytes at the parameter server's sockets other than chunks of weights: heads,
                  heartbeats, messages, resent chunks
 
-Follows what a run makes of a fault: when it is detected, and when the client is back. Pure.
+A `Recovery` follows what a run makes of a fault:
 
 detect   from the start of a fault until the parameter server ends the session, or begins one with
          a new process; of faults that it detects while they last (a kill lasts until then)

@@ -4,15 +4,12 @@ When a fault is due, it finds the run's processes, logs the fault, injects it, a
 its time is over. However the storm ends (time, Ctrl-C, an error), stopped processes continue and
 links are restored. At the start it undoes what an earlier storm left that was killed itself.
 
-Draws the time, kind, victim and duration of faults. Pure: one seed is always the same storm.
+One seed is always the same storm. Times between faults are exponential, as of independent failures.
+Kind and victim are uniform. The duration is uniform between two bounds; a kill has none, because
+its launcher decides when the process is back.
 
-Times between faults are exponential, as of independent failures. Kind and victim are uniform. The
-duration is uniform between two bounds; a kill has none, because its launcher decides when the
-process is back.
-
-The log of a storm, RUN/chaos.jsonl: each fault, its process and its time.
-
-A line is written and synced before the action. Times `t` are wall clock, as in the run's journals.
+The log of a storm, RUN/chaos.jsonl, has each fault, its process and its time. A line is written and
+synced before the action. Times `t` are wall clock, as in the run's journals.
 
     {"t": 1763722149.3, "what": "storm", "faults_per_hour": 125.0, "kinds": [...], "seed": 1,
         "seconds": 300.0, "clients": [...]}

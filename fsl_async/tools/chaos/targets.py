@@ -10,11 +10,10 @@ A process belongs to the run when its command line is that of a node: Python tha
 Process ids are reused. So a process is held by a descriptor (pidfd_open(2)), its command line is
 read again afterwards, and signals go through the descriptor: they reach that process or none.
 
-Cuts the links of clients, or makes them slow: in a network laboratory, or by a proxy.
-
-A client is in a laboratory when its process is in the network namespace of one of its sites, which
-is looked up in /proc. Elsewhere, a client that was started behind a `Proxy` (`demo --links`) has a
-file RUN/links/NAME, which that proxy follows.
+A `Link` cuts the link of a client, or makes it slow. A client is in a laboratory when its process
+is in the network namespace of one of its sites, which is looked up in /proc. Elsewhere, a client
+that was started behind a `Proxy` (`demo --links`) has a file RUN/links/NAME, which that proxy
+follows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Tuned models in this process: scores of a run's versions, and training without a network.
 
-Imports torch.
-
-The records of all sites, tokenized, and those that versions are scored on. Imports torch.
+The records of all sites, and those that versions are scored on, are tokenized here. Imports torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All nodes end with this process. A node that fails ends the run: none is started again.
 
-Where the nodes of a comparison run, and the links between them.
+Nodes run in one of these places, with these links between them:
 
 Loopback     every node is on this machine, nothing between them
 Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"

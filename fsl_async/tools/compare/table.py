@@ -1,6 +1,7 @@
-"""The table of a comparison, at most 80 columns wide. Pure.
+"""The table of a comparison, at most 80 columns wide, and its picture.
 
-Accuracy or loss against bytes, rounds and seconds, as a PNG. Needs matplotlib (extra `plot`).
+`draw` plots accuracy or loss against bytes, rounds and seconds, and needs matplotlib (extra
+`plot`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ and each stream sends what its page has not got, at most every `_SEND_EVERY_S`, 
 message is out. So fifty lines a second or fifty thousand cost a page the same number of messages.
 Audits are made by threads.
 
-Decides which requests are answered. Pure.
-
 The page is read-only and for one person on this machine, but a browser also runs other people's
 pages, and every local user can connect to a port of loopback. So:
 
@@ -16,8 +14,6 @@ pages, and every local user can connect to a port of loopback. So:
   port since cookies are shared by all ports of a host. Without it nothing but a refusal is sent.
 - GET only. Nothing of the run can be changed.
 - No inline script, no foreign source (`HEADERS`).
-
-What a page has not got yet of a node's history. Pure.
 
 A page holds a copy of the columns and timelines. `Cursor.parts` yields messages that bring the copy
 up to date: each is small enough that the loop is not held for long, and a page that reads slowly

@@ -1,13 +1,11 @@
-"""What the page shows of a node now, as plain values for JSON. Pure.
+"""What the page shows of a node now, as plain values for JSON.
 
 Times are seconds since 1970; the page counts from them, with `now` as the server's clock. Text is
 plain text: the page sets it as text, never as HTML.
 
-The journals of a run, read as they grow.
-
-A journal's newest segment begins with the sum of those before it, the course over time included, so
-all is there after at most a segment (8 MiB, some seconds). It is read in turns, between which pages
-are served.
+`WatchedNode` reads the journals of a run as they grow. A journal's newest segment begins with the
+sum of those before it, the course over time included, so all is there after at most a segment (8
+MiB, some seconds). It is read in turns, between which pages are served.
 """
 
 from __future__ import annotations

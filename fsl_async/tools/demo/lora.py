@@ -1,7 +1,7 @@
 """`demo lora`: a model that knows Python learns English at sites that keep their texts.
 
-1  a small base model is made from the standard library's source (`lora_base`), unless given
-2  English records are dealt to the sites (`lora_data`), unless given
+1  a small base model is made from the standard library's source (`lora_work`), unless given
+2  English records are dealt to the sites, unless given
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
    quarter of them, is launched again and catches up; the others go on meanwhile
 4  the same number of steps is trained without federation, by each site alone and by one process
@@ -10,11 +10,10 @@
 A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
 base is made or the run is played, not after.
 
-Data of `demo lora`: English from the standard library, cut into records and dealt to sites.
-
-The texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte. Each
-site gets whole topics, and neighbors in subject go to one site, so what a site has tells it little
-about the others' texts. The last part of each site's records is held out from training everywhere.
+The English texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte.
+Each site gets whole topics, and neighbors in subject go to one site, so what a site has tells it
+little about the others' texts. The last part of each site's records is held out from training
+everywhere.
 """
 
 from __future__ import annotations

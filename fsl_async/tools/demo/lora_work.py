@@ -7,14 +7,9 @@ the comparison. With STEPS 0 the base is there. Prints a record MADE when it is,
 RUN_DIR as soon as the demo has written it, and prints what `compare` does. An error is a line
 that begins with "error: ", and the exit code. Needs the extra `hf`.
 
-Trains adapters without federation, and measures them and the run on held-out records.
-
-Training is the built-in task, with plain LoRA of the run's rank.
-
-The base model of `demo lora`: a small Llama that has read Python's standard library.
-
-Makes the tokenizer (byte-level BPE) and the model from the source in this Python's own folder, and
-writes a Hugging Face folder. Nothing is downloaded. Needs the extra `hf`.
+The base is a small Llama that has read Python's standard library: its tokenizer (byte-level BPE)
+and its weights are made from the source in this Python's own folder, and nothing is downloaded.
+Training without federation is the built-in task, with plain LoRA of the run's rank.
 """
 
 import ctypes

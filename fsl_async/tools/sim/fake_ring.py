@@ -5,7 +5,7 @@ killed early makes it fail at all others; one that is killed near the end, at so
 are parted wait for their timeout. Addresses of ranks travel as in production: each helper gives its
 own one, and waits for those of the others.
 
-Checks of global rounds, over all groups of a simulation.
+`RingInvariants` checks the global rounds of all groups:
 
 - One digest per global round, for ever; rounds and attempts go up, and no attempt decides twice.
 - A token of a group is in at most one decided round: the cuts of a group follow one another.

@@ -1,9 +1,9 @@
 """`fsl-node sim --tune lora|zeroth`: runs that tune by rounds, under a virtual clock.
 
-As `fsl_async.tools.sim.simulation` for pretraining, with its faults, and with training by rounds
-(`tune_training`). Besides, some clients have slow links or slow disks, and in a run of zeroth order
-some deltas are not finite and some scalars cannot be replayed. Links are cut for longer than the
-history lasts. Besides the invariants of pretraining:
+As `fsl_async.tools.sim.simulation` for pretraining, with its faults, and with training by rounds.
+Besides, some clients have slow links or slow disks, and in a run of zeroth order some deltas are
+not finite and some scalars cannot be replayed. Links are cut for longer than the history lasts.
+Besides the invariants of pretraining:
 
 - A delta of an older version has no weight in a version, and is recorded with its staleness.
 - With adapters the product of a version's factors is the weighted mean of its clients' products,
@@ -14,12 +14,8 @@ history lasts. Besides the invariants of pretraining:
 - A client that is connected gets newer versions, and a run with clients makes versions.
 - Versions are kept on disk for a client no longer than it needs them.
 
-Tuning by rounds on the virtual clock: adapters, and scalars of zeroth order.
-
 A client trains ROUND_STEPS steps when it is called, gives the exchange its delta, and waits for the
 next version. Orders that come during a round are carried out at its end.
-
-Versions of runs that tune by rounds, made a second time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """World: what all processes of a simulation share, and what each of them lives in.
 
-The result of a simulated run: the object that `demo` prints too, with figures of a simulation
-only.
-
-Fault profiles of a simulated run. One seed decides all faults, so a storm can be repeated.
-
-Mean times between faults are those of one client (or of one server); times are exponential, as for
-independent failures. `storm` is a bad week: every client is killed about every two hours,
-connections are reset, links are cut for minutes, messages are lost, duplicated, delayed and
-reordered, and the parameter server is killed every few hours.
+One seed decides all faults, so a storm can be repeated. In a fault profile mean times between
+faults are those of one client (or of one server); times are exponential, as for independent
+failures. `storm` is a bad week: every client is killed about every two hours, connections are
+reset, links are cut for minutes, messages are lost, duplicated, delayed and reordered, and the
+parameter server is killed every few hours.
 """
 
 from __future__ import annotations

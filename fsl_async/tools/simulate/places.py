@@ -7,14 +7,13 @@ need nothing of each other (conservative simulation: Chandy and Misra, 1979). Me
 at the same time are ordered by their sender, not by who computed first. With one worker all is in
 one place, and runs by the same windows.
 
-Keeps the models of clients that do not run as vectors in files.
-
-A client's tensors are the trained parameters of the module that it attached, their gradients, and
-the state of the optimizers that stepped in its thread. Where more clients than `limit` hold theirs,
-the content of those that ran longest ago moves to one file each, and its memory is given back;
-before a client runs, its content is back to the bit. The tensors stay the same objects. Others stay
-where they are: frozen weights and buffers, which clients may share, data that the function keeps,
-and memory that is not torch's alone (`torch.from_numpy`, `.numpy()`, mapped, shared, of a GPU).
+`Residents` keeps the models of clients that do not run as vectors in files. A client's tensors are
+the trained parameters of the module that it attached, their gradients, and the state of the
+optimizers that stepped in its thread. Where more clients than `limit` hold theirs, the content of
+those that ran longest ago moves to one file each, and its memory is given back; before a client
+runs, its content is back to the bit. The tensors stay the same objects. Others stay where they are:
+frozen weights and buffers, which clients may share, data that the function keeps, and memory that
+is not torch's alone (`torch.from_numpy`, `.numpy()`, mapped, shared, of a GPU).
 """
 
 from __future__ import annotations

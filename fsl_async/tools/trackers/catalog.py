@@ -6,7 +6,7 @@ that are gone keep their counters and lose the figures of the moment: a loss, a 
 `figures.txt` has a row for each figure, with the roles of the nodes that have it, and where in a
 run's state it is.
 
-A journal's lines as points of the series that trackers show. Pure.
+A journal's lines become points of the series that trackers show:
 
     role            a point for each              its step
     ps              version_committed             the version

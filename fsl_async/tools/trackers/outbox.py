@@ -1,6 +1,6 @@
 """What a tracker has not got yet: nothing twice after a restart, nothing lost by an error of it.
 
-Reads a node's journal for trackers and for Prometheus.
+`Feed` reads a node's journal for trackers and for Prometheus.
 """
 
 from __future__ import annotations
