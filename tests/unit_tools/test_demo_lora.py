@@ -74,15 +74,6 @@ def test_records_keep_every_paragraph_in_order():
     assert all(len(one) <= 100 or "\n\n" not in one for one in records)
 
 
-def test_topics_of_one_subject_go_to_one_site():
-    """Sites with the same subjects would have nothing to learn from each other."""
-    animals = {f"a{i}": "horse goat sheep cattle pasture meadow " * 20 for i in range(4)}
-    ships = {f"b{i}": "harbor anchor vessel captain sailor voyage " * 20 for i in range(4)}
-    mixed = dict(sorted((animals | ships).items(), key=lambda each: each[0][1]))
-    found = [set(names) for names in lora.dealt(mixed, 2)]
-    assert sorted(map(sorted, found)) == [sorted(animals), sorted(ships)]
-
-
 @pytest.mark.parametrize("sites", [1, 2, 3, 7, 64])
 def test_each_topic_goes_to_one_site_and_each_site_gets_one(sites):
     """A topic at two sites would be on both sides of the test; a site without any cannot train."""

@@ -11,9 +11,8 @@ A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its
 base is made or the run is played, not after.
 
 The English texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte.
-Each site gets whole topics, and neighbors in subject go to one site, so what a site has tells it
-little about the others' texts. The last part of each site's records is held out from training
-everywhere.
+Each site gets whole topics, so what a site has tells it little about the others' texts. The last
+part of each site's records is held out from training everywhere.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ RECORD_CHARACTERS = 320
 HELD_OUT_SHARE = 0.1
 TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
 
-_WORD = re.compile(r"[a-z]{3,}")
 _BLANK_LINES = re.compile(r"\n\s*\n")
-_COMMON = 3
-"""A word counts for a topic's subject when at least so many topics have it."""
 
 
 def python_topics() -> dict[str, str]:
@@ -77,35 +73,14 @@ def records_of(text: str, characters: int = RECORD_CHARACTERS) -> list[str]:
     return found
 
 
-def by_subject(topics: Mapping[str, str]) -> list[str]:
-    """Names of topics in an order in which neighbors use the same words.
-
-    By the first principal component of the words' frequencies, which are square roots of shares
-    within a topic.
-    """
-    names = sorted(topics)
-    words = [Counter(_WORD.findall(topics[name].lower())) for name in names]
-    topics_with = Counter(word for found in words for word in found)
-    known = sorted(word for word, count in topics_with.items() if count >= _COMMON)
-    if not known:
-        return names
-    table = np.array([[float(found[word]) for word in known] for found in words])
-    table = np.sqrt(table / np.maximum(1, table.sum(1, keepdims=True)))
-    table -= table.mean(0)
-    first = np.linalg.svd(table, full_matrices=False)[0][:, 0]
-    # A component's sign is arbitrary.
-    first *= np.sign(first[np.abs(first).argmax()]) or 1.0
-    return [names[place] for place in np.argsort(first, kind="stable")]
-
-
 def dealt(topics: Mapping[str, str], sites: int) -> list[list[str]]:
-    """Names of the topics of each site: a run of `by_subject`, about as much text for each.
+    """Names of the topics of each site: neighbors in the alphabet, about as much text for each.
 
     Raises DataError where there are fewer topics than sites.
     """
     if len(topics) < sites:
         raise DataError(f"{len(topics)} topics cannot be dealt to {sites} clients")
-    order = by_subject(topics)
+    order = sorted(topics)
     ends = np.cumsum([len(topics[name]) for name in order])
     cuts = [0]
     for site in range(1, sites):
