@@ -28,8 +28,6 @@ Exit codes, the same for every command:
     130  interrupted (Ctrl-C)
 """
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Callable, Sequence

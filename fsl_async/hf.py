@@ -36,8 +36,6 @@ Data without a length are one endless epoch, in which they begin again when they
 would begin them again after `max_steps`, and has no position in them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

@@ -8,8 +8,6 @@ is not launched, or one that has left is. Nothing else depends on it; it may be 
 starts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet

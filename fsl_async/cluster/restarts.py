@@ -72,8 +72,6 @@ never launched.
 special to a shell.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto

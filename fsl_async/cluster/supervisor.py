@@ -8,8 +8,6 @@ executes the child's program. The signal is sent when the *thread* that launched
 the loop should run in the main thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Payload and coded bytes are counted by category and direction where a chunk is c
 arrives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attrs import define, field, frozen

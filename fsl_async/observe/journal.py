@@ -11,8 +11,6 @@ A journal does not grow without end: a full one is put aside, and its successor 
 of all before it (`segments`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

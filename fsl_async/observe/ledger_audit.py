@@ -20,8 +20,6 @@ the same digest at every group      versions made of those weights name it
 each group's tokens once            the ranges of its cuts follow each other without a gap
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

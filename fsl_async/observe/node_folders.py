@@ -1,7 +1,5 @@
 """Finds the journals of a run directory, and its ledger."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

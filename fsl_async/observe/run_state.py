@@ -32,8 +32,6 @@ A killed server loses up to a second of journal. What the disk has for certain (
 `recovered` puts right; counts of single clients may then lack a delta.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

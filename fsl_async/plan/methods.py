@@ -56,8 +56,6 @@ a round of rolora) cost about a bit each, coded.
 Methods: Hu et al., LoRA, arXiv:2106.09685; Li et al., DeComFL, arXiv:2405.15861.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 

@@ -8,8 +8,6 @@ overlap with it cost less. Bytes on the links are the estimated coded ones (the 
 has no coding).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attrs import asdict, frozen

@@ -13,8 +13,6 @@ Values kept for the backward pass (`activations`), in fp32:
     steps of the squared ReLU. That is what torch saves.
 """
 
-from __future__ import annotations
-
 from attrs import evolve
 
 from fsl_async.accounting.sizes import ModelShapes, Part, label_width

@@ -1,7 +1,5 @@
 """Measures this process's resident memory, in bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

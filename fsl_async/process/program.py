@@ -1,7 +1,5 @@
 """Finds the command by which the user called this program, for lines to paste."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Text that a run's model or an export writes, piece by piece. Imports torch, so import it late."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Reads versions of a run from a parameter server's directory, while it runs or later. No torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@
 The parameter server takes no part in it: it reads the checkpoints, with cores of its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

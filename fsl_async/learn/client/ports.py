@@ -10,8 +10,6 @@ other processes, with the vectors in shared memory (`Exchange(allocate=...)`).
 training thread carries orders out between two steps, and waits here where training is held.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

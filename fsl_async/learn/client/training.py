@@ -15,8 +15,6 @@ tensors of a run are fixed by its first version. A layer that is unfrozen or add
 this client alone, and integers are never averaged: the next delta logs each of them once.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -17,8 +17,6 @@ run's seed and the layer's name, and B is zero, so the model's outputs are those
 and are not in checkpoints: every site must have the same ones, from the same seed or files.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import warnings

@@ -6,8 +6,6 @@ weights. These settings are part of the manifest, so the parameter server refuse
 The run's own adapters (`fed.lora`) have none: their scale is the run's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

@@ -13,8 +13,6 @@ cannot: rules that change the base, and weights that train whole but are part of
 A base that is in no folder is written beside its adapters, as `base/`.
 """
 
-from __future__ import annotations
-
 import json
 from contextvars import ContextVar
 from itertools import takewhile

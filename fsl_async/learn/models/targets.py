@@ -3,8 +3,6 @@
 The planner has names from files, a client from the loaded model; both choose here, so they agree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

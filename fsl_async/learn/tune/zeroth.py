@@ -21,8 +21,6 @@ and whose inputs do not depend on what trains, give the same outputs each time: 
 head that trains alone, or the blocks below the first with adapters. They are computed once a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self

@@ -10,8 +10,6 @@ they go on from the base that the node has in memory.
 The node watches torchrun's process: once that has ended, nothing starts ranks again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

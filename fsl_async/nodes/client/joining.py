@@ -5,8 +5,6 @@ make a `ClientRuntime`, whose loop has a thread of its own, wait for the paramet
 train in the calling thread, and wait at the end until the last delta has arrived.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

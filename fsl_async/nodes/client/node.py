@@ -6,8 +6,6 @@ code serves `fsl-node --role client`, where the thread runs a task, and `fsl_asy
 user's script.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

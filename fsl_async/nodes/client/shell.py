@@ -4,8 +4,6 @@ It decides nothing. Coding, decoding and hashing go to the one worker, in order;
 by the training thread (`fsl_async.learn.client`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 `serve` runs the process of a relay. It needs neither NumPy nor torch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -48,8 +48,6 @@ Rules
     over      UploadReady, RoundEnded         AbandonUpload and FreeSlot; SettleRound
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

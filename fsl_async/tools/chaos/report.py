@@ -18,8 +18,6 @@ resume   from the end of a fault (a kill ends at once) until the parameter serve
 back     from the end of a fault until a session's client holds the newest version
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -23,8 +23,6 @@ A kill ends when it begins. A "missed" follows a "begin" that failed. A line tha
 disk has cut short is ended by the next write, and `JournalReader` skips it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

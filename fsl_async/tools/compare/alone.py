@@ -3,8 +3,6 @@
 The records of all sites, and those that versions are scored on, are tokenized here. Imports torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator, Sequence

@@ -20,8 +20,6 @@ trains meanwhile. If that file holds `DRAIN`, the run ends in good order. Lines 
 Without a split server it does not import torch, so its memory is that of `--role ps`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

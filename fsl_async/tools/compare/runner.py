@@ -10,8 +10,6 @@ Sites        the network laboratory: a site for the servers and one for each cli
              "--net PROFILE[:KEY=VALUE...]"
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Every node builds its parts from the configuration alone, so all methods begin w
 weights, and a client draws the same batches under every method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ The client itself stays: its node process keeps the run's weights, torchrun star
 and they go on from the node's memory. Linux only, as FSDP clients are: it looks at /proc.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

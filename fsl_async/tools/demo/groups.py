@@ -9,8 +9,6 @@ Times are seconds after the first global round.
 The supervisor launches what was killed again. Then the ledgers are audited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

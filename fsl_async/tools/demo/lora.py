@@ -15,8 +15,6 @@ Each site gets whole topics, so what a site has tells it little about the others
 part of each site's records is held out from training everywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """`demo split`: both servers in one process, clients that hold one block, one of them killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

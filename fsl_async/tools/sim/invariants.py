@@ -10,8 +10,6 @@
 - A fresh node never replaces a version that exists (there would be a second version 0).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -25,8 +25,6 @@ checked after every event, values of tensors after every call of the split serve
 - Bytes by category are the streams' payloads: without faults, both sides count the same.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

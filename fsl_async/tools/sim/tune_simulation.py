@@ -18,8 +18,6 @@ A client trains ROUND_STEPS steps when it is called, gives the exchange its delt
 next version. Orders that come during a round are carried out at its end.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

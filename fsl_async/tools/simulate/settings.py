@@ -1,7 +1,5 @@
 """Settings of a simulated run of a user's training function. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from attrs import field, frozen

@@ -19,8 +19,6 @@ Steps are what a restarted reader goes on from. After a rollback versions are ma
 that has the step already keeps what it has.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ The run is found by its tag `fsl_async.run`, in the experiment of MLFLOW_EXPERIM
 goes on from any machine.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -9,8 +9,6 @@ the time of the journal.
 are handed over: no code, no list of packages, no measurements of this machine, no output.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

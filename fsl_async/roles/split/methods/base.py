@@ -35,8 +35,6 @@ At the end of a round the client-side parts named in `averaged` are averaged, in
 clients, with shares renormalized over those present, and `end_round` does the split server's part.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal, Protocol
