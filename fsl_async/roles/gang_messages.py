@@ -8,6 +8,8 @@ Vectors are in shared memory: a slot is a file descriptor of anonymous memory (m
 comes with the `Slots` that names it; the manifest of an `Attached` comes in one as well.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Annotated, Any
 

@@ -11,6 +11,8 @@ travels as its text.
     aux:CLIENT/V  server   AuxiliaryMeta   frames of version V of the client's auxiliary model
 """
 
+from __future__ import annotations
+
 import math
 from typing import Annotated, Any
 
