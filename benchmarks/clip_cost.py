@@ -73,7 +73,7 @@ def factors(norms: Sequence[float], steps: Sequence[int], growth: float) -> list
 
 
 class ClippingStore(Store):
-    """A store that accumulates at the commit, with clipped weights."""
+    """A store whose commits have clipped weights."""
 
     exponent: float | None = None
     """Norms are divided by this power of the steps; None: no clip."""
@@ -83,26 +83,19 @@ class ClippingStore(Store):
     def spool_finish(self, key: DeltaKey) -> Any:
         """Remember the norm."""
         result = super().spool_finish(key)
-        vars(self).setdefault("waiting", {})[key] = [result.stored, 0.0]
+        vars(self).setdefault("waiting", {})[key] = result.stored
         return result
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Wait for the version's other deltas."""
-        vars(self)["waiting"][key][1] = weight
-
     def commit(self, version: int, merged: Sequence[MergedDelta], *rest: Any, **more: Any) -> Any:
-        """Clip, accumulate and commit."""
+        """Clip and commit."""
         waiting = vars(self).pop("waiting", {})
-        norms = [stored.norm for stored, _ in waiting.values()]
-        steps = [stored.delta.steps for stored, _ in waiting.values()]
+        norms = [stored.norm for stored in waiting.values()]
+        steps = [stored.delta.steps for stored in waiting.values()]
         none = self.exponent is None
         clip = [1.0] * len(norms) if none else factors(norms, steps, self.exponent or 0.0)
         self.seen.append((norms, steps))
-        counted = {}
-        for (key, (_, weight)), factor in zip(waiting.items(), clip, strict=True):
-            counted[key] = weight * factor
-            super().accumulate(key, counted[key])
-        merged = [attrs.evolve(one, weight=counted[one.key]) for one in merged]
+        clips = dict(zip(waiting, clip, strict=True))
+        merged = [attrs.evolve(one, weight=one.weight * clips[one.key]) for one in merged]
         return super().commit(version, merged, *rest, **more)
 
 

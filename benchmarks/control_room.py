@@ -86,9 +86,8 @@ class Rounds:
             self._line(46.0, "effect", "receive_delta", peer=name, stream=stream, delta=delta)
             stored = {"delta": delta, "bytes": VALUES, "norm": 0.5, "digest": "e" * 64}
             self._line(48.0, "event", "delta_stored", peer=name, stored=stored, problem=None)
-            self._line(48.0, "effect", "accumulate", key=key, weight=65536.0)
             self._line(48.0, "effect", "send", peer=name, message={"type": "accepted/1"})
-        self._line(50.0, "effect", "average", version="@V@", merged={"items": sites})
+        self._line(50.0, "effect", "commit", version="@V@", merged={"items": sites})
         committed: dict[str, Any] = {
             "version": "@V@",
             "digest": "f" * 32,

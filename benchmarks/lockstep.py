@@ -335,9 +335,10 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
         if k.startswith("server/")
     }
     found |= {f"x_s {k}": v.numpy() for k, v in common.items() if v.is_floating_point()}
+    clients = dict(state.clients)
     for site in NAMES if config.split.method == "fsl-sage" else ():
         prefix = "alignment/auxiliary/"
-        kept = state.clients[site]
+        kept = clients[site]
         found |= {
             f"x_a of {site} {k.removeprefix(prefix)}": v.numpy()
             for k, v in kept.items()

@@ -27,6 +27,7 @@ from quality_groups import Ring
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
+from fsl_async.files.files import Files
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
@@ -45,8 +46,7 @@ from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
-from fsl_async.store.files import Files
-from fsl_async.store.outer import OptimizerName, OuterSettings
+from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
@@ -228,8 +228,8 @@ class Server:
     """The store, the run's progress, and the messages of the two roles, without a network."""
 
     def __init__(self, run_dir: Path, spec: Spec) -> None:
-        name, inner = cast("OptimizerName", spec.outer), cast("InnerOptimizer", spec.inner)
-        outer = OuterSettings(name, spec.outer_learning_rate, spec.momentum)
+        inner = cast("InnerOptimizer", spec.inner)
+        outer = OPTIMIZERS[spec.outer](spec.outer_learning_rate, spec.momentum)
         rule = rule_named(spec.aggregation)
         settings = StoreSettings(1, codec_down=spec.codec, outer=outer, rule=rule)
         self.store = Store(run_dir, settings)
@@ -285,7 +285,6 @@ class Server:
             result = store.spool_finish(delta.key)
             assert result.problem is None, result.problem
             weight = self.weighting.weight(delta, version - delta.key.base)
-            store.accumulate(delta.key, weight)
             merged.append(MergedDelta(delta, version - delta.key.base, weight))
         tokens = sum(one.delta.tokens for one in merged)
         self.now += 1.0

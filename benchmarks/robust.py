@@ -49,7 +49,7 @@ from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -139,7 +139,7 @@ class Server:
         robust = rule_named(spec.rule if spec.rule in RULES else "mean", 1)
         weighting = weighting_named("uniform" if robust.by_rows else "batch")
         self.manifest = Manifest.from_shapes([("all", (len(initial),))])
-        outer = OuterSettings("average")
+        outer = Average()
         self.store = Store(
             folder / "run", StoreSettings(2, CodecSpec("uniform"), outer, rule=robust)
         )
@@ -176,9 +176,7 @@ class Server:
             self.quarantined += 1
             return
         for effect in self.answers.book(result.stored, 0.0):
-            if isinstance(effect, do.Accumulate):
-                self.store.accumulate(effect.key, effect.weight)
-            elif isinstance(effect, do.Quarantine):
+            if isinstance(effect, do.Quarantine):
                 self.quarantined += 1
                 self.store.quarantine(effect.key, effect.reason)
 
@@ -244,9 +242,7 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
     plain_last = encode(values[: manifest.chunk_values(manifest.chunks - 1)], CodecSpec("fp32"))
     for name in RULES:
         with tempfile.TemporaryDirectory() as folder:
-            settings = StoreSettings(
-                2, CodecSpec("uniform"), OuterSettings("average"), rule=rule_named(name, 1)
-            )
+            settings = StoreSettings(2, CodecSpec("uniform"), Average(), rule=rule_named(name, 1))
             store = Store(Path(folder) / "run", settings)
             store.recover()
             store.begin_initial(manifest)
@@ -261,8 +257,6 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
                     store.spool_write(key, index, last if index == manifest.chunks - 1 else frame)
                 store.spool_finish(key)
             begun, cpu = time.perf_counter(), time.process_time()
-            for key in keys:
-                store.accumulate(key, 1.0)
             merged = [MergedDelta(delta, 0, 1.0) for delta in deltas]
             store.commit(1, merged, 1 / clients)
             seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu

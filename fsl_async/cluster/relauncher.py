@@ -1,11 +1,10 @@
 """Launches clients again that died: the parameter server's shell around `restarts`.
 
-For a restarted parameter server the run's members are in `members.txt` in the run directory: one
-name a line, and a last line with the checksum of the lines before it
-(`fsl_async.files.text_checksum`). The file is replaced by a rename whenever the members change.
-After a power cut the file may be old: then a client that died while the parameter server was down
-is not launched, or one that has left is. Nothing else depends on it; it may be removed between two
-starts.
+For a restarted parameter server the run's members are in `members.json` in the run directory: one
+object with a checksum (`fsl_async.files.checksummed_json`). The file is replaced by a rename
+whenever the members change. After a power cut the file may be old: then a client that died while
+the parameter server was down is not launched, or one that has left is. Nothing else depends on it;
+it may be removed between two starts.
 """
 
 import asyncio
@@ -26,12 +25,12 @@ from fsl_async.cluster.launchers import (
 )
 from fsl_async.cluster.restarts import MOST_MEMBERS, End, Launching, Relaunches, Wait
 from fsl_async.errors import RunDirError
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.private_files import replace_bytes
-from fsl_async.files.text_checksum import with_checksum, without_checksum
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.names import NAME
 
-FILE = "members.txt"
+FILE = "members.json"
 _MOST_BYTES = 1 << 20
 
 
@@ -48,21 +47,21 @@ class MembersFile:
         """
         try:
             with self.path.open("rb") as file:
-                text = without_checksum(file.read(_MOST_BYTES))
+                data = file.read(_MOST_BYTES)
         except FileNotFoundError:
             return frozenset()
-        if text is None:
+        found = from_checksummed(data.rstrip()) if data else {"members": []}
+        if found is None:
             raise RunDirError(
                 f"{self.path} does not match its checksum; remove it and start again:"
                 " clients that died while no parameter server ran are then not launched again"
             )
-        lines = text.decode("ascii", "replace").split("\n")
-        return frozenset([line for line in lines if NAME.fullmatch(line)][:MOST_MEMBERS])
+        names = map(str, found["members"])
+        return frozenset([name for name in names if NAME.fullmatch(name)][:MOST_MEMBERS])
 
     def write(self, names: AbstractSet[str]) -> None:
         """Replace the file. Raises OSError, and leaves the old file."""
-        text = "".join(f"{name}\n" for name in sorted(names)).encode("ascii")
-        replace_bytes(self.path, with_checksum(text))
+        replace_bytes(self.path, to_checksummed({"members": sorted(names)}) + b"\n")
 
 
 class MembersKeeper:

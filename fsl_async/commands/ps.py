@@ -34,6 +34,7 @@ def command(options: NodeOptions) -> int:
     from fsl_async.config.implied import with_implied
     from fsl_async.config.load import resolved
     from fsl_async.config.unused import line_of
+    from fsl_async.nodes.ps.own_rules import with_base_rule
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
     overrides, base = options.overrides, options.base
@@ -49,6 +50,7 @@ def command(options: NodeOptions) -> int:
         if not any(one.startswith("tune.method") for one in overrides):
             overrides = ("tune.method=lora", *overrides)
     loaded, names = load_config(options, overrides, chosen)
+    loaded = with_base_rule(loaded)
     filled = resolved(loaded)
     unused = line_of(loaded, overrides)
     _check_tokenizer(filled)

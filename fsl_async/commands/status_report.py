@@ -116,6 +116,7 @@ def _ps_facts(status: NodeStatus, now: float) -> dict[str, Any]:
         "server": alive_words(node, now, goes_on_from),
         "checkpoints": status.checkpoints(),
         "next_sync_in_s": next_sync,
+        "rules": dict(ps.rules),
         "audit": _audit(status.folder, audit_run, "the ledger"),
     }
     made = beside | status.state.as_dict(now)
@@ -134,6 +135,7 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     if ps.needs:
         needs = ", ".join(ps.needs)
         made.append(f"clients send: {needs}; and metrics, where their sites allow them")
+    made += [f"your own rule: {key} = {rule}" for key, rule in ps.rules.items()]
     made += state.groups.words()
     if found["next_sync_in_s"] is not None:
         made.append(f"next sync in {found['next_sync_in_s']:.0f} s")

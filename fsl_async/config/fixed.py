@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.load import resolved
-from fsl_async.config.rules import show
+from fsl_async.config.rules import is_own, show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
@@ -30,14 +30,18 @@ _MAX_BYTES = 1 << 20
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """Return the fixed settings by dotted key, resolved."""
+    """Return the fixed settings by dotted key, resolved; of an own rule without its folder."""
     filled = resolved(config)
     return {
-        f"{name}.{field.name}": getattr(getattr(filled, name), field.name)
+        f"{name}.{field.name}": _without_folder(getattr(getattr(filled, name), field.name))
         for name, table in TABLES.items()
         for field in attrs.fields(table)
         if field.metadata["fixed"]
     }
+
+
+def _without_folder(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str) and is_own(value) else value
 
 
 def keep_settings(run_dir: Path, config: Config, version: int) -> None:

@@ -49,8 +49,10 @@ _WIRE_TABLES = (
 )  # fmt: skip
 # Rounds: a privacy budget is for all of them.
 _WIRE_RUN_KEYS = ("name", "seed", "rounds")
-_LOCAL_KEYS = (("data", "path"), ("tune", "base"))
-_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))
+_LOCAL_KEYS = (("data", "path"), ("tune", "base"), ("tune", "merge"))
+_RULE_KEYS = (("outer", "aggregation"), ("outer", "optimizer"), ("tune", "rule"), ("tune", "merge"))
+"""Settings that may name a file with a rule of the parameter server's operator."""
+_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"), *_RULE_KEYS[:2])
 """Settings that may name a file of the user's code."""
 
 
@@ -62,11 +64,14 @@ def load(
     """Read a TOML file (None: all defaults), then apply `table.key=value` overrides in order.
 
     An override's value is read as TOML. It is taken as a bare string if it is not TOML, or if the
-    setting is a string.
+    setting is a string. Rules of the operator's own: a file that the TOML file names is relative to
+    its folder, and `tune.rule` of a file stands for `tune.merge`.
     options: dotted key -> the command-line option that made the override, for errors.
     Raises ConfigError.
     """
     raw = _read(path) if path is not None else {}
+    for name, table, key in _own_rules(raw):
+        raw[table][key] = str(Path(path or "").parent / Path(name).expanduser())
     where = str(path) if path is not None else "configuration"
     tables = ((name, table) for name, table in raw.items() if isinstance(table, dict))
     written = {f"{name}.{key}" for name, table in tables for key in table}
@@ -79,6 +84,11 @@ def load(
         raw[table][name] = value
         overridden.add(key)
 
+    for name, table, key in _own_rules(raw):
+        if key == "rule":
+            raw[table]["merge"] = name
+            del raw[table][key]
+
     def label(key: str) -> str:
         if options is not None and key in options:
             return options[key]
@@ -87,6 +97,13 @@ def load(
         return f"{_OVERRIDE if given else where}: {key}"
 
     return _structure(_with_preset(raw, written, overridden), label, strict=True)
+
+
+def _own_rules(raw: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return each setting that names a file with a rule: its value, table and key."""
+    tables = {name: table for name, table in raw.items() if isinstance(table, dict)}
+    given = [(tables.get(table, {}).get(key), table, key) for table, key in _RULE_KEYS]
+    return [(one, table, key) for one, table, key in given if isinstance(one, str) and is_own(one)]
 
 
 def _with_preset(raw: dict[str, Any], written: set[str], overridden: set[str]) -> dict[str, Any]:
@@ -254,8 +271,7 @@ def short_toml(config: Config) -> str:
 def setting_choices() -> dict[str, tuple[str, ...]]:
     """Return the dotted key of every setting, and the values of those that are one of a few."""
     return {
-        key: get_args(kind) if _is_choice(kind) else ("true", "false") if kind is bool else ()
-        for key, kind in _types().items()
+        key: ("true", "false") if kind is bool else _choices(kind) for key, kind in _types().items()
     }
 
 
@@ -306,7 +322,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, value
     found = parsed["value"]
     kind = _types().get(key)
-    is_text = kind is str or _is_choice(kind)
+    is_text = kind is str or _choices(kind)
     return key, value if is_text and not isinstance(found, str) else found
 
 
@@ -371,14 +387,15 @@ def _taken(
 
 def _typed(value: Any, kind: Any) -> Any:
     """Return a value as one of a setting's type. Raises TypeError."""
-    if _is_choice(kind):
-        choices = get_args(kind)
-        if isinstance(value, str) and value in choices:
+    if choices := _choices(kind):
+        may_be_own = get_origin(kind) is not Literal
+        if isinstance(value, str) and (value in choices or (may_be_own and is_own(value))):
             return value
         asked = value.lower() if isinstance(value, str) else ""
         close = difflib.get_close_matches(asked, choices, n=1)
         meant = f", did you mean {close[0]}?" if close else ""
-        raise TypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")
+        own = " or file.py:Class" if may_be_own else ""
+        raise TypeError(f"expected one of {', '.join(choices)}{own}, got {show(value)}{meant}")
     expected, accepted = _KINDS[kind]
     # 2e9 is a float in TOML; beyond 2^53 a float is no exact whole number.
     whole = type(value) is float and value.is_integer() and abs(value) <= 2**53
@@ -387,9 +404,10 @@ def _typed(value: Any, kind: Any) -> Any:
     return kind(value)
 
 
-def _is_choice(kind: Any) -> bool:
-    origin: Any = get_origin(kind)
-    return origin is Literal
+def _choices(kind: Any) -> tuple[str, ...]:
+    """Return the values of a setting that is one of a few, or those or a file.py:Class."""
+    found = get_args(kind)
+    return _choices(found[0]) if found and get_origin(kind) is not Literal else found
 
 
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:

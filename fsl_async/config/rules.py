@@ -114,6 +114,9 @@ must_be_task = like(
     "must be file.py:function, own (each client brings its --task), or empty for the built-in task",
     also=is_own,
 )
+must_be_own_rule = like(
+    r"|.+\.py:[A-Za-z_][A-Za-z0-9_]*", "must be file.py:Class, or empty for a built-in rule"
+)
 must_be_family = like(
     "|".join(FAMILIES), f"must be one of {', '.join(FAMILIES)}, or file.py:function", also=is_own
 )

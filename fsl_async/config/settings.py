@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
 Optimizer = Literal["growing", "nesterov", "average"]
-Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"]
+Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
+"""Or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
@@ -260,7 +261,8 @@ class OuterConfig:
         "mean",
         "how deltas are aggregated: mean (by sync.weighting) | trimmed | median | multi-krum"
         " (these three count each client once) | latest (of buffer: the mean over all clients of"
-        " the newest delta of each, new or not; AFA-CS)",
+        " the newest delta of each, new or not; AFA-CS) | file.py:Class (your own,"
+        " docs/OWN_RULES.md)",
     )
     byzantine: int = setting(
         1,
@@ -393,19 +395,19 @@ class StoreConfig:
     resident: bool = setting(
         True,
         "keep the newest version in memory, 4.4 models (5.4 without a planned end), if there is as"
-        " much; else, and with false, versions go from disk to disk",
+        " much; else, and with false, map it from scratch files in the run directory",
     )
     snapshot_every: int = setting(
-        10, "resident: versions after which one must be whole on disk", span(least=1, most=1000)
+        10, "versions after which one must be whole on disk", span(least=1, most=1000)
     )
     snapshot_every_s: float = setting(
         1800.0,
-        "resident: seconds after which one must be whole on disk before the next is made",
+        "seconds after which one must be whole on disk before the next is made",
         span(above=0),
     )
     snapshot_bytes_per_s: float = setting(
         2e8,
-        "resident: write checkpoints at most this fast while they are not late; 0: no limit",
+        "write checkpoints at most this fast while they are not late; 0: no limit",
         span(least=0),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from fsl_async.config.rules import SettingError, setting, span
+from fsl_async.config.rules import SettingError, must_be_own_rule, setting, span
 
 TuneMethod = Literal["none", "lora", "zeroth"]
 # The rules of fsl_async.store.adapters, named again for type checkers.
@@ -25,8 +25,12 @@ BaseCheck = Literal["values", "shapes"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
 """Rules by which sites train factor B alone."""
-ROUND_RULES = ("rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
+PRODUCT_RULES = ("fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
+"""Rules that need a module's factors of all sites together."""
+ROUND_RULES = ("rolora", *PRODUCT_RULES)
 """Rules that need every site to start a round from the newest version."""
+BASIS_RULES = ("fedsvd", "flora", "flexlora", "bank")
+"""Rules whose versions have factors in a new basis."""
 RANK, BANK_RANK = 8, 16
 """Default ranks: of adapters that all sites train in full, and of a bank."""
 
@@ -60,6 +64,13 @@ class TuneConfig:
         "how adapters are merged: fedit (mean of both factors) | ffa | rolora | fedsvd | fedex |"
         " flora | hetlora | flexlora | bank (hybrid LoRA: ranks, layers and orders by site)",
         fixed=True,
+    )
+    merge: str = setting(
+        "",
+        "file.py:Class, your own merge of adapters; tune.rule = file.py:Class is the same. Sites"
+        " train by the built-in rule that it derives from, which takes the place of tune.rule"
+        " (docs/OWN_RULES.md)",
+        must_be_own_rule,
     )
     base: str = setting(
         "",

@@ -83,8 +83,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     ("outer.optimizer", "no split.method: its clients are averaged", lambda c: not c.split.is_on),
-    ("outer.learning_rate", "outer.optimizer = nesterov",
-     lambda c: c.outer.optimizer == "nesterov"),
+    ("outer.learning_rate", "outer.optimizer = nesterov, or your own",
+     lambda c: c.outer.optimizer not in {"growing", "average"}),
     ("outer.momentum", "outer.optimizer other than average",
      lambda c: c.outer.optimizer != "average"),
     ("outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",
@@ -99,9 +99,6 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),
-    ("store.snapshot_*", "store.resident and versions of differences",
-     lambda c: c.store.resident and not c.split.sends_whole),
-    ("store.resident", "versions of differences", lambda c: not c.split.sends_whole),
     # The data and the model of built-in tasks.
     ("data.source", "a built-in task of pretraining or split learning",
      lambda c: not c.tune.is_on and not c.train.task),

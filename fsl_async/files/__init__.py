@@ -1,1 +1,1 @@
-"""Small files with private modes and checksums."""
+"""The disk, in memory too, and small files with private modes and checksums."""

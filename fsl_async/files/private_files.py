@@ -6,12 +6,13 @@ because an operator may have opened it to a group.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-FOLDER_MODE: Final = 0o700
-FILE_MODE: Final = 0o600
+from fsl_async.files.files import FILE_MODE, FOLDER_MODE, Files
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
@@ -23,21 +24,21 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
     path.mkdir(FOLDER_MODE, exist_ok=exist_ok)
 
 
+@contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created, for a block. Waits for it. Raises OSError."""
+    make_folder(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def opener(path: str, flags: int) -> int:
     """Open a file for `open(..., opener=opener)`; a new one gets FILE_MODE."""
     return os.open(path, flags, FILE_MODE)
-
-
-def write_bytes(path: Path, data: bytes, *, sync: bool = False, is_new: bool = False) -> None:
-    """Create or overwrite `path`. sync: its content, not its name, is durable on return.
-
-    is_new: raise FileExistsError where there is one. Raises OSError.
-    """
-    with open(path, "xb" if is_new else "wb", opener=opener) as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def replace_bytes(path: Path, data: bytes, *, is_new: bool = False) -> None:
@@ -46,25 +47,19 @@ def replace_bytes(path: Path, data: bytes, *, is_new: bool = False) -> None:
     is_new: raise FileExistsError where there is one. One process at a time may do so. Raises
     OSError.
     """
-    part = path.with_name(f".{path.name}.part")
+    files, part = Files(), path.with_name(f".{path.name}.part")
     # What a killed process left there.
     part.unlink(missing_ok=True)
     try:
-        write_bytes(part, data, sync=True, is_new=True)
+        with open(part, "xb", opener=opener) as file:
+            file.write(data)
+            file.flush()
+            files.sync(file.fileno())
         if is_new:
             # Unlike a rename it fails where the name is taken.
             os.link(part, path)
         else:
-            part.replace(path)
+            files.rename(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.sync_directory(path.parent)

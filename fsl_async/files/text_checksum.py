@@ -1,8 +1,6 @@
-"""CRC-32 checksums (zlib) of small text files. Pure.
+"""CRC-32 checksums (zlib) of the lines of a text file that grows. Pure.
 
-    # crc 1c291ca3       the last line of a file that is replaced at once (`with_checksum`)
-    NAME KEY 1c291ca3    a line of a file that grows (`chained`): the checksum of all lines up to
-                         this one, its own text included
+    NAME KEY 1c291ca3    the checksum of all lines up to this one, its own text included
 
 They detect accidental damage only: a process that can write the file can write its checksum.
 """
@@ -10,24 +8,6 @@ They detect accidental damage only: a process that can write the file can write 
 from __future__ import annotations
 
 import zlib
-
-_MARK = b"# crc "
-
-
-def with_checksum(text: bytes) -> bytes:
-    """Append a line with the checksum. `text` must end with a newline or be empty."""
-    return text + _MARK + f"{zlib.crc32(text):08x}\n".encode()
-
-
-def without_checksum(data: bytes) -> bytes | None:
-    """Return the text without the line of `with_checksum`; None when that does not match.
-
-    Empty data is an empty text.
-    """
-    if not data:
-        return data
-    text, mark, checksum = data.rpartition(_MARK)
-    return text if mark and checksum == f"{zlib.crc32(text):08x}\n".encode() else None
 
 
 def chained(body: bytes, before: int = 0) -> tuple[bytes, int]:

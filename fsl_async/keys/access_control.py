@@ -28,7 +28,6 @@ at the next start.
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -36,7 +35,7 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, KeysError
-from fsl_async.files.private_files import FILE_MODE, sync_folder
+from fsl_async.files.files import Files
 from fsl_async.files.text_checksum import chained, unchained
 from fsl_async.keys.allow_list import AllowList, Refusal
 from fsl_async.keys.folder import KeysFolder
@@ -110,20 +109,15 @@ class NameHolders:
         Raises OSError, and changes nothing then.
         """
         line, checksum = chained(f"{name} {key}".encode(), self._checksum)
-        is_new = not self._path.exists()
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        try:
+        files, is_there = Files(), self._path.exists()
+        opened = files.opened(self._path, writable=True) if is_there else files.created(self._path)
+        with opened as descriptor:
             # A crash or a full disk may have left a part of a line.
-            os.ftruncate(descriptor, self._size)
-            done = 0
-            # A disk that becomes full takes a part, without an error.
-            while done < len(line):
-                done += os.pwrite(descriptor, line[done:], self._size + done)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if is_new:
-            sync_folder(self._path.parent)
+            files.truncate(descriptor, self._size)
+            files.write(descriptor, line, self._size)
+            files.sync(descriptor)
+        if not is_there:
+            files.sync_directory(self._path.parent)
         self._size += len(line)
         self._checksum = checksum
         self._keys[name] = key

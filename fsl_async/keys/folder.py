@@ -23,7 +23,6 @@ change is refused, like the allow-list.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import stat
@@ -36,7 +35,7 @@ from attrs import field, frozen
 
 from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
 from fsl_async.errors import KeysError, UsageError
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.private_files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
 from fsl_async.process.program import program
@@ -189,19 +188,10 @@ class KeysFolder:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise KeysError(f"{self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        except FileExistsError:
-            raise
+            with locked_folder(self.path):
+                yield
         except OSError as error:
             raise KeysError(f"cannot write in {self.path}: {error.strerror}") from None
-        finally:
-            os.close(descriptor)
 
 
 FILE = "site.toml"

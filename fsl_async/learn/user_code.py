@@ -43,7 +43,7 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
     if not colon or not place or not name.isidentifier():
         raise TaskError(f"{label}: write it as file.py:function or package.module:function")
     is_file = place.endswith(".py") or "/" in place or "\\" in place
-    module = _file(label, Path(place).expanduser()) if is_file else _module(label, place)
+    module = load_module(label, Path(place).expanduser()) if is_file else _module(label, place)
     function = getattr(module, name, None)
     if not callable(function):
         here = [
@@ -99,7 +99,11 @@ def own_failure(error: Exception) -> TaskRaisedError | None:
     return TaskRaisedError(text, "".join(trace))
 
 
-def _file(label: str, path: Path) -> ModuleType:
+def load_module(label: str, path: Path, text: bytes | None = None) -> ModuleType:
+    """Import a Python file; see `load_function`. text: of the file, where it was read already.
+
+    Always from the text: what Python has compiled before is known by time and size alone.
+    """
     if not path.is_file():
         raise TaskError(f"{label}: there is no file {str(path)!r}; is the path right?")
     path = path.resolve()
@@ -112,7 +116,7 @@ def _file(label: str, path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     sys.modules[name] = module  # dataclasses and multiprocessing look a class's module up here
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text or path.read_bytes(), path, "exec"), vars(module))  # noqa: S102
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise TaskError(_failure(label, path, error)) from error

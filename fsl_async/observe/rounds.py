@@ -59,6 +59,8 @@ class ParameterServerFigures:
     """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    rules: dict[str, str] = field(factory=dict)
+    """The operator's own rules by setting: class, file, and the first digits of its digest."""
     counts: str = "tokens"
     """What `tokens`, here and of clients, are: tokens, or in split learning samples."""
     version: int = -1
@@ -94,7 +96,7 @@ class ParameterServerFigures:
     alarm: str = ""
     """The newest of them, or its cause as the parameter server found it."""
     _stored: dict[str, StoredDelta] = field(factory=dict)
-    """By key, deltas that are not pending yet; below, those that are."""
+    """By key, deltas that are held back; below, those that are pending."""
     _waiting: dict[str, StoredDelta] = field(factory=dict)
     _merging: list[str] = field(factory=list)
     _adopting: list[int] = field(factory=list)
@@ -156,6 +158,10 @@ class ParameterServerFigures:
         self.grace = tuple(map(float, grace)) if isinstance(grace, list) else ()
         needs = line.get("needs")
         self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.rules = {
+            str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
+            for key, one in line.get("rules", {}).items()
+        }
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.next_sync_at = None
         self._window.restart()
@@ -213,21 +219,20 @@ class ParameterServerFigures:
         self.tokens = int(line.get("tokens_total", 0))
         run.node.phase = "ready" if self.version >= 0 else "waiting"
         self._window.calls_again = True
-        # An Accumulate follows for each that is pending.
-        self._stored |= self._waiting
-        self._waiting.clear()
         self._merging.clear()
         held, pending = line.get("held"), line.get("pending")
         keys = set(self.held)
         if isinstance(held, list):
             keys = {str(entry["delta"]["key"]) for entry in held}
         self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
-        for one in self._stored.values():
-            one.is_again = False
-        for entry in pending if isinstance(pending, list) else []:
-            delta, key = entry["delta"], str(entry["delta"]["key"])
-            uncounted = 0 if key in self._stored else int(entry.get("bytes", 0))
-            self._stored[key] = _stored_of(delta, uncounted=uncounted, is_again=True)
+        if isinstance(pending, list):  # of many the line has only the number
+            before, self._waiting = self._waiting, {}
+            for entry in pending:
+                key = str(entry["delta"]["key"])
+                uncounted = 0 if key in before else int(entry.get("bytes", 0))
+                self._waiting[key] = _stored_of(entry["delta"], uncounted=uncounted)
+        for one in self._waiting.values():
+            one.is_again = True
         waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
         self._plan_sync(run.node.last_t - waited_s)
 
@@ -318,14 +323,16 @@ class ParameterServerFigures:
 
     def on_quarantine(self, run: Run, line: Line) -> None:
         """A delta is held back. One that is kept out for good is declined and counted there."""
+        key = str(line["key"])
+        stored = self._waiting.pop(key, StoredDelta())
         if line.get("held"):
-            self.held[str(line["key"])] = str(line["reason"])
-        else:
-            self._stored.pop(str(line["key"]), None)
+            self.held[key], self._stored[key] = str(line["reason"]), stored
 
     def on_release(self, run: Run, line: Line) -> None:
         """A delta is held back no longer."""
-        self.held.pop(str(line["key"]), None)
+        key = str(line["key"])
+        self.held.pop(key, None)
+        self._waiting[key] = self._stored.pop(key, StoredDelta())
 
     def noted(self, run: Run, line: Line) -> bool:
         """A note about rounds or damage; whether that is all that there is to tell of it."""
@@ -364,7 +371,7 @@ class ParameterServerFigures:
         client.training.settle(str(delta["key"]))
         if line.get("problem") is None:
             saw_norm(run, client, stored)
-            self._stored[str(delta["key"])] = _stored_of(delta)
+            self._waiting[str(delta["key"])] = _stored_of(delta)
         number, is_good = int(delta.get("round", -1)), line.get("problem") is None
         self._answered(run, client.name, number, contributed=is_good)
 
@@ -372,12 +379,7 @@ class ParameterServerFigures:
         """A version was sent."""
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def on_accumulate(self, run: Run, line: Line) -> None:
-        """A delta is pending."""
-        key = str(line["key"])
-        self._waiting[key] = self._stored.pop(key, StoredDelta())
-
-    def on_average(self, run: Run, line: Line) -> None:
+    def on_commit(self, run: Run, line: Line) -> None:
         """A version is being made of what is pending."""
         run.node.phase = "merging"
         self._merging = list(self._waiting)

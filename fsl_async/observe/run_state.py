@@ -21,7 +21,7 @@ Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. Th
     event  recovered, note version_found     what the disk has
     event  model_attached, delta_stored, version_sent      sizes and bytes
     effect send, event round_skipped         rounds
-    effect quarantine, release, accumulate, average, event commit_failed, version_committed
+    effect quarantine, release, commit, event commit_failed, version_committed
   of a split server
     event  upload_trained, round_done_received
   of a client

@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 from attrs import define, field
 from cattrs.preconf.json import make_converter
 
-from fsl_async.files.private_files import FILE_MODE, opener
+from fsl_async.files.files import FILE_MODE
+from fsl_async.files.private_files import opener
 
 SEGMENT_BYTES = 8 << 20
 """Read in a second: some 50,000 lines."""

@@ -7,11 +7,12 @@ in one lineage, dropped without having been trained, trained after it was declin
 client's auxiliary model is given once, and versions grow.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from fsl_async.observe.ledger_audit import each_fact
 from fsl_async.roles.split.events import UploadKey
@@ -46,17 +47,16 @@ class SplitAudit:
         return list(self.problems)
 
 
-def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
-    """Go through the ledger's lines."""
+def audit_split(lines: Iterable[Mapping[str, Any]], problems: list[str]) -> SplitAudit:
+    """Go through the ledger's lines, and add to the problems."""
     fates: dict[str, str] = {}
     again: set[str] = set()
     lives: dict[str, set[int]] = {}
     rounds: dict[str, int] = {}
     auxiliary: dict[str, int] = {}
-    problems: list[str] = []
     for line in lines:
-        if "auxiliary" in line:
-            client, version = str(line["auxiliary"]), int(line["version"])
+        if line.get("fact") == "auxiliary":
+            client, version = str(line["client"]), int(line["version"])
             if version <= auxiliary.get(client, -1):
                 problems.append(
                     f"version {version} of the auxiliary model of {client} was given twice"
@@ -87,22 +87,22 @@ def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
     )
 
 
+def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
+    """Return the last outcome of each upload in a ledger."""
+    return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
+
+
 def trained_by_life(folder: Path, client: str) -> list[int]:
-    """How many uploads of each process of a client were trained, in order. Raises OSError."""
-    lives: dict[int, set[str]] = {}
-    for line in each_fact(folder / LEDGER, []):
-        if line.get("outcome") == "trained":
-            key = UploadKey.parse(str(line["key"]))
-            if key.client == client:
-                lives.setdefault(key.incarnation, set()).add(key.text)
-    return [len(lives[life]) for life in sorted(lives)]
+    """Return how many uploads of each process of a client were trained, in order. OSError."""
+    fates = fates_of(each_fact(folder / LEDGER, [])).items()
+    trained = (key.incarnation for key, fate in fates if fate == "trained" and key.client == client)
+    return [count for _, count in sorted(Counter(trained).items())]
 
 
 def audit_split_dir(folder: Path) -> SplitAudit:
-    """The same for a split server's folder, with a problem for each damaged line. Raises OSError.
+    """Audit a split server's folder; each damaged line is a problem. Raises OSError.
 
     A torn last line is left out.
     """
-    damaged: list[str] = []
-    found = audit_split(each_fact(folder / LEDGER, damaged))
-    return evolve(found, problems=(*damaged, *found.problems))
+    problems: list[str] = []
+    return audit_split(each_fact(folder / LEDGER, problems), problems)

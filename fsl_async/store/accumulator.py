@@ -3,7 +3,7 @@
 Deltas are added in the order of the calls to `add`. A subtraction cannot undo an addition in fp32.
 To remove a delta, the frames that contain it are recomputed from the other deltas, which are still
 in the spool, before the sum is used: `chunks` always yields, to the bit, the sum of the deltas in
-`weights` in their order.
+`weights` in their order. `assemble` sets them to those of a version (docs/adr/0166).
 
 One delta at a time may be added frame by frame while it arrives, because it is probably the next
 one to be complete (docs/adr/0095).
@@ -17,6 +17,7 @@ from attrs import define
 
 from fsl_async.errors import disk_words
 from fsl_async.store.errors import DeltaDamaged, NoWorkerThread, StoreError
+from fsl_async.store.memory import anonymous
 from fsl_codecs import CodecError
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.memory import Allocate
     from fsl_async.store.spool import Spool
 
 MOST_BEFORE: Final = 2
@@ -59,8 +61,15 @@ class Accumulator:
     when the sum is used next.
     """
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, kind: DeltaKind) -> None:
-        self.total = kind.total(manifest)
+    def __init__(
+        self,
+        manifest: Manifest,
+        spool: Spool,
+        pool: ChunkPool,
+        kind: DeltaKind,
+        allocate: Allocate = anonymous,
+    ) -> None:
+        self.total = kind.total(manifest, allocate)
         self._manifest = manifest
         self._spool = spool
         self._pool = pool
@@ -106,29 +115,35 @@ class Accumulator:
             extra.stop = index
         extra.key = key
 
-    def add(self, key: DeltaKey, weight: float) -> None:
-        """Add a delta from the spool.
+    def add(self, key: DeltaKey, weight: float, clip: float = 1.0) -> None:
+        """Add a delta from the spool, with what is in the sum of it already.
 
         StoreError: this delta, or one that is in the sum, cannot be read.
         """
         extra = self._extra
         there = range(0)
-        if extra is not None and (extra.key, extra.weight) == (key, weight):
+        if extra is not None and (extra.key, extra.weight, 1.0) == (key, weight, clip):
             there = range(extra.first, extra.stop)
         else:
             self._clean()
         indices = range(self._frames)
         self._extra = _Extra(None, 0.0, 0, len(indices))  # until the addition has succeeded
-        self._add(key, weight, [index for index in indices if index not in there])
-        self.weights[key] = weight
+        self._add(key, weight, clip, [index for index in indices if index not in there])
+        self.weights[key], self._clips[key] = weight, clip
         self._extra = None
 
-    def weigh(self, key: DeltaKey, weight: float, clip: float) -> None:
-        """Change the weight of a delta. The sum is recomputed when it is used next."""
-        if (self.weights[key], self._clips.get(key, 1.0)) == (weight, clip):
-            return
-        self.weights[key], self._clips[key] = weight, clip
-        self._extra = _Extra(None, 0.0, 0, self._frames)
+    def assemble(self, merged: Sequence[MergedDelta]) -> None:
+        """Make this the sum of exactly `merged`, in their order, with their weights and clips.
+
+        What is in it already stays if they begin with it. Raises as `add`.
+        """
+        wanted = [(one.key, one.weight, one.clip) for one in merged]
+        there = [(key, weight, self._clips[key]) for key, weight in self.weights.items()]
+        if wanted[: len(there)] != there:
+            self.clear()
+        for one in wanted[len(self.weights) :]:
+            self.add(*one)
+        self._clean()
 
     def remove(self, key: DeltaKey) -> None:
         """Remove a delta, or the frames of it that have arrived. Absent keys are ignored."""
@@ -150,10 +165,10 @@ class Accumulator:
         for index in indices:
             self.total.clear(index)
         for key, weight in self.weights.items():
-            self._add(key, weight, indices)
+            self._add(key, weight, self._clips[key], indices)
         self._extra = None
 
-    def _add(self, key: DeltaKey, weight: float, indices: Sequence[int]) -> None:
+    def _add(self, key: DeltaKey, weight: float, clip: float, indices: Sequence[int]) -> None:
         """Add these frames of a delta.
 
         StoreError: they cannot be read; some of them may be in the sum.
@@ -163,7 +178,7 @@ class Accumulator:
 
         def add(part: Sequence[int]) -> None:
             for index, frame in zip(part, reader.frames(part), strict=True):
-                self.total.add_frame(index, frame, weight, self._clips.get(key, 1.0))
+                self.total.add_frame(index, frame, weight, clip)
 
         try:
             reader = self._spool.reader(key, self._manifest)

@@ -38,6 +38,7 @@ from fsl_async.store.adapters import (
     Site,
     adapter_modules,
 )
+from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_async.store.errors import NotFinite
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
@@ -99,7 +100,7 @@ class AdapterAggregator(SpooledDeltas):
         found = []
         for module in self._layout.modules:
             spans = (slice(one.offset, one.offset + one.values) for one in _pair(module))
-            a, b = (math.sqrt(squared_norm(vectors.weights[span])) for span in spans)
+            a, b = (math.sqrt(squared_norm(vectors.named[WEIGHTS][span])) for span in spans)
             found.append(((a + moved) * (b + moved), a * b, module.name))
         return max(found)
 
@@ -214,9 +215,9 @@ class AdapterAggregator(SpooledDeltas):
     ) -> tuple[Rows, Factors | None]:
         """Merge one module; return its piece of the result, and what its patch grows by."""
         start, stop = _span(module)
-        held = vectors.weights[start:stop].astype(np.float64)
-        unsent = _wide(vectors.residual, start, stop)
-        owed = _wide(vectors.owed, start, stop)
+        held = vectors.named[WEIGHTS][start:stop].astype(np.float64)
+        unsent = _wide(vectors.named.get(RESIDUAL), start, stop)
+        owed = _wide(vectors.named.get(OWED), start, stop)
         current = Current(
             _factors(module, held),
             None if unsent is None else _factors(module, unsent),

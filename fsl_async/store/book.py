@@ -25,11 +25,10 @@ means here.
 
 The book does not grow with the run. It has each key of the newest `keep_versions` versions, to
 which a rollback can go back, and of the newest accepted deltas. Of all before, it has the newest
-settled key of each client, which stands for those before it: a client offers one delta at a time,
-and takes the next sequence number only after an answer (see `fsl_async.roles.sync.deltas`). A line
-with "rollback" has what a book that forgot the versions in between needs: `digest`, `tokens_total`,
-`settled`, the newest settled key of each client at version `to`, and `latest`, where a rule uses
-deltas again (fsl_async.store.latest_book).
+settled key of each client, which stands for those before it (`fsl_async.roles.sync.outcomes`). A
+line with "rollback" has what a book that forgot the versions in between needs: `digest`,
+`tokens_total`, `settled`, the newest settled key of each client at version `to`, and `latest`,
+where a rule uses deltas again (fsl_async.store.latest_book).
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from attrs import asdict
 from fsl_async.roles.sync.delta import POSITION, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
+from fsl_async.roles.sync.outcomes import Outcomes
 from fsl_async.store.errors import StoreError
 from fsl_async.store.latest_book import LatestBook
 from fsl_async.store.records import decay_from, from_fact, to_fact
@@ -51,8 +51,9 @@ from fsl_async.store.seed_step import SeedStep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay
-    from fsl_async.store.records import Outcome, VersionRecord
+    from fsl_async.store.records import VersionRecord
 
     Reasons = Mapping[str, str]
 
@@ -98,7 +99,7 @@ class Book:
         # The newest quarantined ones of each client that may be released.
         self.held: dict[DeltaKey, StoredDelta] = {}
         # Client -> its newest delta that was merged or quarantined and is in neither any more.
-        self.settled: dict[str, tuple[DeltaKey, Outcome]] = {}
+        self.settled = Outcomes()
         # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
@@ -134,12 +135,7 @@ class Book:
             return "merged"
         if key in self.quarantined or key in self.held:
             return "quarantined"
-        if key.client not in self.settled:
-            return None
-        last, outcome = self.settled[key.client]
-        if key.order == last.order:
-            return outcome
-        return "merged" if key.order < last.order else None
+        return self.settled.of(key)
 
     def seeds_between(self, since: int, version: int) -> list[SeedStep] | None:
         """Return the steps from version `since` to `version`; None if not all are here."""
@@ -210,12 +206,12 @@ class Book:
         }
 
     def _settled_at(self, version: int) -> dict[str, str]:
-        found = dict(self.settled)
+        found = Outcomes(self.settled)
         for key, number in self.merged.items():
             if number <= version:
-                _settle(found, key, "merged")
+                found.settle(key, "merged")
         for key in self.quarantined:  # where they stay
-            _settle(found, key, "quarantined")
+            found.settle(key, "quarantined")
         return {key.text: outcome for key, outcome in found.values()}
 
     def apply(self, fact: Mapping[str, Any]) -> None:
@@ -268,7 +264,7 @@ class Book:
         for kept, most in ((self.quarantined, MOST_QUARANTINED), (self.held, MOST_HELD)):
             of_client = [one for one in kept if one.client == key.client]
             for one in of_client[:-most]:
-                _settle(self.settled, one, "quarantined")
+                self.settled.settle(one, "quarantined")
                 del kept[one]
 
     def _apply_released(self, fact: Mapping[str, Any]) -> None:
@@ -331,11 +327,11 @@ class Book:
         newest = {delta.key for delta in self.accepted}
         for version in [one for one in self._details if one <= last]:
             for key in self._details.pop(version):
-                _settle(self.settled, key, "merged")
+                self.settled.settle(key, "merged")
                 if key not in newest:
                     del self.merged[key]
         for key in [one for one, version in self.quarantined.items() if version <= last]:
-            _settle(self.settled, key, "quarantined")
+            self.settled.settle(key, "quarantined")
             del self.quarantined[key]
 
     def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
@@ -448,15 +444,10 @@ _AS_THEY_ARE = (
 """Members that are JSON already."""
 
 
-def _settle(settled: dict[str, tuple[DeltaKey, Outcome]], key: DeltaKey, outcome: Outcome) -> None:
-    last = settled.get(key.client)
-    if last is None or last[0].order <= key.order:
-        settled[key.client] = (key, outcome)
-
-
-def _parse_settled(members: Mapping[str, Outcome]) -> dict[str, tuple[DeltaKey, Outcome]]:
-    keys = ((DeltaKey.parse(key), outcome) for key, outcome in members.items())
-    return {key.client: (key, outcome) for key, outcome in keys}
+def _parse_settled(members: Mapping[str, Outcome]) -> Outcomes:
+    found = Outcomes()
+    found.settle_all({DeltaKey.parse(key): outcome for key, outcome in members.items()})
+    return found
 
 
 def _by_key(members: Iterable[Mapping[str, Any]]) -> dict[DeltaKey, StoredDelta]:

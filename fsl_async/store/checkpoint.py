@@ -5,8 +5,8 @@ are there; it becomes whole later (fsl_async.store.snapshots).
 
     checkpoints/v00000012/
         weights.safetensors     Theta, opens in the safetensors library
-        momentum.safetensors    the outer optimizer's momentum; absent without one, and in
-                                version 0 (zeros)
+        momentum.safetensors    or others that the outer optimizer names; absent in version 0
+                                (zeros)
         residual.safetensors    the coding error not yet sent; absent when there is none (zeros)
         mean.safetensors        mean of versions, of late ones above all, in a run without
                                 a planned end
@@ -17,26 +17,21 @@ are there; it becomes whole later (fsl_async.store.snapshots).
         manifest.json           with a checksum: the version's record, and length, digest and chunk
                                 checksums of every file; written last
 
-Commit order: write files and manifest.json into tmp-v00000012 and sync each; sync the folder;
-rename it to v00000012, which is the commit point; sync checkpoints/. A damaged file that was
-recomputed is written into tmp-repair-v00000012 and renamed over the damaged one. Names that begin
-with "tmp-" are left over from a crash and are removed. A version is renamed to "tmp-" before it is
-removed, for the same reason. Versions that a rollback made void are renamed to
-"rolled-back-<generation>-v00000012" and never removed here.
+It is committed and removed as fsl_async.store.folders says. Versions that a rollback made void are
+renamed to "rolled-back-<generation>-v00000012" and never removed here.
 """
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict, evolve, frozen
 
-from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import CheckpointDamaged, Damage
 from fsl_async.store.flat_file import FlatReader, FlatWriter, check_flat_file
+from fsl_async.store.folders import MANIFEST, NumberedFolders
 from fsl_async.store.frame_file import FrameWriter, check_frame_file
 from fsl_async.store.records import VersionRecord
 
@@ -45,25 +40,22 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fsl_async.files.files import Files
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
 
-WEIGHTS = "weights.safetensors"
-MOMENTUM = "momentum.safetensors"
-RESIDUAL = "residual.safetensors"
-MEAN = "mean.safetensors"
-OWED = "owed.safetensors"
+_FLAT = ".safetensors"
+WEIGHTS = f"weights{_FLAT}"
+RESIDUAL = f"residual{_FLAT}"
+MEAN = f"mean{_FLAT}"
+OWED = f"owed{_FLAT}"
 UPDATE = "update.bin"
-MANIFEST = "manifest.json"
 
 FORMAT = 4
 """Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
-MAX_MANIFEST_BYTES = 256 * 1024 * 1024
-
-FLAT = (WEIGHTS, MOMENTUM, RESIDUAL, MEAN, OWED)
-_FOLDER = re.compile(r"v(\d{8,})")
-_TEMPORARY = "tmp-"
 
 
 @frozen
@@ -95,25 +87,13 @@ class Checkpoint:
         return evolve(self, files=kept)
 
 
-class Checkpoints:
+class Checkpoints(NumberedFolders):
     """The folder of all versions. Methods raise OSError unchanged."""
 
     def __init__(self, files: Files, run_dir: Path) -> None:
-        self._files = files
-        self.directory = run_dir / "checkpoints"
+        super().__init__(files, run_dir / "checkpoints", "v", FORMAT)
 
-    def path(self, version: int) -> Path:
-        """Return the folder of version `version`, existing or not."""
-        return self.directory / f"v{version:08d}"
-
-    def temporary(self, name: str) -> Path:
-        """Return the path of a temporary folder, which a start removes."""
-        return self.directory / f"{_TEMPORARY}{name}"
-
-    def versions(self) -> list[int]:
-        """Return all versions that have a folder, oldest first."""
-        found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
-        return sorted(int(match[1]) for match in found if match)
+    versions = NumberedFolders.numbers
 
     def is_whole(self, version: int) -> bool:
         """Whether there is that version, with its vectors."""
@@ -122,41 +102,29 @@ class Checkpoints:
         except (Damage, OSError):
             return False
 
-    def remove_leftovers(self) -> list[str]:
-        """Remove temporary folders of crashed commits; return their names."""
-        left = [name for name in self._files.names(self.directory) if name.startswith(_TEMPORARY)]
-        for name in left:
-            self._files.remove_tree(self.directory / name)
-        return left
-
     def load(self, version: int) -> Checkpoint:
         """Read a version's manifest.json.
 
         Damage: it is missing, altered, or describes another version.
         """
-        path = self.path(version)
-        try:
-            members = from_checksummed(
-                self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip()
-            )
-        except FileNotFoundError:
-            raise Damage(MANIFEST, "is missing") from None
-        if members is None:
-            raise Damage(MANIFEST, "does not match its checksum")
-        if members.get("format") != FORMAT:
-            raise Damage(
-                MANIFEST, f"has format {members.get('format')!r}, this release reads {FORMAT}"
-            )
+        members = self.read_manifest(version)
         if members["version"] != version:
             raise Damage(MANIFEST, f"is that of version {members['version']}")
         stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
-        return Checkpoint(VersionRecord.from_fact(members), stored, path)
+        return Checkpoint(VersionRecord.from_fact(members), stored, self.path(version))
 
-    def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
+    def verify(
+        self,
+        version: int,
+        manifest: Manifest,
+        without: Collection[str] = (),
+        *,
+        with_vectors: bool = True,
+    ) -> Checkpoint:
         """Load a version and compare every file with its digest, reading it in pieces.
 
-        without: files known to be damaged, left out of the result. Damage names the first damaged
-        file.
+        without: files known to be damaged, left out of the result. with_vectors: or the coded
+        change alone. Damage names the first damaged file.
         """
         checkpoint = self.load(version).without(without)
         record = checkpoint.record
@@ -167,7 +135,9 @@ class Checkpoints:
             raise Damage(MANIFEST, "contradicts itself about the weights")
         for name, stored in checkpoint.files.items():
             path = checkpoint.path / name
-            if name in FLAT:
+            if is_flat(name) and not with_vectors:
+                continue
+            if is_flat(name):
                 problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.digest)
             else:
                 problem = check_frame_file(self._files, path, stored.bytes, stored.digest)
@@ -184,30 +154,6 @@ class Checkpoints:
                     return CheckpointDamaged(version, damage.file, candidate, damage.reason)
         return CheckpointDamaged(version, damage.file, None, damage.reason)
 
-    def retract(self, version: int) -> None:
-        """Remove, durably, a version whose commit did not finish. Absent versions are ignored."""
-        temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
-        self._files.remove_tree(temporary)
-        if self._files.is_directory(self.path(version)):
-            self._files.rename(self.path(version), temporary)
-            self._files.sync_directory(self.directory)
-            self._files.remove_tree(temporary)
-
-    def retire(self, oldest_kept: int) -> list[Path]:
-        """Take the versions below `oldest_kept` out of the run; return their folders, to remove."""
-        leaving = []
-        for version in self.versions():
-            if version < oldest_kept:
-                folder = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
-                self._files.remove_tree(folder)
-                self._files.rename(self.path(version), folder)
-                leaving.append(folder)
-        if leaving:
-            # Without this sync a power cut may undo a rename but not the removals, and leave a
-            # version with half of its files.
-            self._files.sync_directory(self.directory)
-        return leaving
-
     def rename_void(self, version: int, generation: int) -> str:
         """Rename a void version's folder; return the new name.
 
@@ -217,22 +163,11 @@ class Checkpoints:
         self._files.rename(self.path(version), self.directory / name)
         return name
 
-    def publish(self, version: int, temporary: Path) -> None:
-        """Rename the finished folder to its final name, durably.
-
-        OSError may come after the rename: then call `retract`.
-        """
-        self._files.sync_directory(temporary)
-        self._files.rename(temporary, self.path(version))
-        self._files.sync_directory(self.directory)
-
 
 class VersionWriter:
     """Writes one version into its temporary folder.
 
     A context manager that removes the folder unless `publish` succeeded.
-
-    repairs: the version exists, and files of it are recomputed for `replace`.
     """
 
     def __init__(
@@ -241,8 +176,6 @@ class VersionWriter:
         checkpoints: Checkpoints,
         version: int,
         manifest: Manifest,
-        *,
-        repairs: bool = False,
     ) -> None:
         self._files = files
         self._checkpoints = checkpoints
@@ -251,13 +184,8 @@ class VersionWriter:
         self._flat: dict[str, FlatWriter] = {}
         self._frames: dict[str, FrameWriter] = {}
         self._open = ExitStack()
-        if repairs:
-            self._path = checkpoints.directory / f"{_TEMPORARY}repair-v{version:08d}"
-            files.remove_tree(self._path)
-        else:
-            checkpoints.retract(version)
-            self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
-        files.make_directory(self._path)
+        checkpoints.retract(version)
+        self._path = checkpoints.begin(f"v{version:08d}")
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +211,12 @@ class VersionWriter:
         self._flat[name] = writer
         return writer
 
+    def write_flat(self, name: str, vector: NDArray[np.float32]) -> None:
+        """Write a vector, (manifest.values,)."""
+        writer = self.flat(name)
+        for index in range(self._manifest.chunks):
+            writer.append(vector[slice(*self._manifest.chunk_range(index))])
+
     def frames(self, name: str) -> FrameWriter:
         """Create a frame file and return its writer."""
         self._frames[name] = FrameWriter(self._files, self._path / name)
@@ -300,16 +234,24 @@ class VersionWriter:
     def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
         """Write manifest.json and make the version exist, durably."""
         entries: dict[str, Any] = {name: asdict(entry) for name, entry in stored.items()}
-        members = {"format": FORMAT, **record.to_fact(), "files": entries}
-        self._files.write_whole(self._path / MANIFEST, to_checksummed(members) + b"\n")
+        self._checkpoints.write_manifest(self._path, {**record.to_fact(), "files": entries})
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
-    def replace(self, name: str) -> None:
-        """Replace a file of the existing version, durably, with the sealed one written here."""
-        target = self._checkpoints.path(self._version)
-        self._files.rename(self._path / name, target / name)
-        self._files.sync_directory(target)
+
+def flat_name(vector: str) -> str:
+    """Return the file name of a vector."""
+    return f"{vector}{_FLAT}"
+
+
+def is_flat(name: str) -> bool:
+    """Whether a file of this name has a vector."""
+    return name.endswith(_FLAT)
+
+
+def update_lost(version: int, damage: Damage) -> str:
+    """Return the line for a coded change that is damaged."""
+    return f"version {version} was damaged: {damage}; clients get that version in full"
 
 
 def open_flat(

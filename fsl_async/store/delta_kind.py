@@ -28,6 +28,7 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.errors import FrameRefused
+from fsl_async.store.memory import anonymous
 from fsl_async.store.outer import squared_norm
 from fsl_codecs import (
     CodecError,
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import BytesLike
+    from fsl_async.files.files import BytesLike
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.memory import Allocate
     from fsl_async.store.seed_step import Directions
 
     Source = tuple[Iterator[bytes], float, float]
@@ -119,7 +121,7 @@ class DeltaKind(ABC):
         """Decode a peer's frame. FrameRefused: it is not frame `index` of a delta."""
 
     @abstractmethod
-    def total(self, manifest: Manifest) -> Total:
+    def total(self, manifest: Manifest, allocate: Allocate = anonymous) -> Total:
         """Return an empty sum."""
 
     def parts(self, manifest: Manifest) -> list[int]:
@@ -172,9 +174,9 @@ class Dense(DeltaKind):
             return Checked(values, squared_norm(values))
         return Checked(values, 0.0 if np.isfinite(values).all() else np.nan)
 
-    def total(self, manifest: Manifest) -> ChunkTotal:
+    def total(self, manifest: Manifest, allocate: Allocate = anonymous) -> ChunkTotal:
         """One vector of model size."""
-        return ChunkTotal(self, manifest)
+        return ChunkTotal(self, manifest, allocate)
 
     def sums(self, manifest: Manifest, sources: Sequence[Source]) -> Iterator[NDArray[Any]]:
         """See `DeltaKind.sums`. Uses one chunk of memory; the same order gives the same bits."""
@@ -240,10 +242,10 @@ class ChunkTotal(Total):
     A chunk is filled with zeros when it is used next: then it is in the cache for that.
     """
 
-    def __init__(self, kind: Dense, manifest: Manifest) -> None:
+    def __init__(self, kind: Dense, manifest: Manifest, allocate: Allocate) -> None:
         self._kind = kind
         self._manifest = manifest
-        self.values: NDArray[Any] = new_vector(manifest.weights, kind.dtype)
+        self.values: NDArray[Any] = allocate(manifest.weights, kind.dtype)
         """The sum over all weights: float32, or float64 for full weights."""
         self._buffers: NDArray[Any] = new_vector(manifest.values - manifest.weights, np.float64)
         self._is_cleared = bytearray(manifest.chunks)
@@ -333,7 +335,7 @@ class Seeds(DeltaKind):
         """See `DeltaKind.check`; the content is a SeedsFrame."""
         return check_seeds(self.directions, manifest, index, frame)
 
-    def total(self, manifest: Manifest) -> SeedsTotal:
+    def total(self, manifest: Manifest, allocate: Allocate = anonymous) -> SeedsTotal:
         """The scalars of a round."""
         return SeedsTotal()
 
@@ -373,9 +375,9 @@ class Mixed(Dense):
             return check_seeds(self.directions, manifest, index, frame)
         return super().check(manifest, index, frame)
 
-    def total(self, manifest: Manifest) -> MixedTotal:
+    def total(self, manifest: Manifest, allocate: Allocate = anonymous) -> MixedTotal:
         """One vector of model size, and scalars."""
-        return MixedTotal(self, manifest)
+        return MixedTotal(self, manifest, allocate)
 
     def adders(self, manifest: Manifest, frames: Iterator[bytes]) -> Iterator[Adder]:
         """See `DeltaKind.adders`."""
@@ -442,8 +444,8 @@ class Mixed(Dense):
 class MixedTotal(ChunkTotal):
     """The sum of dense deltas in one flat vector, and that of scalars beside it."""
 
-    def __init__(self, kind: Mixed, manifest: Manifest) -> None:
-        super().__init__(kind, manifest)
+    def __init__(self, kind: Mixed, manifest: Manifest, allocate: Allocate) -> None:
+        super().__init__(kind, manifest, allocate)
         self._mixed = kind
         self._seeds = SeedsTotal()
         self._dense_weight = self._counted = 0.0

@@ -8,6 +8,7 @@
         │                      wrong order
         ├── NoWorkerThread     the system cannot start another thread
         ├── NotFinite          a version would hold NaN or infinity
+        ├── RuleFailed         the operator's own rule raised, or returned what cannot be used
         └── Damaged            data on disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
             ├── LedgerLost         there are versions, but the ledger is missing or empty
@@ -19,6 +20,14 @@ Every message is one line: what happened, to which object, and what to do.
 """
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import disk_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class LearnError(Exception):
@@ -55,7 +64,11 @@ class NoWorkerThread(StoreError):  # noqa: N818
 
 
 class NotFinite(StoreError):  # noqa: N818
-    """The next version would hold NaN or infinity; `Merging.advance` adds the way out."""
+    """The next version would hold NaN or infinity; a commit adds the way out."""
+
+
+class RuleFailed(StoreError):  # noqa: N818
+    """The operator's own rule raised, or its result cannot be used; the deltas stay pending."""
 
 
 class Damaged(StoreError):  # noqa: N818
@@ -132,3 +145,12 @@ class CheckpointDamaged(Damaged):
         self.version = version
         self.file = file
         self.previous_version = previous_version
+
+
+@contextmanager
+def disk(doing: str) -> Iterator[None]:
+    """Turn OSError into a StoreError of one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{doing}: {disk_words(error)}") from error

@@ -1,18 +1,7 @@
 """Flat files: a vector of fp32 values as a safetensors file, written and read chunk by chunk.
 
-The layout is from the safetensors README, section "Format"
-(https://github.com/huggingface/safetensors#format):
-
-    8 bytes    N, the length of the header, unsigned little-endian
-    N bytes    JSON: {"name": {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ...,
-               "__metadata__": {...}}; begins with "{", may end in spaces; offsets count bytes from
-               the end of the header
-    the rest   the tensors' bytes, little-endian, row-major, without holes
-
-A checkpoint's weights therefore open in the safetensors library and everything built on it. The
-library is not used here because it needs all tensors in memory at once; a flat vector in the
-manifest's order already is the data part. The header is padded so that the data begins at a
-multiple of 64 bytes, which lets a reader map it aligned.
+A checkpoint's weights therefore open in the safetensors library and everything built on it: a flat
+vector in the manifest's order is the data part of such a file.
 
 A flat file has a checksum per chunk, which is checked when the chunk is read, and one digest
 (fsl_async.store.digest). Both are kept in the version's manifest.json.
@@ -23,13 +12,12 @@ that of the vector: for weights.safetensors the one that the nodes of a version 
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from blake3 import blake3
 
+from fsl_async.files.safetensors_header import header_of
 from fsl_async.store.digest import (
     DIGEST_CHARACTERS,
     check_chunk,
@@ -40,31 +28,23 @@ from fsl_async.store.digest import (
 from fsl_async.store.errors import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.manifest import Manifest
 
 VALUE_BYTES = 4
-_ALIGNMENT_BYTES = 64
 
 
 def header_for(manifest: Manifest) -> bytes:
     """Return the length field and the JSON header of `manifest`'s flat file."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for tensor in manifest.tensors:
-        begin = tensor.offset * VALUE_BYTES
-        entries[tensor.name] = {
-            "dtype": "F32",
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, begin + tensor.values * VALUE_BYTES],
-        }
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
+    return header_of(
+        (tensor.name, "F32", tensor.shape, tensor.values * VALUE_BYTES)
+        for tensor in manifest.tensors
+    )
 
 
 class FlatWriter:
@@ -127,11 +107,15 @@ class FlatReader:
         self._path = path
         self._manifest = manifest
         self._checks = checks
-        self._data_at = len(header_for(manifest))
+        header = header_for(manifest)
+        self._data_at = len(header)
         try:
             self._descriptor = files.open_existing(path)
         except FileNotFoundError:
             raise Damage(path.name, "is missing") from None
+        if files.read(self._descriptor, len(header), 0) != header:
+            self.close()
+            raise Damage(path.name, "has a wrong header")
 
     def read_into(self, index: int, out: NDArray[np.float32]) -> None:
         """Read chunk `index` into `out`, which has its length."""
@@ -149,46 +133,40 @@ class FlatReader:
         self._files.close(self._descriptor)
 
 
+def fits(files: Files, descriptor: int, manifest: Manifest) -> str | None:
+    """Return why an open file is no flat file of the model, by its length and header, or None."""
+    header = header_for(manifest)
+    size = len(header) + manifest.values * VALUE_BYTES
+    if files.size(descriptor) != size:
+        return f"has {files.size(descriptor)} bytes instead of {size}"
+    return None if files.read(descriptor, len(header), 0) == header else "has a wrong header"
+
+
+def chunks_of(
+    files: Files, descriptor: int, manifest: Manifest, first: int = 0
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the chunks of an open file that `fits`, each valid until the next; unchecked."""
+    data_at = len(header_for(manifest))
+    buffer = np.empty(manifest.longest_chunk, np.dtype("<f4"))
+    for index in range(first, manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        values = buffer[: stop - start]
+        files.read_into(descriptor, values.data.cast("B"), data_at + start * VALUE_BYTES)
+        yield values
+
+
 def check_flat_file(
     files: Files, path: Path, manifest: Manifest, size: int, digest: str
 ) -> str | None:
     """Return what is wrong with a flat file, or None. Reads it in chunks."""
-    header = header_for(manifest)
-    if size != len(header) + manifest.values * VALUE_BYTES:
+    if size != len(header_for(manifest)) + manifest.values * VALUE_BYTES:
         return "is listed with a length that does not fit the model"
-    found: list[bytes] = []
-    take: Callable[[memoryview], Any] = lambda piece: found.append(blake3(piece).digest())  # noqa: E731
-    lengths = [manifest.chunk_values(index) * VALUE_BYTES for index in range(manifest.chunks)]
-    problem = _read(files, path, size, header, lengths=lengths, take=take)
-    return problem or (None if vector_digest(found) == digest else "does not match its digest")
-
-
-def _read(
-    files: Files,
-    path: Path,
-    size: int,
-    head: bytes = b"",
-    *,
-    lengths: Sequence[int],
-    take: Callable[[memoryview], Any],
-) -> str | None:
-    """Give the bytes behind `head` to `take` in these lengths; return what is wrong, or None."""
     try:
-        descriptor = files.open_existing(path)
+        with files.opened(path) as descriptor:
+            problem = fits(files, descriptor, manifest)
+            if problem is None:
+                found = vector_digest(map(chunk_digest, chunks_of(files, descriptor, manifest)))
+                problem = None if found == digest else "does not match its digest"
+            return problem
     except FileNotFoundError:
         return "is missing"
-    try:
-        if files.size(descriptor) != size:
-            return f"has {files.size(descriptor)} bytes instead of {size}"
-        if files.read(descriptor, len(head), 0) != head:
-            return "has a wrong header"
-        view = memoryview(bytearray(max(lengths)))
-        offset = len(head)
-        for count in lengths:
-            if files.read_into(descriptor, view[:count], offset) != count:
-                return "ended while it was read"
-            take(view[:count])
-            offset += count
-    finally:
-        files.close(descriptor)
-    return None

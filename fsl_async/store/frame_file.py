@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import BytesLike, Files
+    from fsl_async.files.files import BytesLike, Files
 
 MAGIC = b"FSLFRM01"
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -48,11 +48,8 @@ class FrameWriter:
         self.path = path
         self.frames = 0
         self._digests: list[bytes] = []
-        descriptor = files.create(path)
-        try:
+        with files.created(path) as descriptor:
             files.write(descriptor, MAGIC, 0)
-        finally:
-            files.close(descriptor)
         self.bytes = len(MAGIC)
 
     def append(self, frame: BytesLike) -> None:
@@ -61,11 +58,8 @@ class FrameWriter:
         if len(view) > MAX_FRAME_BYTES:
             raise StoreError(f"a frame of {len(view)} bytes is longer than {MAX_FRAME_BYTES}")
         record = b"".join((len(view).to_bytes(_LENGTH_BYTES, "little"), view))
-        descriptor = self._files.open_existing(self.path, writable=True)
-        try:
+        with self._files.opened(self.path, writable=True) as descriptor:
             self._files.write(descriptor, record, self.bytes)
-        finally:
-            self._files.close(descriptor)
         self._digests.append(blake3(view).digest())
         self.bytes += len(record)
         self.frames += 1
@@ -75,13 +69,10 @@ class FrameWriter:
 
         First cuts off the remains of a failed write behind the last frame.
         """
-        descriptor = self._files.open_existing(self.path, writable=True)
-        try:
+        with self._files.opened(self.path, writable=True) as descriptor:
             if self._files.size(descriptor) > self.bytes:
                 self._files.truncate(descriptor, self.bytes)
             self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
         return self.bytes, self.digest
 
     @property
@@ -101,8 +92,7 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
     StoreError: the file does not hold exactly `frames` frames.
     """
     places = np.zeros((frames, 2), dtype=np.int64)
-    descriptor = files.open_existing(path)
-    try:
+    with files.opened(path) as descriptor:
         size = files.size(descriptor)
         good = files.read(descriptor, len(MAGIC), 0) == MAGIC
         position = len(MAGIC)
@@ -114,8 +104,6 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
             if not good or length > MAX_FRAME_BYTES or position > size:
                 good = False
                 break
-    finally:
-        files.close(descriptor)
     if not good or position != size:
         raise StoreError(f"{path} does not hold {frames} complete frames; it was altered")
     return places
@@ -123,20 +111,14 @@ def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
 
 def first_bytes(files: Files, path: Path, count: int) -> bytes:
     """Return how the first frame begins."""
-    descriptor = files.open_existing(path)
-    try:
+    with files.opened(path) as descriptor:
         return files.read(descriptor, count, len(MAGIC) + _LENGTH_BYTES)
-    finally:
-        files.close(descriptor)
 
 
 def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
     """Return the frame at one row of `frame_places`."""
-    descriptor = files.open_existing(path)
-    try:
+    with files.opened(path) as descriptor:
         return _frame_at(files, descriptor, path, place)
-    finally:
-        files.close(descriptor)
 
 
 def _frame_at(files: Files, descriptor: int, path: Path, place: NDArray[np.int64]) -> bytes:
@@ -158,12 +140,9 @@ class FrameReader:
 
     def frames(self, wanted: Sequence[int]) -> Iterator[bytes]:
         """Yield the frames at these indices, one in memory at a time."""
-        descriptor = self._files.open_existing(self._path)
-        try:
+        with self._files.opened(self._path) as descriptor:
             for index in wanted:
                 yield _frame_at(self._files, descriptor, self._path, self._places[index])
-        finally:
-            self._files.close(descriptor)
 
 
 def each_frame(files: Files, path: Path, frames: int) -> Iterator[bytes]:
@@ -180,23 +159,20 @@ def check_frame_file(files: Files, path: Path, size: int, digest: str) -> str | 
 
     It must have `size` bytes; `digest`: as `FrameWriter.digest`.
     """
-    try:
-        descriptor = files.open_existing(path)
-    except FileNotFoundError:
-        return "is missing"
     found: list[bytes] = []
     try:
-        if files.size(descriptor) != size:
-            return f"has {files.size(descriptor)} bytes instead of {size}"
-        position = len(MAGIC)
-        if files.read(descriptor, position, 0) != MAGIC:
-            return "has a wrong header"
-        while position < size:
-            length = int.from_bytes(files.read(descriptor, _LENGTH_BYTES, position), "little")
-            position += _LENGTH_BYTES + length
-            if length > MAX_FRAME_BYTES or position > size:
-                return "holds an incomplete frame"
-            found.append(blake3(files.read(descriptor, length, position - length)).digest())
-    finally:
-        files.close(descriptor)
+        with files.opened(path) as descriptor:
+            if files.size(descriptor) != size:
+                return f"has {files.size(descriptor)} bytes instead of {size}"
+            position = len(MAGIC)
+            if files.read(descriptor, position, 0) != MAGIC:
+                return "has a wrong header"
+            while position < size:
+                length = int.from_bytes(files.read(descriptor, _LENGTH_BYTES, position), "little")
+                position += _LENGTH_BYTES + length
+                if length > MAX_FRAME_BYTES or position > size:
+                    return "holds an incomplete frame"
+                found.append(blake3(files.read(descriptor, length, position - length)).digest())
+    except FileNotFoundError:
+        return "is missing"
     return None if vector_digest(found) == digest else "does not match its digest"

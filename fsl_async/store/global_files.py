@@ -19,19 +19,18 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import StoreError
-from fsl_async.store.flat_file import VALUE_BYTES, FlatWriter, header_for
+from fsl_async.store.flat_file import FlatWriter, chunks_of, fits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.manifest import Manifest
 
 _RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")
@@ -121,39 +120,19 @@ class GlobalFiles:
 
         StoreError: it is missing, or not of this model.
         """
-        header = header_for(manifest)
-        try:
-            descriptor = self._files.open_existing(path)
-        except FileNotFoundError:
-            raise StoreError(f"{path.name} is missing") from None
-        try:
-            if not self._fits(descriptor, manifest):
+        if not self.exists(path):
+            raise StoreError(f"{path.name} is missing")
+        with self._files.opened(path) as descriptor:
+            if fits(self._files, descriptor, manifest):
                 raise StoreError(f"{path.name} is not of this model")
-            buffer = np.empty(manifest.longest_chunk, np.float32)
-            for index in range(first, manifest.chunks):
-                start, stop = manifest.chunk_range(index)
-                values = buffer[: stop - start]
-                at = len(header) + start * VALUE_BYTES
-                self._files.read_into(descriptor, values.data.cast("B"), at)
-                yield values
-        finally:
-            self._files.close(descriptor)
+            yield from chunks_of(self._files, descriptor, manifest, first)
 
     def is_of(self, path: Path, manifest: Manifest) -> bool:
         """Whether a file is here and has the size and the header of a model."""
         if not self.exists(path):
             return False
-        descriptor = self._files.open_existing(path)
-        try:
-            return self._fits(descriptor, manifest)
-        finally:
-            self._files.close(descriptor)
-
-    def _fits(self, descriptor: int, manifest: Manifest) -> bool:
-        header = header_for(manifest)
-        size = len(header) + manifest.values * VALUE_BYTES
-        fits = self._files.size(descriptor) == size
-        return fits and self._files.read(descriptor, len(header), 0) == header
+        with self._files.opened(path) as descriptor:
+            return fits(self._files, descriptor, manifest) is None
 
     def clean(self, keep: Iterable[Path], results_of: int) -> None:
         """Remove all files but `keep`, and the newest result for G_`results_of`.

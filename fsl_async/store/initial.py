@@ -20,8 +20,8 @@ from fsl_async.store.records import VersionRecord
 from fsl_codecs import info
 
 if TYPE_CHECKING:
+    from fsl_async.files.files import BytesLike, Files
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
-    from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.manifest import Manifest
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from fsl_async.roles.sync.delta import MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.outcomes import newest_of_clients
 from fsl_async.store.records import from_fact, to_fact
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class Latest:
         """As it entered that version."""
         return MergedDelta(self.stored.delta, self.staleness, self.weight, self.stored.norm)
 
-    def is_newer(self, other: Latest) -> bool:
-        """Whether its client computed it after `other`."""
-        return self.stored.key.order > other.stored.key.order
+    @property
+    def key(self) -> DeltaKey:
+        """The key of the delta."""
+        return self.stored.key
 
 
 @define
@@ -101,22 +103,13 @@ class LatestBook:
         return book
 
     def _newest_at(self, version: int) -> dict[str, Latest]:
-        newest = _newest(one for one in self._entries if one.version <= version)
+        newest = newest_of_clients(one for one in self._entries if one.version <= version)
         return dict(sorted(newest.items()))
 
     def _add(self, members: Iterable[Mapping[str, Any]]) -> None:
         for one in members:
             stored = from_fact(one)
             self._entries.append(Latest(one["version"], stored, one["staleness"], one["weight"]))
-
-
-def _newest(entries: Iterable[Latest]) -> dict[str, Latest]:
-    found: dict[str, Latest] = {}
-    for one in entries:
-        client = one.stored.key.client
-        if client not in found or one.is_newer(found[client]):
-            found[client] = one
-    return found
 
 
 def _members(entries: Iterable[Latest]) -> list[dict[str, Any]]:

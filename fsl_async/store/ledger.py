@@ -1,8 +1,11 @@
-"""Ledger: what happened in a run, one synced line per fact. It decides what was acknowledged.
+"""Ledger: what happened in a run, one line per fact. It decides what was acknowledged.
 
     ledger.jsonl    one JSON object with a checksum per line (fsl_async.files.checksummed_json),
                     with "at" (seconds since 1970), "fact" and "up" (seconds that the run has been
                     served, over all its processes)
+
+The parameter server's facts and the split server's uploads (fsl_async.learn.split.server_disk) are
+lines of such files.
 
 "up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, not the time
 since the first line: a run whose ps was down over a weekend must not be over when it restarts, and
@@ -17,6 +20,8 @@ Rules.
    cut off when the ledger is opened. Any other line that is read and does not match its checksum is
    damage to what was acknowledged: LedgerDamaged names the line, and nothing is guessed.
 4. One process at a time: the file is locked while it is open.
+5. With `syncs` False rules 1 and 3 hold for the lines before the last `sync`. A power cut may tear
+   several of the later ones: the first torn line is cut off, with all that follows it.
 
 A start need not read all of it: `Ledger.position` names a place between two lines, and `open` reads
 the lines after one (see `fsl_async.store.ledger_state`).
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
 
 _PIECE_BYTES = 1024 * 1024
 _TAIL_BYTES = 64 * 1024
@@ -62,11 +67,14 @@ class Ledger:
         self,
         files: Files,
         path: Path,
-        wall_clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        syncs: bool = True,
     ) -> None:
         self._files = files
         self._path = path
+        self._syncs = syncs
         self._wall_clock = wall_clock
         self._clock = clock
         self._opened_at = clock()
@@ -133,14 +141,7 @@ class Ledger:
         may_be_new: Callable[[], None],
         after: Callable[[], Position | None],
     ) -> str | None:
-        try:
-            self._descriptor = self._files.open_existing(self._path, writable=True)
-        except FileNotFoundError:
-            may_be_new()
-            self._descriptor = self._files.create(self._path)
-            self._files.sync_directory(self._path.parent)
-        if not self._files.lock(self._descriptor):
-            raise StoreError(f"another process uses {self._path.parent}; stop it first")
+        self._descriptor = self._locked(may_be_new)
         begin = after() if self._files.size(self._descriptor) else None
         if begin is not None:
             self._bytes, self._lines, self._last_up = begin.bytes, begin.lines, begin.served_s
@@ -148,6 +149,8 @@ class Ledger:
         number = self._lines
         for line, end in self._read_lines(self._descriptor, self._bytes):
             number += 1
+            if torn_line and not self._syncs:
+                break
             if torn_line:
                 raise LedgerDamaged(str(self._path), torn_line)
             fact = from_checksummed(line[:-1]) if line.endswith(b"\n") else None
@@ -169,6 +172,19 @@ class Ledger:
         self._cut()
         return f"{self._path.name}: the last line was torn by a crash; {torn} bytes cut off"
 
+    def _locked(self, may_be_new: Callable[[], None]) -> int:
+        """Open the file, or create it; return its descriptor, which has the lock."""
+        try:
+            descriptor = self._files.open_existing(self._path, writable=True)
+        except FileNotFoundError:
+            may_be_new()
+            descriptor = self._files.create(self._path)
+        self._descriptor = descriptor  # `open` closes it after an error
+        self._files.sync_directory(self._path.parent)
+        if not self._files.lock(descriptor):
+            raise StoreError(f"another process uses {self._path.parent}; stop it first")
+        return descriptor
+
     @property
     def served_s(self) -> float:
         """How long the run has been served, over all its processes, in seconds."""
@@ -188,7 +204,7 @@ class Ledger:
             yield rest, position + len(rest)
 
     def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Write and sync one line; return the fact as `open` reads it.
+        """Write one line, and sync it if the ledger `syncs`; return the fact as `open` reads it.
 
         OSError, and StoreError of `check`: the fact does not hold.
         """
@@ -199,12 +215,17 @@ class Ledger:
         self._cut()
         self._clean = False
         self._files.write(descriptor, line, self._bytes)
-        self._files.sync(descriptor)
+        if self._syncs:
+            self._files.sync(descriptor)
         self._clean = True
         self._bytes += len(line)
         self._lines += 1
         self._last_up = clocks["up"]
         return entry
+
+    def sync(self) -> None:
+        """Make all lines durable. OSError, and StoreError of `check`."""
+        self._files.sync(self.check())
 
     def check(self) -> int:
         """Return the descriptor of the file, which must be at its path with all of its lines.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
     from fsl_async.store.ledger import Ledger
 
 STATE_FILE = "ledger.state"
@@ -87,9 +87,6 @@ class LedgerState:
             "ledger": asdict(position),
             "book": book.to_json(),
         }
-        temporary = self._path.with_name(f"{STATE_FILE}.new")
         line = to_checksummed(members) + b"\n"
-        self._files.write_whole(temporary, line)
-        self._files.rename(temporary, self._path)
-        self._files.sync_directory(self._path.parent)
+        self._files.replace_whole(self._path, line)
         self._enough = position.bytes + self._growth * len(line)

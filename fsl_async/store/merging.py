@@ -1,15 +1,10 @@
-"""Merging: the deltas of a round, their average, and the version made from it.
-
-    accumulate   add a delta to the round
-    average      fix the round's average, as chunks
-    advance      make the next version from the average (fsl_async.store.advance)
-
-Deltas accumulated between the last two wait for the next round.
-"""
+"""Merging: the deltas of a round, their average, and the version made from it."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -20,12 +15,10 @@ from fsl_async.roles.sync.delta import Delta, MergedDelta
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.adapter_aggregator import LARGEST_PRODUCT, AdapterAggregator
-from fsl_async.store.advance import Advanced, advance, advance_full, advance_seeds, averaged
-from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter
+from fsl_async.store.averages import averaged, full_averaged, stepped
+from fsl_async.store.checkpoint import UPDATE, VersionWriter
 from fsl_async.store.delta_kind import Seeds
-from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.errors import Damage, NotFinite, StoreError
-from fsl_async.store.kept_versions import disk
+from fsl_async.store.errors import NotFinite, StoreError, disk
 from fsl_async.store.outer import mean_share
 from fsl_async.store.records import VersionRecord, way_out
 from fsl_async.store.robust_aggregator import RobustAggregator
@@ -36,17 +29,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.files import Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
+    from fsl_async.store.memory import Allocate
+    from fsl_async.store.newest import Newest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
-    from fsl_async.store.resident import Resident
-    from fsl_async.store.vectors import Vectors
 
     Chunks = Iterable[NDArray[Any]]
 
@@ -69,23 +62,24 @@ class Average:
     """The average of a round. Iterating yields its chunks, float32, in flat order.
 
     Each chunk is valid until the next. It may be iterated several times until the version is made.
-    For full weights the chunks are their weighted sums, float64 (fsl_async.store.outer); for
-    scalars of seeds there is one, their mean. For rules of adapters that owe something they have
-    two rows (fsl_async.store.adapter_aggregator).
+    Where the rule keeps what it owes, they have two rows (fsl_async.store.adapter_aggregator); for
+    full weights and scalars see fsl_async.store.averages.
     """
 
     version: int
     merged: tuple[MergedDelta, ...]
     """As recorded: a delta that the aggregation rule left out has the weight 0."""
     scale: float
-    member_weight: float
-    """Sum of the weights with which they were accumulated."""
     position: RunPosition
     """Where the run is once the version is made."""
     _chunks: Callable[[], Chunks]
     _product_norms: Callable[[], Mapping[str, float]] = dict
     reused: tuple[MergedDelta, ...] = ()
     """Merged by earlier versions, and a part of it again; as recorded."""
+    seeds: SeedStep | None = None
+    """The steps of a version of zeroth order."""
+    norm: float = 0.0
+    """Their norm as a vector of the model's size."""
 
     @property
     def recorded(self) -> tuple[MergedDelta, ...]:
@@ -115,25 +109,24 @@ class Merging:
         run: RunDirectory,
         facts: Facts,
         kept: KeptVersions,
+        newest: Newest,
         *,
         pool: ChunkPool,
         settings: StoreSettings,
+        allocate: Allocate,
+        full_fetch: Callable[[], bool],
     ) -> None:
+        """full_fetch: whether a client fetches the newest version in full."""
         self._files = files
         self._run = run
         self._facts = facts
         self._kept = kept
         self._pool = pool
         self._settings = settings
-        self.resident: Resident | None = None
-        self.full_fetch: Callable[[], bool] = lambda: False
-        """Whether a client fetches the newest version in full."""
+        self._newest = newest
+        self._allocate = allocate
+        self._full_fetch = full_fetch
         self._sum: Accumulator | RobustAggregator | AdapterAggregator | None = None
-        self._is_fixed = False  # an average is taken, and its version is not made yet
-        self._later: dict[DeltaKey, float] = {}
-        self._left_out: dict[DeltaKey, float] = {}
-        """Scalars of an older round, which came while its version was made: the directions of this
-        round are others, so they enter a version without weight."""
 
     @property
     def _manifest(self) -> Manifest:
@@ -151,93 +144,87 @@ class Merging:
         elif self._sum is None and rule.by_rows:
             self._sum = RobustAggregator(self._manifest, spool, self._pool, rule, kind)
         elif self._sum is None:
-            self._sum = Accumulator(self._manifest, spool, self._pool, self._settings.kind)
+            self._sum = Accumulator(self._manifest, spool, self._pool, kind, self._allocate)
         return self._sum
-
-    @property
-    def accumulated(self) -> Mapping[DeltaKey, float]:
-        """The deltas of the round, with their weights."""
-        added = self._sum.weights if self._sum is not None else {}
-        return {**added, **self._left_out, **self._later}
 
     def needs_file(self, key: DeltaKey) -> bool:
         """Whether the next version cannot be made without a pending delta's file."""
         return not (isinstance(self._sum, Accumulator) and key in self._sum.weights)
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. After a StoreError the sum is as before."""
-        book = self._facts.book
-        if key not in book.pending:
-            raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
-        if key in self.accumulated:
-            raise StoreError(f"delta {key.text} is in the accumulator already")
-        if not is_weight(weight):
-            raise StoreError(
-                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not "
-                "negative"
-            )
-        self._later[key] = weight
-        if not self._is_fixed:
-            try:
-                self._catch_up()
-            except BaseException:
-                self._later.pop(key, None)
-                raise
-
     def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
         """Add a frame of an incomplete delta if possible (`Accumulator.add_arriving`)."""
-        if is_weight(weight) and not self._is_fixed:
-            self.sum.add_arriving(key, weight, index, content)
+        if is_weight(weight) and (round_sum := self._sum_of_all_but(0)):
+            round_sum.add_arriving(key, weight, index, content)
+
+    def arrived(self, key: DeltaKey, weight: float | None) -> None:
+        """Add a delta that has just become pending, so that the commit has less to read.
+
+        weight: its probable one. The commit has the last word on what is in the sum.
+        """
+        if not (is_weight(weight) and self._has_part(key)):
+            return
+        with suppress(StoreError, MemoryError):  # the commit tries again, and reports what is wrong
+            if round_sum := self._sum_of_all_but(1):
+                round_sum.add(key, weight)
+
+    def _sum_of_all_but(self, count: int) -> Accumulator | None:
+        """The sum, if it has all pending deltas but the newest `count`: another one is the next."""
+        found = self.sum
+        pending = len(self._facts.book.pending) - count
+        return found if isinstance(found, Accumulator) and len(found.weights) == pending else None
+
+    def _has_part(self, key: DeltaKey) -> bool:
+        """Whether a delta can count in the next version.
+
+        Scalars of an older round cannot: they are along other directions. They enter a version
+        without weight.
+        """
+        return not self._settings.kind.is_scalars or key.base == self._facts.book.version
 
     def drop(self, key: DeltaKey) -> None:
         """Remove a delta, or its frames, from the sum."""
-        self._later.pop(key, None)
-        self._left_out.pop(key, None)
-        if self._sum is not None:
+        if isinstance(self._sum, Accumulator):
             self._sum.remove(key)
 
-    def _catch_up(self) -> None:
-        """Add the deltas that had to wait."""
-        while self._later:
-            key = next(iter(self._later))
-            if self._settings.kind.is_scalars and key.base != self._facts.book.version:
-                self._left_out[key] = self._later[key]
-            else:
-                self.sum.add(key, self._later[key])
-            del self._later[key]
-
-    def average(
+    def commit(
         self,
         version: int,
         merged: Sequence[MergedDelta],
         scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Fix the next version's average, of exactly `merged`. StoreError: nothing has changed.
+        position: RunPosition,
+        reused: Sequence[MergedDelta],
+    ) -> Checkpoint:
+        """Make the next version of exactly `merged`, which ends the round.
 
-        average = scale * sum of weight * delta, or the aggregation rule's result. reused: see
-        `Average`.
+        Its average is scale * sum of weight * delta, or the aggregation rule's result. reused: see
+        `Average`. Raises as `advance`.
         """
-        self._is_fixed = False
-        self._catch_up()
         self._check(version, merged, scale)
-        self._weigh(merged)
         again = self._checked_again(version, merged, reused)
+        self.sum.assemble([one for one in merged if self._has_part(one.key)])
+        return self.advance(self._average(version, merged, scale, position, again))
+
+    def _average(
+        self,
+        version: int,
+        merged: Sequence[MergedDelta],
+        scale: float,
+        position: RunPosition,
+        again: tuple[MergedDelta, ...],
+    ) -> Average:
+        """Return the next version's average. again: what is used again, as recorded."""
         round_sum = self.sum
-        chunks: Callable[[], Chunks]
+        chunks: Callable[[], Chunks] = tuple
         norms: Callable[[], Mapping[str, float]] = dict
         book = self._facts.book
         if (
-            self._left_out
+            len(round_sum.weights) < len(merged)
             and len({key.client for key in round_sum.weights}) < self._settings.rule.least
         ):
             used = set()
-            zeros = [np.zeros(length) for length in self._settings.kind.parts(self._manifest)]
-            chunks = lambda: zeros  # noqa: E731
+            mean: NDArray[Any] = np.zeros(sum(self._settings.kind.parts(self._manifest)))
         elif isinstance(round_sum, AdapterAggregator):
-            vectors = self._vectors()
+            vectors = self._newest.vectors
             facts = {key: book.pending[key].delta.facts for key in round_sum.weights}
             used = {key for keys in round_sum.fresh(version) for key in keys}
             clips = {one.key: one.clip for one in merged}
@@ -250,25 +237,37 @@ class Merging:
             with disk("cannot read the deltas of the round"):
                 chosen = round_sum.chosen()
             used = {key for keys in chosen for key in keys}
-            chunks = lambda: round_sum.averages(chosen)  # noqa: E731
+            chunks = lambda: round_sum.averages(chosen, map(self._recorded, merged))  # noqa: E731
+            if self._settings.kind.is_scalars:
+                (mean,) = chunks()
         else:
             used = set(round_sum.weights)
             kind = self._settings.kind
+            weight = math.fsum(round_sum.weights.values())
             if kind.is_full:
-                chunks = round_sum.chunks
+                vectors = self._newest.vectors
+                chunks = lambda: full_averaged(vectors, round_sum.chunks(), scale, weight)  # noqa: E731
             elif kind.is_scalars:
-                chunks = lambda: (scale * total for total in round_sum.chunks())  # noqa: E731
+                (mean,) = (scale * total for total in round_sum.chunks())
             else:
-                weight = math.fsum(round_sum.weights.values())
                 chunks = lambda: averaged(  # noqa: E731
                     self._manifest, round_sum.chunks(), scale, weight
                 )
-        self._is_fixed = True
+        seeds, norm = None, 0.0
+        if isinstance(self._settings.kind, Seeds):
+            directions = self._settings.kind.directions
+            seeds, norm = (
+                directions.step(version - 1, mean),
+                math.sqrt(directions.squared_norm(self._manifest.values, mean)),
+            )
+            if not is_finite(seeds):
+                raise NotFinite(f"the steps of version {version} are not finite; {self._way_out()}")
+            chunks = partial(stepped, self._manifest, self._newest.vectors, seeds, self._pool)
         return Average(
             version,
             tuple(
                 MergedDelta(
-                    Delta(one.key, "", one.delta.tokens, one.delta.steps),
+                    self._recorded(one).delta,
                     one.staleness,
                     one.weight if one.key in used else 0.0,
                     book.pending[one.key].norm,
@@ -277,11 +276,12 @@ class Merging:
                 for one in merged
             ),
             scale,
-            math.fsum(one.weight for one in merged),
             position,
             chunks,
             norms,
             again,
+            seeds,
+            norm,
         )
 
     def _of_all(
@@ -292,25 +292,20 @@ class Merging:
         rows = RobustAggregator(self._manifest, spool, self._pool, settings.rule, settings.kind)
         return rows.averages_of_all(merged, reused, scale)
 
-    def _vectors(self) -> Vectors:
-        """The vectors in memory, which a product rule needs."""
-        if self.resident is None:
-            raise StoreError(
-                f"rule {self._settings.rule_name} needs the newest version in memory: start with"
-                " store.resident = true, and with more memory"
-            )
-        return self.resident.vectors
+    def _recorded(self, one: MergedDelta) -> MergedDelta:
+        """A delta of the round as versions record it: with metrics, where the rule reads them."""
+        metrics = {}
+        if self._settings.rule.reads_metrics:
+            metrics = self._facts.book.pending[one.key].delta.metrics
+        work = Delta(one.key, "", one.delta.tokens, one.delta.steps, metrics=metrics)
+        return evolve(one, delta=work)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._facts.book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
-        keys = {one.key for one in merged}
-        if not merged or len(keys) != len(merged) or keys != self.accumulated.keys():
-            raise StoreError(
-                f"version {version} is to merge {len(merged)} deltas, but the accumulator holds "
-                f"other ones ({len(self.accumulated)} deltas)"
-            )
+        if not merged or len({one.key for one in merged}) != len(merged):
+            raise StoreError(f"version {version} is to merge no delta, or one of them twice")
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
         for one in merged:
@@ -318,20 +313,14 @@ class Merging:
                 raise StoreError(
                     f"delta {one.key.text} has the weight {one.weight} and is clipped by {one.clip}"
                 )
+            if one.key not in book.pending:
+                raise StoreError(f"delta {one.key.text} is not pending, so it cannot be merged")
             tokens = book.pending[one.key].delta.tokens
             if tokens < one.delta.tokens:
                 raise StoreError(
                     f"delta {one.key.text} was accepted with {tokens} tokens, not "
                     f"{one.delta.tokens}"
                 )
-
-    def _weigh(self, merged: Sequence[MergedDelta]) -> None:
-        """Give the deltas of the round their final weights."""
-        for one in merged:
-            if one.key in self._left_out:
-                self._left_out[one.key] = one.weight
-            else:
-                self.sum.weigh(one.key, one.weight, one.clip)
 
     def _checked_again(
         self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]
@@ -358,35 +347,18 @@ class Merging:
     def advance(self, average: Average) -> Checkpoint:
         """Make the version of an average, which ends the round.
 
-        StoreError: version and round are as before. A damaged file of the current version is
-        repaired first; Damaged: that file, or a delta in the spool, cannot be repaired.
+        StoreError: version and round are as before. DeltaDamaged: a delta cannot be read back.
         """
-        if not self._is_fixed or average.version != self._facts.book.version + 1:
-            raise StoreError(f"version {average.version} has no average; take it first")
         self.restore(average.version - 1)
-        self._is_fixed = False
-        repaired: set[str] = set()
-        while True:
-            try:
-                checkpoint = self._make(average)
-            except Damage as damage:
-                # The file was checked before it was used, and the temporary folder is removed.
-                if damage.file in repaired:
-                    raise self._run.checkpoints.damaged(
-                        self._facts.book.version, damage, self._manifest
-                    ) from damage
-                with disk(f"cannot write version {average.version}"):
-                    self._kept.repair_newest(damage, self._manifest)
-                repaired.add(damage.file)
-            except BaseException as error:
-                self.restore(average.version - 1)
-                if isinstance(error, NotFinite):
-                    raise NotFinite(f"{error}; {self._way_out()}") from error
-                raise
-            else:
-                self.sum.clear()
-                self._left_out.clear()
-                return checkpoint
+        try:
+            checkpoint = self._make(average)
+        except BaseException as error:
+            self.restore(average.version - 1)
+            if isinstance(error, NotFinite):
+                raise NotFinite(f"{error}; {self._way_out()}") from error
+            raise
+        self.sum.clear()
+        return checkpoint
 
     def too_large(self, client: str, norm: float) -> str | None:
         """Why products of a delta of this norm may leave fp32; None: they do not. StoreError.
@@ -399,7 +371,7 @@ class Merging:
         self.restore(book.version)
         assert isinstance(self.sum, AdapterAggregator), "it merges products"
         moved = norm + sum(one.norm for key, one in book.pending.items() if key.client == client)
-        bound, held, name = self.sum.largest_product(self._vectors(), moved)
+        bound, held, name = self.sum.largest_product(self._newest.vectors, moved)
         limit = f"above {LARGEST_PRODUCT:g} in {name!r}"
         if held > LARGEST_PRODUCT:
             return f"products of version {book.version} itself are {limit}; {self._way_out()}"
@@ -411,120 +383,74 @@ class Merging:
         return way_out(self._kept.records, [*self._facts.book.pending.values()], run_dir)
 
     def restore(self, version: int) -> None:
-        """Take back what a failed commit did to the vectors in memory. StoreError: try again."""
-        if self.resident is not None and self.resident.vectors.version != version:
+        """Take back what a failed commit did to the vectors. StoreError: try again."""
+        if self._newest.vectors.version != version:
             with disk(f"cannot read version {version} again"):
-                self.resident.recover(self._kept.all)
+                self._newest.recover()
 
     def _make(self, average: Average) -> Checkpoint:
-        """Write a version.
-
-        Damage: a file of the current version was altered; nothing of the new one is left.
-        """
+        """Write a version; after an error nothing of it is left on disk."""
         run, manifest, version = self._run, self._manifest, average.version
-        current = self._kept.get(self._facts.book.version)
-        step = self._settings.outer.step(version, average.position.fade, average.mean_steps)
+        settings, current = self._settings, self._kept.get(version - 1).record
+        step = settings.outer.numbers(version, average.position.fade, average.mean_steps)
         # Factors of several versions have no mean: each version has a basis of its own.
-        has_mean = not average.position.is_planned and self._settings.product_rule is None
-        share = mean_share(version) if has_mean else 0.0
+        has_mean = not average.position.is_planned and settings.product_rule is None
+        share = mean_share(version) if has_mean and not settings.sets_weights else 0.0
         held: list[bytes] = []
         most_held = MOST_HELD_BYTES_PER_VALUE * manifest.values
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
-            seeds: SeedStep | None = None
-            if isinstance(self._settings.kind, Seeds):
-                seeds, done = self._make_seeds(self._settings.kind, average, writer)
-            elif self.resident is not None:
-                update = writer.frames(UPDATE)
-                self._kept.hold_update(-1, ())
+            self._kept.hold_update(-1, ())
+            update = None if settings.sets_weights else writer.frames(UPDATE)
 
-                def take(frame: bytes) -> None:
-                    update.append(frame)
-                    if update.bytes <= most_held:
-                        held.append(frame)
-                    else:
-                        held.clear()
+            def take(frame: bytes) -> None:
+                assert update is not None, "there is a coded change"
+                update.append(frame)
+                if update.bytes <= most_held:
+                    held.append(frame)
+                else:
+                    held.clear()
 
-                self.resident.make_way(version, must_finish=self.full_fetch())
-                change = self.resident.vectors.advance(version, average, step, share, take)
-                norms = change.update_norm, change.average_norm
-                stored = writer.seal(self._pool)
-                done = Advanced(stored, change.digest, change.update_bytes, *norms)
-            elif self._settings.kind.is_full:
-                done = advance_full(
-                    self._files,
-                    manifest,
-                    current,
-                    writer=writer,
-                    sums=average,
-                    member_weight=average.member_weight,
-                    scale=average.scale,
-                    pool=self._pool,
-                )
-            else:
-                done = advance(
-                    self._files,
-                    manifest,
-                    current,
-                    writer=writer,
-                    averages=average,
-                    settings=self._settings,
-                    step=step,
-                    mean_share=share,
-                    pool=self._pool,
-                )
+            self._newest.make_way(version, must_finish=self._full_fetch())
+            change = self._newest.vectors.advance(
+                version, average, step, share, take=take, sets=settings.sets_weights
+            )
+            norms = change.update_norm, change.average_norm
+            steps = average.seeds
+            if steps is not None:
+                norms = average.norm, average.norm
+            stored = writer.seal(self._pool)
             self._facts.begin_version(version)
-            tokens = sum(one.delta.tokens for one in average.merged)
             record = VersionRecord(
                 version=version,
-                digest=done.digest,
-                parent=current.record.digest,
+                digest=change.digest,
+                parent=current.digest,
                 generation=self._facts.book.generation,
                 fingerprint=manifest.fingerprint,
                 merged=average.recorded,
                 scale=average.scale,
-                tokens_total=self._facts.book.tokens_total + tokens,
-                update_bytes=done.update_bytes,
-                update_chunks=manifest.chunks if seeds is None else 1,
-                update_norm=done.update_norm,
-                average_norm=done.average_norm,
-                cosine=self._cosine(average, done.average_norm),
-                mean_share=0.0 if self._settings.kind.is_full or seeds is not None else share,
+                tokens_total=self._facts.book.tokens_total
+                + sum(one.delta.tokens for one in average.merged),
+                update_bytes=change.update_bytes
+                if steps is None
+                else len(frame_of([steps]) or b""),
+                update_chunks=manifest.chunks if steps is None else 1,
+                update_norm=norms[0],
+                average_norm=norms[1],
+                cosine=self._cosine(average, norms[1]),
+                mean_share=share,
                 learning_rate=step.learning_rate,
                 momentum=step.momentum,
                 progress=average.position.known_progress,
-                rule=self._settings.rule_name,
-                seeds=seeds,
+                rule=settings.rule_name,
+                seeds=steps,
                 reused=average.reused,
             )
-            checkpoint = writer.publish(record, done.stored)
+            checkpoint = writer.publish(record, stored)
         self._kept.hold_update(version, held)
         return checkpoint
-
-    def _make_seeds(
-        self, kind: Seeds, average: Average, writer: VersionWriter
-    ) -> tuple[SeedStep, Advanced]:
-        """Move the weights by the mean of scalars, in memory or from file to file."""
-        manifest, version = self._manifest, average.version
-        (mean,) = average
-        step = kind.directions.step(version - 1, mean)
-        if not is_finite(step):
-            raise NotFinite(f"the steps of version {version} are not finite")
-        frame = frame_of([step])
-        assert frame is not None, "a step fits"
-        norm = math.sqrt(kind.directions.squared_norm(manifest.values, mean))
-        if self.resident is None:
-            current = self._kept.get(version - 1)
-            stored = advance_seeds(
-                self._files, manifest, current, writer=writer, step=step, pool=self._pool
-            )
-            digest = stored[WEIGHTS].digest[:DIGEST_CHARACTERS]
-        else:
-            self.resident.make_way(version, must_finish=self.full_fetch())
-            digest, stored = self.resident.vectors.replay(step), {}
-        return step, Advanced(stored, digest, len(frame), norm, norm)
 
     def _cosine(self, average: Average, norm: float) -> float | None:
         """How far the merged deltas agree; None where the average is not their weighted sum."""

@@ -5,8 +5,8 @@ Delta = Theta_v - u, so descending along Delta moves towards u, as for any gradi
 al., DiLoCo, arXiv:2311.08105).
 
     average    = scale * sum_i weight_i * Delta_i       (fsl_async.roles.sync.weighting)
-    step       = nesterov(average, momentum)
-    desired    = -learning_rate * step + residual
+    change     = optimizer.step(average, state)         such as -learning_rate * nesterov(average)
+    desired    = change + residual
     sent       = decode(encode(desired))                lossy; this is what clients receive
     Theta_next = Theta + sent                           one fp32 add, bit-identical on every node
     residual   = desired - sent                         coding error, sent with the next version
@@ -39,19 +39,21 @@ controls memory. Every operation rounds to fp32 once; there is no fused multiply
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from attrs import field, frozen, validators
+from attrs import frozen
 
 from fsl_async.store.errors import NotFinite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from fsl_async.store.manifest import Manifest
 
-OptimizerName = Literal["growing", "nesterov", "average"]
+    Values = NDArray[np.float32]
 
 SHORT_ROUND_STEPS = 5.0
 """Steps of a round at which "growing" has a momentum of at most a half (docs/adr/0107)."""
@@ -62,80 +64,114 @@ ROUNDING = 1e-9
 
 @frozen
 class OuterStep:
-    """The numbers of one outer step. They are recorded, so a version can be made again."""
+    """The numbers of one outer step. They are recorded, so a version can be made again.
+
+    version: the one that the step leads to (1, 2, ...).
+    """
 
     learning_rate: float
     momentum: float
+    version: int = 0
 
 
-@frozen
-class OuterSettings:
-    """The outer optimizer.
+class OuterOptimizer:
+    """An outer optimizer: turns a round's average into a change of the weights.
 
-    nesterov   `learning_rate` and `momentum` in every round; SGD with a momentum of 0
-    average    the mean delta itself; ignores both
-    growing    momentum that grows from averaging to `momentum` and fades out at the end of the run,
-               with a rate that keeps a step at the size of the average; ignores `learning_rate`
+    Its vectors are float32, of the model's size, and zeros at first; the store keeps, saves and
+    recovers them. A step must depend on its arguments alone, because recovery repeats it, and it
+    runs in several threads at once, each with other values.
     """
 
-    optimizer: OptimizerName = field(
-        default="growing", validator=validators.in_(get_args(OptimizerName))
-    )
-    learning_rate: float = field(default=0.7, validator=[validators.gt(0.0), validators.le(10.0)])
-    momentum: float = field(default=0.9, validator=[validators.ge(0.0), validators.lt(1.0)])
+    name: ClassVar[str]
+    vectors: tuple[str, ...] = ()
 
-    @property
-    def has_momentum(self) -> bool:
-        """Whether the optimizer keeps a momentum vector from version to version."""
-        return self.optimizer != "average" and self.momentum > 0.0
+    def __init__(self, learning_rate: float = 0.7, momentum: float = 0.9) -> None:
+        self.learning_rate, self.momentum = learning_rate, momentum
 
-    def step(self, version: int, fade: float, steps: float) -> OuterStep:
+    def numbers(self, version: int, fade: float, steps: float) -> OuterStep:
         """Return the numbers of the outer step to `version` (1, 2, ...).
 
         fade: 1, and over the last part of a planned run linearly to 0 at its end. steps: of a
         client in the round, in the mean.
-
-        "growing": mu = min(momentum * fade, (version - 1) / (version + 9), s^2 / (s^2 + 25)) with
-        s = steps, and the rate 1 - mu / 1.9. So the first version and the last one of a planned run
-        are plain averages, and rounds of few steps, whose averages are mostly noise, have little
-        momentum that would add it up. Why the rate: with a constant momentum mu, a step of rate r
-        moves the weights by r (1 + mu) times the average at once, which must not exceed the average
-        where clients converge within a round; 1 - mu / 1.9 is close to 1 / (1 + mu).
         """
-        if self.optimizer == "average":
-            return OuterStep(1.0, 0.0)
-        if self.optimizer == "nesterov":
-            return OuterStep(self.learning_rate, self.momentum)
+        del fade, steps
+        return OuterStep(self.learning_rate, self.momentum, version)
+
+    def step(
+        self, average: Values, state: Mapping[str, Values], numbers: OuterStep
+    ) -> NDArray[np.float32]:
+        """Return the change of the weights: float32, of the shape of `average`.
+
+        average: of the pseudo-gradients, base minus trained, of some coordinates; may be changed
+        and returned. state: the optimizer's vectors by name, of the same coordinates; to be changed
+        in place.
+        """
+        raise NotImplementedError
+
+
+class Average(OuterOptimizer):
+    """Adds the mean delta itself; ignores its settings."""
+
+    name = "average"
+
+    def numbers(self, version: int, fade: float, steps: float) -> OuterStep:
+        """See `OuterOptimizer.numbers`."""
+        return OuterStep(1.0, 0.0, version)
+
+    def step(
+        self, average: Values, state: Mapping[str, Values], numbers: OuterStep
+    ) -> NDArray[np.float32]:
+        """See `OuterOptimizer.step`."""
+        return np.negative(average, out=average)
+
+
+class Nesterov(OuterOptimizer):
+    """SGD with Nesterov momentum as torch.optim.SGD has it; plain SGD with a momentum of 0."""
+
+    name = "nesterov"
+
+    def __init__(self, learning_rate: float = 0.7, momentum: float = 0.9) -> None:
+        super().__init__(learning_rate, momentum)
+        self.vectors = ("momentum",) if momentum else ()
+
+    def step(
+        self, average: Values, state: Mapping[str, Values], numbers: OuterStep
+    ) -> NDArray[np.float32]:
+        """See `OuterOptimizer.step`."""
+        if self.vectors:
+            momentum, factor = state["momentum"], np.float32(numbers.momentum)
+            np.multiply(momentum, factor, out=momentum)
+            np.add(momentum, average, out=momentum)
+            np.add(average, factor * momentum, out=average)
+        return np.multiply(average, np.float32(-numbers.learning_rate), out=average)
+
+
+class Growing(Nesterov):
+    """Nesterov momentum that grows from averaging to `momentum` and fades out as a run ends.
+
+    mu = min(momentum * fade, (version - 1) / (version + 9), s^2 / (s^2 + 25)) with s = steps, and
+    the rate 1 - mu / 1.9; `learning_rate` is ignored. So the first version and the last one of a
+    planned run are plain averages, and rounds of few steps, whose averages are mostly noise, have
+    little momentum that would add it up. Why the rate: with a constant momentum mu, a step of rate
+    r moves the weights by r (1 + mu) times the average at once, which must not exceed the average
+    where clients converge within a round; 1 - mu / 1.9 is close to 1 / (1 + mu).
+    """
+
+    name = "growing"
+
+    def numbers(self, version: int, fade: float, steps: float) -> OuterStep:
+        """See `OuterOptimizer.numbers`."""
         momentum = min(
             self.momentum * fade,
             (version - 1) / (version + 9),
             steps**2 / (steps**2 + SHORT_ROUND_STEPS**2),
         )
-        return OuterStep(1.0 - momentum / 1.9, momentum)
+        return OuterStep(1.0 - momentum / 1.9, momentum, version)
 
 
-def desired_change(
-    average: NDArray[np.float32],
-    momentum: NDArray[np.float32],
-    residual: NDArray[np.float32],
-    step: OuterStep,
-    *,
-    keeps_momentum: bool,
-    room: NDArray[np.float32] | None = None,
-) -> None:
-    """Turn `average` into the desired change of the weights and advance `momentum`, in place.
-
-    `residual` is read only. `momentum` is unchanged unless `keeps_momentum`. room: of the same
-    shape, overwritten; otherwise it is allocated.
-    """
-    desired = average
-    if keeps_momentum:
-        coefficient = np.float32(step.momentum)
-        np.multiply(momentum, coefficient, out=momentum)
-        np.add(momentum, average, out=momentum)
-        np.add(desired, np.multiply(coefficient, momentum, out=room), out=desired)
-    np.multiply(desired, np.float32(-step.learning_rate), out=desired)
-    np.add(desired, residual, out=desired)
+OPTIMIZERS: dict[str, type[OuterOptimizer]] = {
+    one.name: one for one in (Growing, Nesterov, Average)
+}
 
 
 def mean_share(version: int) -> float:
@@ -155,7 +191,7 @@ def add_to_mean(
     *,
     room: NDArray[np.float32] | None = None,
 ) -> None:
-    """Move `mean` towards `weights` by `share`, in place. room: as for `desired_change`."""
+    """Move `mean` towards `weights` by `share`, in place. room: scratch of the same shape."""
     part = np.subtract(weights, mean, out=room)
     np.multiply(part, np.float32(share), out=part)
     np.add(mean, part, out=mean)
@@ -198,11 +234,6 @@ def replace_buffers(
         np.copyto(buffers, average)
     if mean is not None:
         np.copyto(mean, buffers)
-
-
-def lost_in_coding(desired: NDArray[np.float32], sent: NDArray[np.float32]) -> None:
-    """Subtract `sent` from `desired` in place: the residual for the next version."""
-    np.subtract(desired, sent, out=desired)
 
 
 def squared_norm(values: NDArray[np.float32]) -> float:

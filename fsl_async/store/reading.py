@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import VersionRecord
 

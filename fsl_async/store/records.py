@@ -11,7 +11,7 @@ import functools
 import math
 import shlex
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import evolve, field, fields_dict, frozen, validators
 
@@ -22,7 +22,7 @@ from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.outer import OuterSettings, OuterStep
+from fsl_async.store.outer import Growing, OuterOptimizer, OuterStep
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
@@ -30,7 +30,6 @@ from fsl_codecs import CodecSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Outcome = Literal["accepted", "merged", "quarantined"]
 
 MAX_METRICS = 64
 MAX_METRIC_NAME = 64
@@ -142,7 +141,8 @@ class VersionRecord:
     """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
+    """Without base digests and rounds, and with metrics only where the rule may read them: all are
+    in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -186,7 +186,7 @@ class VersionRecord:
     @property
     def step(self) -> OuterStep:
         """The outer step that made it."""
-        return OuterStep(self.learning_rate, self.momentum)
+        return OuterStep(self.learning_rate, self.momentum, self.version)
 
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
@@ -207,7 +207,13 @@ class VersionRecord:
         merged, reused = (
             tuple(
                 MergedDelta(
-                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
+                    Delta(
+                        DeltaKey.parse(entry["key"]),
+                        "",
+                        entry["tokens"],
+                        entry["steps"],
+                        metrics=entry.get("metrics", {}),
+                    ),
                     entry["staleness"],
                     entry["weight"],
                     entry["norm"],
@@ -236,6 +242,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
+        **({"metrics": delta.metrics} if delta.metrics else {}),
     }
 
 
@@ -295,7 +302,7 @@ class StoreSettings:
 
     keep_versions: int = field(default=3, validator=validators.ge(1))
     codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
-    outer: OuterSettings = field(factory=OuterSettings)
+    outer: OuterOptimizer = field(factory=Growing)
     threads: int = field(default=1, validator=validators.ge(1))
     """Threads that decode chunks and write a version's files."""
     rule: Rule = field(factory=Mean)
@@ -304,18 +311,18 @@ class StoreSettings:
     """Versions that the base of a delta that the rule uses again may be old; 0: it uses none."""
     kind: DeltaKind = field(factory=Dense)
     """What the run's deltas are. With full weights the average is the next version."""
-    resident: bool = False
-    """Whether weights, momentum and residual stay in memory; not for full weights."""
+    resident: bool = True
+    """Whether vectors are in memory where they fit, else mapped from scratch files."""
     may_keep_mean: bool = True
-    """Resident: whether to count on a mean of versions in memory; a planned run has none."""
+    """Whether to count on a mean of versions in memory; a planned run has none."""
     snapshot_every: int = field(default=10, validator=validators.ge(1))
-    """Resident: versions after which a checkpoint must be whole before the next is made."""
+    """Versions after which a checkpoint must be whole before the next is made."""
     snapshot_every_s: float = field(default=1800.0, validator=validators.gt(0.0))
-    """Resident: seconds after which one must be whole before the next version is made."""
+    """Seconds after which one must be whole before the next version is made."""
     snapshot_bytes_per_s: float = field(default=0.0, validator=validators.ge(0.0))
-    """Resident: limit of writing checkpoints that are not late; 0: none."""
+    """Limit of writing checkpoints that are not late; 0: none."""
     snapshot_thread: bool = True
-    """Resident: whether checkpoints have a thread, or are written within the commit (tests)."""
+    """Whether checkpoints have a thread, or are written within the commit (tests)."""
 
     adapters: AdapterRule | None = None
     """How adapters of low rank are merged; None: the run has none."""
@@ -351,31 +358,24 @@ class StoreSettings:
         return self.rule.name if self.product_rule is None else self.product_rule.name
 
     @property
+    def sets_weights(self) -> bool:
+        """Whether an average is the next version's weights, instead of a change of them."""
+        return self.kind.is_full or self.kind.is_scalars
+
+    @property
+    def loses_in_coding(self) -> bool:
+        """Whether a version's change loses something when it is coded: fp32 frames do not."""
+        return not self.sets_weights and self.codec_down.format != "fp32"
+
+    @property
+    def most_unwhole(self) -> int:
+        """How many of the newest versions may have no vectors on disk.
+
+        A version of full weights has no coded change from which it could be made too.
+        """
+        return 1 if self.kind.is_full else self.snapshot_every
+
+    @property
     def remembered_versions(self) -> int:
         """How many of the newest versions may have to be made again."""
-        if not self.resident:
-            return self.keep_versions
         return self.keep_versions + 2 * (self.snapshot_every + 1)
-
-    @kind.validator
-    def _check_kind(self, _: object, kind: DeltaKind) -> None:
-        if kind.is_full and self.outer.optimizer != "average":
-            raise ValueError("full weights can be averaged and nothing else")
-        if kind.is_scalars and self.outer.optimizer != "average":
-            raise ValueError("scalars of seeds can be averaged and nothing else")
-        if self.rule.by_rows and not kind.comparable:
-            raise ValueError(f"{kind.name} deltas cannot be aggregated by {self.rule.name}")
-
-    def __attrs_post_init__(self) -> None:
-        if self.product_rule is not None:
-            name = self.product_rule.name
-            if not self.resident:
-                raise ValueError(f"{name} merges versions in memory")
-            if self.rule.by_rows or self.outer.optimizer != "average":
-                raise ValueError(f"{name} allows no other aggregation and no momentum")
-        if self.reuse and not self.rule.reuses:
-            raise ValueError(f"rule {self.rule.name} uses no delta again")
-        if self.rule.reuses and (self.kind.has_seeds or self.outer.has_momentum):
-            raise ValueError(f"{self.rule.name} goes with dense deltas and without momentum")
-        if self.resident and self.kind.is_full:
-            raise ValueError("full weights are advanced from file to file")

@@ -7,15 +7,15 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
    `renewed`. State of global rounds that such a ledger lacks comes from its copy
    (fsl_async.store.ring_copy), with one line, `ring`
 2. remove temporary folders; rename versions that a rollback made void but a crash left in place
-3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair
-   damage (repair.py)
+3. choose the version: the newest folder, or `from_version`, and verify it; its vectors are verified
+   when they are loaded, after these steps (fsl_async.store.newest), or now for `from_version`
 4. a version without its ledger line (the crash fell between rename and line): write the line
 5. `from_version` below the newest: write the rollback line, then rename the later versions
 6. verify the spool file of every pending delta; record those that are missing or damaged as lost,
    and move the latter to quarantine; and
    of every merged delta that may be used again, which is not if it is damaged
-7. finish moves into quarantine; remove old versions and unneeded files; save the ledger's state
-   if much of the ledger was read
+7. when the newest version is loaded: finish moves into quarantine; remove old versions and unneeded
+   files; save the ledger's state if much of the ledger was read
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.roles.phrasing import counted
 from fsl_async.store.book import Book
-from fsl_async.store.checkpoint import FLAT, Checkpoints
-from fsl_async.store.errors import CheckpointDamaged, Damage, LedgerLost, ManifestError, StoreError
+from fsl_async.store.checkpoint import UPDATE, Checkpoints, is_flat, update_lost
+from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.global_files import GlobalFiles
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.ledger_state import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import to_fact
-from fsl_async.store.repair import Repairer
-from fsl_async.store.resident import oldest_needed
 from fsl_async.store.ring_book import RingBook
 from fsl_async.store.ring_copy import COPY_FILE, RingCopy
 from fsl_async.store.spool import Spool
@@ -46,10 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.checkpoint import Checkpoint
-    from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.ledger import Position
     from fsl_async.store.records import StoreSettings, VersionRecord
 
@@ -67,12 +64,9 @@ class RunDirectory:
     book: Book
     checkpoints: Checkpoints
     spool: Spool
-    repairer: Repairer
     notices: list[str]
-    """What was found and repaired, one line each; the repairer appends to it."""
+    """What was found and repaired, one line each."""
     manifest: Manifest | None = None
-    damaged: CheckpointDamaged | None = None
-    """Why the newest version must be made again, where its own vectors are damaged."""
     leave_out: Mapping[str, str] = field(factory=dict)  # see Book.rollback_to
     lost: list[str] = field(factory=list)
     """One line about each acknowledged delta whose file is missing or damaged."""
@@ -175,7 +169,6 @@ def open_run_directory(
     run_dir: Path,
     settings: StoreSettings,
     from_version: int | None,
-    pool: ChunkPool,
     *,
     leave_out: Mapping[str, str],
     only_facts: bool = False,
@@ -196,14 +189,11 @@ def open_run_directory(
     files.sync_directory(run_dir)
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
-    repairer = Repairer(files, checkpoints, spool, settings, pool, notices.append)
     state = LedgerState(files, run_dir, settings.state_growth)
     remembered = settings.remembered_versions
     # A rollback's line has all that any settings may use again.
     book = Book(remembered, settings.history, 2**31 if only_facts else settings.reuse)
-    run = RunDirectory(
-        ledger, state, book, checkpoints, spool, repairer, notices, leave_out=leave_out
-    )
+    run = RunDirectory(ledger, state, book, checkpoints, spool, notices, leave_out=leave_out)
 
     def may_be_new() -> None:
         if from_version is None and checkpoints.versions():
@@ -229,18 +219,14 @@ def open_run_directory(
         # lacks other lines too.
         if from_version is None and run.book.version > known + 1:
             run.quarantine_unknown()
-        run.book.since = oldest = oldest_needed(kept, settings.keep_versions) if kept else 0
         if only_facts:
             run.finish_quarantine()
         else:
             run.check_latest()
-            for path in run.retire(oldest):
-                files.remove_any(path)
-            run.save_state()
     except BaseException:
         ledger.close()
         raise
-    return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+    return run, kept
 
 
 def _complete_ledger(
@@ -310,7 +296,7 @@ def _settle_version(
     if target < 0:
         return []
     run.manifest = read_manifest(files, run_dir)
-    chosen = _verify(run, target, run.manifest)
+    chosen = _verify(run, target, run.manifest, with_vectors=from_version is not None)
     if book.version >= 0 and any(
         version not in versions for version in range(book.version + 1, target)
     ):
@@ -341,25 +327,28 @@ def _settle_version(
     return kept
 
 
-def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
-    """Return an intact version of the ledger's lineage, after repairs if necessary.
+def _verify(
+    run: RunDirectory, version: int, manifest: Manifest, *, with_vectors: bool = False
+) -> Checkpoint:
+    """Return a version of the ledger's lineage, without its coded change if that is damaged.
 
-    Raises CheckpointDamaged.
+    Vectors are checked as they are loaded (fsl_async.store.newest). with_vectors: check them now;
+    they may be damaged where an older version has some. Raises CheckpointDamaged.
     """
-    expected = run.book.digests.get(version)
-    try:
-        checkpoint = run.repairer.verified(version, manifest)
-    except CheckpointDamaged as damaged:
+    damaged: set[str] = set()
+    while True:
         try:
-            # Its vectors may be made again from an older version (fsl_async.store.resident).
-            checkpoint = run.checkpoints.verify(version, manifest, without=FLAT)
-        except Damage:
-            raise damaged from None
-        if not any(run.checkpoints.is_whole(one) for one in range(version)):
-            raise
-        run.damaged = damaged
-        run.notices.append(f"version {version}: {damaged.file} is damaged")
-    if expected not in {None, checkpoint.record.digest}:
+            run.checkpoints.verify(version, manifest, damaged, with_vectors=with_vectors)
+            break
+        except Damage as damage:
+            older = any(run.checkpoints.is_whole(one) for one in range(version))
+            if damage.file != UPDATE and not (is_flat(damage.file) and older):
+                raise run.checkpoints.damaged(version, damage, manifest) from damage
+            damaged.add(damage.file)
+            if damage.file == UPDATE:
+                run.notices.append(update_lost(version, damage))
+    checkpoint = run.checkpoints.load(version).without(damaged & {UPDATE})
+    if run.book.digests.get(version) not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)
     return checkpoint
@@ -406,7 +395,7 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
     """
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
-    run.repairer.verified(target, read_manifest(files, run_dir))
+    _verify(run, target, read_manifest(files, run_dir), with_vectors=True)
     records, newest_generation = [], 0
     for version in versions:
         with suppress(Damage):

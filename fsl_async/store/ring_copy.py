@@ -21,7 +21,7 @@ from fsl_async.store.ring_book import RingBook
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fsl_async.store.files import Files
+    from fsl_async.files.files import Files
 
 COPY_FILE = "ledger.state"
 MAX_COPY_BYTES = 1 << 24
@@ -50,9 +50,6 @@ class RingCopy:
         """Write the book if the file has another one. A failure leaves the file as it is."""
         if book.facts == self._facts:
             return
-        temporary = self._path.with_name(f"tmp-{COPY_FILE}")
         with suppress(OSError):
-            self._files.write_whole(temporary, to_checksummed({"book": book.to_json()}) + b"\n")
-            self._files.rename(temporary, self._path)
-            self._files.sync_directory(self._path.parent)
+            self._files.replace_whole(self._path, to_checksummed({"book": book.to_json()}) + b"\n")
             self._facts = book.facts

@@ -25,7 +25,6 @@ All methods belong to the store's thread. A call that fails has changed nothing 
 from __future__ import annotations
 
 import hashlib
-import math
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,39 +33,38 @@ from attrs import asdict
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.ring.events import Cut, Decision
-from fsl_async.store.advance import LOSSLESS
-from fsl_async.store.checkpoint import MEAN, MOMENTUM, WEIGHTS, VersionWriter, open_flat
+from fsl_async.store.checkpoint import WEIGHTS, VersionWriter
 from fsl_async.store.delta_kind import decode_checked
 from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.errors import FrameRefused, StoreError, disk
 from fsl_async.store.flat_file import FlatWriter, header_for
 from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.store.global_files import GlobalFiles
-from fsl_async.store.kept_versions import disk
 from fsl_async.store.outer import check_finite, squared_norm
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import MANIFEST_FILE
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.ring_copy import RingCopy
+from fsl_async.store.vectors import LOSSLESS
 from fsl_codecs import bound, decode_into, encode, encode_into, info, new_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import BytesLike, Files
     from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merging import Merging
-    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.newest import Newest
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.ring_book import RingBook
+    from fsl_async.store.vectors import Vectors
     from fsl_codecs import CodecSpec
 
 
@@ -92,8 +90,7 @@ class RingStore:
         *,
         facts: Facts,
         kept: KeptVersions,
-        merging: Merging,
-        settings: StoreSettings,
+        read_chunk: Callable[[int, int], NDArray[np.float32] | None],
         pool: ChunkPool,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -103,8 +100,7 @@ class RingStore:
         self._run = run
         self._facts = facts
         self._kept = kept
-        self._merging = merging
-        self._settings = settings
+        self._read_chunk = read_chunk
         self._pool = pool
         self._globals = GlobalFiles(files, run_dir)
         self._copy_of_book = RingCopy(files, self._globals.directory)
@@ -196,18 +192,11 @@ class RingStore:
 
     def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
         """Yield the weights of the newest version, chunk by chunk."""
-        manifest = self._manifest
-        buffer = np.empty(manifest.longest_chunk, np.float32)
-        for index in range(manifest.chunks):
-            values = buffer[: manifest.chunk_values(index)]
-            self._read_weights(version, index, values)
+        for index in range(self._manifest.chunks):
+            values = self._read_chunk(version, index)
+            if values is None:
+                raise StoreError(f"version {version} has no weights on disk")
             yield values
-
-    def _read_weights(self, version: int, index: int, out: NDArray[np.float32]) -> None:
-        frame = self._kept.read_full(version, index, self._manifest)
-        if frame is None:
-            raise StoreError(f"version {version} has no weights on disk")
-        decode_into(frame, out)
 
     def keep_attempt(self, number: int, attempt: int) -> None:
         """Record that this number of an attempt is used."""
@@ -428,21 +417,25 @@ class RingStore:
     # --- adoption ---
 
     def make_version(
-        self, decision: Decision, *, counted: bool, keeps_momentum: bool
+        self, decision: Decision, newest: Newest | None, *, counted: bool, keeps_momentum: bool
     ) -> Checkpoint:
-        """Make the next version of global weights; see the head of this file."""
+        """Make the next version of global weights; see the head of this file.
+
+        newest: the vectors of the version before; None: there is none.
+        """
         number, attempt = decision.round, decision.attempt
         with disk(f"cannot make a version of global weights {number}"):
-            if self._facts.book.version < 0:
-                self._write_model()
             held, update = self._book.adopted, self._globals.update(number, attempt)
             follows = held is not None and held.round == number - 1
             base = held.digest if held and follows and self._globals.exists(update) else ""
+            adoption = Adoption(number, attempt, decision.digest, counted, decision.run, base)
+            if newest is None:
+                return self._make_first(adoption)
             try:
-                adoption = Adoption(number, attempt, decision.digest, counted, decision.run, base)
-                return self._make(adoption, keeps_momentum)
+                return self._make(adoption, newest, keeps_momentum=keeps_momentum)
             except BaseException:
-                self._merging.restore(self._facts.book.version)
+                if newest.vectors.version != self._facts.book.version:
+                    newest.recover()
                 raise
 
     def _write_model(self) -> None:
@@ -458,71 +451,80 @@ class RingStore:
         self._files.sync_directory(self._run_dir)
         self._run.manifest = manifest
 
-    def _make(self, adoption: Adoption, keeps_momentum: bool) -> Checkpoint:
-        manifest, book = self._manifest, self._facts.book
-        version, resident = book.version + 1, self._merging.resident
-        current = self._kept.get(book.version) if version else None
-        if resident is not None:
-            resident.make_way(version, must_finish=False)
-        with VersionWriter(self._files, self._run.checkpoints, version, manifest) as writer:
-            weights = writer.flat(WEIGHTS)
-            norm = self._write_weights(adoption, current, weights)
-            if current is not None:
-                for name in (MEAN, MOMENTUM) if keeps_momentum else (MEAN,):
-                    self._copy(name, current, writer)
-            stored = writer.seal(self._pool)
-            self._facts.begin_version(version)
-            record = VersionRecord(
-                version=version,
-                digest=weights.digest,
-                parent=current.record.digest if current is not None else "",
-                generation=book.generation,
-                fingerprint=manifest.fingerprint,
-                merged=(),
-                scale=0.0,
-                tokens_total=book.tokens_total,
-                update_bytes=0,
-                update_chunks=0,
-                update_norm=norm,
-                mean_share=current.record.mean_share if current is not None else 0.0,
-                ring=adoption,
-            )
-            checkpoint = writer.publish(record, stored)
-        if resident is not None:
-            resident.vectors.load(self._files, checkpoint)
-        return checkpoint
-
-    def _write_weights(
-        self, adoption: Adoption, current: Checkpoint | None, out: FlatWriter
-    ) -> float:
-        """Write the version's weights; return the L2 norm of the change."""
-        manifest, norm_squared = self._manifest, 0.0
+    def _make_first(self, adoption: Adoption) -> Checkpoint:
+        """Write version 0 of a run that begins with global weights."""
+        self._write_model()
         path = self._globals.weights(adoption.round, adoption.attempt)
+        with VersionWriter(self._files, self._run.checkpoints, 0, self._manifest) as writer:
+            weights = writer.flat(WEIGHTS)
+            for values in self._globals.chunks(path, self._manifest):
+                weights.append(values)
+            return self._publish(adoption, writer, weights.digest)
+
+    def _make(self, adoption: Adoption, newest: Newest, *, keeps_momentum: bool) -> Checkpoint:
+        """Write the next version, with all vectors."""
+        version, vectors = self._facts.book.version + 1, newest.vectors
+        newest.make_way(version, must_finish=False)
+        writer = VersionWriter(self._files, self._run.checkpoints, version, self._manifest)
+        with writer, closing(self._next_weights(adoption, vectors)) as weights:
+            change = vectors.adopt(version, weights, keeps_state=keeps_momentum)
+            for name, vector in vectors.not_zero(keeps_state=keeps_momentum).items():
+                writer.write_flat(name, vector)
+            return self._publish(
+                adoption,
+                writer,
+                change.digest,
+                norm=change.update_norm,
+                before=self._kept.get(version - 1).record,
+            )
+
+    def _publish(
+        self,
+        adoption: Adoption,
+        writer: VersionWriter,
+        digest: str,
+        *,
+        norm: float = 0.0,
+        before: VersionRecord | None = None,
+    ) -> Checkpoint:
+        book, version = self._facts.book, 0 if before is None else before.version + 1
+        if self._reference(adoption) is None and digest != adoption.digest:
+            raise StoreError(f"global weights {adoption.round} were altered on disk")
+        stored = writer.seal(self._pool)
+        self._facts.begin_version(version)
+        record = VersionRecord(
+            version=version,
+            digest=digest,
+            parent=before.digest if before is not None else "",
+            generation=book.generation,
+            fingerprint=self._manifest.fingerprint,
+            merged=(),
+            scale=0.0,
+            tokens_total=book.tokens_total,
+            update_bytes=0,
+            update_chunks=0,
+            update_norm=norm,
+            mean_share=before.mean_share if before is not None else 0.0,
+            ring=adoption,
+        )
+        return writer.publish(record, stored)
+
+    def _next_weights(self, adoption: Adoption, vectors: Vectors) -> Generator[NDArray[np.float32]]:
+        """Yield the weights of the next version, chunk by chunk."""
         reference = self._reference(adoption)
-        room = np.zeros(manifest.longest_chunk, np.float32)
+        path = self._globals.weights(adoption.round, adoption.attempt)
         with ExitStack() as opened:
 
             def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
-                return opened.enter_context(closing(self._globals.chunks(path, manifest)))
+                return opened.enter_context(closing(self._globals.chunks(path, self._manifest)))
 
             before = None if reference is None else chunks(reference)
             for index, values in enumerate(chunks(path)):
-                theta = room[: len(values)]
-                if current is not None:
-                    self._read_weights(current.record.version, index, theta)
-                if before is not None:
-                    gained = next(before)
-                if before is not None and not manifest.is_buffer(index):
-                    np.subtract(theta, gained, out=gained)
+                gained = None if before is None else next(before)
+                if gained is not None and not self._manifest.is_buffer(index):
+                    np.subtract(vectors.weights_chunk(index), gained, out=gained)
                     np.add(values, gained, out=values)
-                if current is not None:
-                    np.subtract(values, theta, out=theta)
-                    norm_squared += squared_norm(theta)
-                check_finite(manifest, index, norm_squared, values)
-                out.append(values)
-        if reference is None and out.digest != adoption.digest:
-            raise StoreError(f"global weights {adoption.round} were altered on disk")
-        return math.sqrt(norm_squared)
+                yield values
 
     def _reference(self, adoption: Adoption) -> Path | None:
         """The file of the weights from which the group's gain counts; None: it gained nothing."""
@@ -538,28 +540,6 @@ class RingStore:
         if held.version == book.version and book.digests[book.version] == held.adopted.digest:
             return None
         return self._globals.weights(held.adopted.round, held.adopted.attempt)
-
-    def _copy(self, name: str, current: Checkpoint, writer: VersionWriter) -> None:
-        """Copy a vector of the newest version, from memory or its file; zeros have none."""
-        manifest, resident = self._manifest, self._merging.resident
-        if resident is not None:
-            vector = resident.vectors.named.get(name)
-            if vector is not None:
-                out = writer.flat(name)
-                for index in range(manifest.chunks):
-                    start, stop = manifest.chunk_range(index)
-                    out.append(vector[start:stop])
-            return
-        reader = open_flat(self._files, current, name, manifest)
-        if reader is None:
-            return
-        out = writer.flat(name)
-        buffer = np.empty(manifest.longest_chunk, np.float32)
-        with closing(reader):
-            for index in range(manifest.chunks):
-                values = buffer[: manifest.chunk_values(index)]
-                reader.read_into(index, values)
-                out.append(values)
 
     def adopted(self) -> None:
         """Remove files that are not needed after an adoption; a failure is made up for later."""

@@ -6,17 +6,19 @@ rule needs distances.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fsl_async.store.aggregation import RowClient
 from fsl_async.store.errors import StoreError
 from fsl_async.store.outer import squared_norm
 from fsl_async.store.spooled_deltas import SpooledDeltas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,21 +69,23 @@ class RobustAggregator(SpooledDeltas):
         used = self._rule.choose(self.squared_distances())
         return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
 
-    def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
+    def averages(
+        self, chosen: list[list[DeltaKey]], merged: Iterable[MergedDelta]
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the change, chunk by chunk; each is valid until the next. Raises StoreError.
 
-        Of buffers, the median over the clients, or where the rule uses deltas again their mean.
+        merged: the deltas as the version records them. Of buffers, the median over the clients, or
+        where the rule uses deltas again their mean.
         """
-        out = np.empty(max(self._lengths), np.float32)
+        clients = row_clients(chosen, merged)
         for index, rows in enumerate(self._chunks(chosen, self.weights)):
             parts = () if self._kind.is_scalars else self._manifest.parts(index)
             if not self._kind.is_scalars and self._manifest.is_buffer(index):
                 # In double precision, so that equal buffers stay as they are, however large.
                 middle = np.mean if self._rule.reuses else np.median
-                out[: rows.shape[1]] = middle(rows.astype(np.float64), axis=0)
+                yield middle(rows.astype(np.float64), axis=0).astype(np.float32)
             else:
-                self._rule.combine(rows, out[: rows.shape[1]], parts)
-            yield out[: rows.shape[1]]
+                yield self._rule.combine(rows, clients, parts)
 
     def averages_of_all(
         self, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta], scale: float
@@ -92,9 +96,28 @@ class RobustAggregator(SpooledDeltas):
         """
         counts = Counter(one.key.client for one in merged)
         self.weights = {one.key: one.weight / counts[one.key.client] for one in merged}
-        for one in reused:
-            self.add(one.key, one.weight)
-        for index, average in enumerate(self.averages(self.clients)):
+        self.weights |= {one.key: one.weight for one in reused}
+        for index, average in enumerate(self.averages(self.clients, (*merged, *reused))):
             if not self._manifest.is_buffer(index):
                 np.multiply(average, np.float32(scale), out=average)
             yield average
+
+
+def row_clients(
+    chosen: Sequence[Sequence[DeltaKey]], merged: Iterable[MergedDelta]
+) -> tuple[RowClient, ...]:
+    """Return the client of each row. chosen: the keys of each row, in their order."""
+    known = {one.key: one for one in merged}
+    rows = [[known[key] for key in keys if key in known] for keys in chosen]
+    return tuple(
+        RowClient(
+            ones[0].key.client,
+            math.fsum(one.weight for one in ones),
+            sum(one.delta.tokens for one in ones),
+            sum(one.delta.steps for one in ones),
+            max(one.staleness for one in ones),
+            ones[-1].delta.metrics,
+        )
+        for ones in rows
+        if ones
+    )

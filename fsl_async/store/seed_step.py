@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.config.settings import Config
-    from fsl_async.store.files import BytesLike
+    from fsl_async.files.files import BytesLike
 
 
 @frozen

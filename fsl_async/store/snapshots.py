@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define, evolve, field
 
 from fsl_async.errors import disk_words
-from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.store.checkpoint import FORMAT, MANIFEST, WEIGHTS, StoredFile
+from fsl_async.store.checkpoint import WEIGHTS, StoredFile
 from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.flat_file import FlatWriter
+from fsl_async.store.folders import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint, Checkpoints
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.vectors import Vector
 
@@ -274,8 +274,8 @@ class Snapshots:
     ) -> Checkpoint:
         path, made = checkpoint.path, {**checkpoint.files, **stored}
         entries: dict[str, Any] = {name: asdict(entry) for name, entry in made.items()}
-        members = {"format": FORMAT, **checkpoint.record.to_fact(), "files": entries}
-        self._files.write_whole(folder / MANIFEST, to_checksummed(members) + b"\n")
+        members = {**checkpoint.record.to_fact(), "files": entries}
+        self._checkpoints.write_manifest(folder, members)
         for name in stored:
             self._files.rename(folder / name, path / name)
         self._files.sync_directory(path)

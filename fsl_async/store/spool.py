@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
+    from fsl_async.files.files import BytesLike, Files
     from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
     from fsl_async.store.delta_kind import Checked, DeltaKind
-    from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.manifest import Manifest
 
 

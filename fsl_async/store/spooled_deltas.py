@@ -4,13 +4,13 @@ The counterpart of the accumulator: between rounds only keys and weights are hel
 deltas from the spool, and holds one chunk per client: O(clients x chunk) memory. Clients come in
 the order of their names, and a client's own deltas are summed in the order of their keys. A merge
 that a crash interrupted therefore gives the same bits when it is repeated, in whatever order its
-deltas were accumulated.
+deltas arrived.
 """
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.delta import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
@@ -40,30 +40,11 @@ class SpooledDeltas:
         self._spool = spool
         self._pool = pool
         self.weights: dict[DeltaKey, float] = {}
-        """The weight of every delta of the round, in the order of the calls to `add`."""
+        """The weight of every delta of the round, in the order of the merge."""
 
-    def add_arriving(self, key: DeltaKey, weight: float, index: int, content: Any) -> None:
-        """Do nothing: a merge needs complete deltas."""
-
-    def add(self, key: DeltaKey, weight: float) -> None:
-        """Include a delta. StoreError: it cannot be read."""
-        try:
-            next(self._spool.frames(key, self._manifest))
-        except (FileNotFoundError, StoreError) as error:
-            raise DeltaDamaged(key.text, str(error)) from error
-        except OSError as error:
-            raise StoreError(
-                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
-            ) from error
-        self.weights[key] = weight
-
-    def weigh(self, key: DeltaKey, weight: float, clip: float) -> None:
-        """Change the weight of a delta, which contains the clip."""
-        self.weights[key] = weight
-
-    def remove(self, key: DeltaKey) -> None:
-        """Remove a delta. Absent keys are ignored."""
-        self.weights.pop(key, None)
+    def assemble(self, merged: Sequence[MergedDelta]) -> None:
+        """Make these the deltas of the round. A weight contains the clip."""
+        self.weights = {one.key: one.weight for one in merged}
 
     def clear(self) -> None:
         """Remove all deltas, for the next round."""

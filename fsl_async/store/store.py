@@ -7,9 +7,9 @@
     run_dir/quarantine/      deltas that must not be merged
     run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
 
-The newest version's vectors are in memory, if they fit (`StoreSettings.resident`): a commit then
-writes the coded change, and the vectors follow between commits (fsl_async.store.resident).
-Otherwise each commit goes from one version's files to the next (fsl_async.store.advance).
+The newest version's vectors are in memory, or mapped where memory is short: a commit advances them
+and writes the coded change, and a snapshot of them follows between commits
+(fsl_async.store.newest).
 
 Rules, which hold whenever the process dies, at any call to the disk:
 1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage,
@@ -17,7 +17,7 @@ Rules, which hold whenever the process dies, at any call to the disk:
 2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so
    nothing is merged twice; the ledger's version line comes after it, and recovery writes the line
    if the crash fell between the two.
-3. A version that `advance` returned stays, with the digest that it returned.
+3. A version that `commit` returned stays, with the digest that it returned.
 4. When a call fails (disk full), nothing has changed, and it can be tried again. One exception: a
    delta whose sync failed is dropped, and its client sends it again.
 
@@ -34,20 +34,22 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, define, evolve
+from attrs import asdict, define
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.adapters import adapter_modules, has_adapters
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.errors import StoreError
+from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.facts import Facts
-from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
-from fsl_async.store.kept_versions import KeptVersions, disk
+from fsl_async.store.kept_versions import KeptVersions
+from fsl_async.store.memory import Mapped, anonymous, memory_lacking
 from fsl_async.store.merging import AT_START, Merging
+from fsl_async.store.newest import Newest, oldest_needed
 from fsl_async.store.records import (
     Committed,
     SpoolResult,
@@ -56,23 +58,27 @@ from fsl_async.store.records import (
     to_fact,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
-from fsl_async.store.resident import Resident, memory_lacking, oldest_needed
 from fsl_async.store.ring_store import RingStore
 from fsl_async.store.seed_step import frame_of
+from fsl_async.store.vectors import LOSSLESS
+from fsl_codecs import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fsl_async.files.files import BytesLike
     from fsl_async.roles.ring.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+    from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
-    from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merging import Average
-    from fsl_async.store.records import Outcome, VersionRecord
+    from fsl_async.store.records import VersionRecord
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20
@@ -82,6 +88,8 @@ Times the most tokens that a delta may report, summed over thousands of deltas, 
 fp32.
 """
 
+_NO_WEIGHTS = "the run has no weights yet; a client must publish its initial ones first"
+
 
 @define
 class _Open:
@@ -90,9 +98,10 @@ class _Open:
     run: RunDirectory
     facts: Facts
     kept: KeptVersions
-    merging: Merging
     ring: RingStore
-    resident: Resident | None = None
+    newest: Newest | None = None
+    """The vectors, and the round that makes the next ones: from version 0 on."""
+    merging: Merging | None = None
 
 
 class Store:
@@ -100,7 +109,7 @@ class Store:
 
     from_version: rolls back to that version: later ones are renamed, and deltas that only they had
     merged are pending again, or quarantined (leave_out: see `Book.rollback_to`).
-    only_facts: no version will be read or made, so none is loaded, made whole or removed.
+    only_facts: no version will be read or made, so none is loaded or removed.
     later: see `Snapshots`.
     """
 
@@ -131,8 +140,6 @@ class Store:
         self._pool = ChunkPool(self._settings.threads)
         self._serving_from: int | None = None
         self._is_recovering = False
-        self._is_too_large = False
-        """Whether the vectors do not fit into memory."""
         self._served_full = -1
         """The newest version of which weights were read for a client."""
         self.report: Callable[[str], None] = lambda _: None
@@ -160,7 +167,6 @@ class Store:
                 self._run_dir,
                 self._settings,
                 self._from_version,
-                self._pool,
                 leave_out=self._leave_out,
                 only_facts=self._only_facts,
                 wall_clock=self._wall_clock,
@@ -169,27 +175,27 @@ class Store:
         book = run.book
         run.ledger.gone = lambda line: self.gone(line)  # noqa: PLW0108 - it may be set later
         facts = Facts(run.ledger, run.state, book, run.checkpoints)
-        versions = KeptVersions(evolve(run.repairer, report=self._report), kept)
-        merging = Merging(
-            self._files, run, facts, versions, pool=self._pool, settings=self._settings
-        )
+        versions = KeptVersions(self._files, run.checkpoints, kept, self._report)
         ring = RingStore(
             self._files,
             self._run_dir,
             run,
             facts=facts,
             kept=versions,
-            merging=merging,
-            settings=self._settings,
+            read_chunk=self._weights_chunk,
             pool=self._pool,
             wall_clock=self._wall_clock,
         )
-        self._parts = _Open(run, facts, versions, merging, ring)
-        merging.full_fetch = self._is_fetched_in_full
-        if run.manifest is not None and not self._only_facts:
+        self._parts = _Open(run, facts, versions, ring)
+        if not self._only_facts:
             self._is_recovering = True
             try:
-                self._keep_in_memory(kept)
+                if run.manifest is not None:
+                    self._load_newest()
+                with disk(f"cannot tidy the run directory {self._run_dir}"):
+                    for path in run.retire(self._forget_old()):
+                        self._files.remove_any(path)
+                    run.save_state()
             finally:
                 self._is_recovering = False
         exact = book.ring.adopted is not None and (
@@ -222,40 +228,40 @@ class Store:
             void=dict(book.void),
         )
 
-    def _keep_in_memory(self, kept: Sequence[Checkpoint]) -> None:
-        """Load the newest version, where it stays in memory, or must be made whole to go on.
-
-        Raises CheckpointDamaged, StoreError.
-        """
-        opened, lacking = self._open, ""
-        if self._settings.resident:
-            lacking = memory_lacking(self._settings, self.manifest)
-            self._is_too_large = bool(lacking)
-        if lacking and self._settings.product_rule is not None:
-            raise StoreError(lacking)
+    def _load_newest(self) -> None:
+        """Load the newest version, to go on from it. Raises CheckpointDamaged, StoreError."""
+        opened, settings = self._open, self._settings
+        lacking = memory_lacking(settings, self.manifest) if settings.resident else ""
         if lacking:
             self._report(lacking)
-        stays = self._settings.resident and not lacking
-        if not stays and kept[-1].is_whole:
-            return
-        resident = Resident(
+        is_mapped = bool(lacking) or not settings.resident
+        allocate = Mapped(self._run_dir) if is_mapped else anonymous
+        newest = Newest(
             self._files,
             opened.run,
-            self._settings,
-            self._pool,
-            self._report,
+            opened.kept,
+            settings,
+            pool=self._pool,
+            report=self._report,
+            allocate=allocate,
             clock=self._clock,
             later=self._later,
         )
         with disk(f"cannot read version {self.version}"):
-            resident.recover(kept)
-        resident.begin_snapshot(kept[-1])
-        if stays:
-            opened.resident = opened.merging.resident = resident
-            opened.kept.vectors = resident.vectors
-            return
-        for made in resident.made_whole():
-            opened.kept.add(made)
+            newest.recover()
+        newest.begin_snapshot(opened.kept.get(self.version))
+        opened.newest = newest
+        opened.merging = Merging(
+            self._files,
+            opened.run,
+            opened.facts,
+            opened.kept,
+            newest,
+            pool=self._pool,
+            settings=settings,
+            allocate=allocate,
+            full_fetch=self._is_fetched_in_full,
+        )
 
     def _is_fetched_in_full(self) -> bool:
         return self._served_full == self.version and (
@@ -277,8 +283,8 @@ class Store:
         self.abort_initial()
         if self._parts is not None:
             self._parts.ring.close()
-            if self._parts.resident is not None:
-                self._parts.resident.close()
+            if self._parts.newest is not None:
+                self._parts.newest.close()
             self._parts.facts.close()
         self._parts = None
         self._pool.close()
@@ -288,6 +294,14 @@ class Store:
         if self._parts is None:
             raise StoreError("the store is not open; call recover first")
         return self._parts
+
+    @property
+    def _merging(self) -> Merging:
+        if self._open.merging is None and self.version >= 0:
+            self._load_newest()
+        if self._open.merging is None:
+            raise StoreError(_NO_WEIGHTS)
+        return self._open.merging
 
     @property
     def kind(self) -> DeltaKind:
@@ -314,9 +328,7 @@ class Store:
         """The model's tensors; StoreError before version 0."""
         manifest = self._open.run.manifest
         if manifest is None:
-            raise StoreError(
-                "the run has no weights yet; a client must publish its initial ones first"
-            )
+            raise StoreError(_NO_WEIGHTS)
         return manifest
 
     @property
@@ -470,7 +482,7 @@ class Store:
     def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or resume a delta (see `spool_next_chunk`), or return its known outcome.
 
-        weight: its weight if it were complete now, so that its chunks can be added as they arrive.
+        weight: its probable weight, so that its chunks can be added as they arrive; None: unknown.
         """
         key = delta.key
         if self.version < 0:
@@ -486,7 +498,7 @@ class Store:
                 spool.abort_others(key)
                 if spool.begin(delta):
                     # Frames that arrived under this key before do not count.
-                    self._open.merging.drop(key)
+                    self._merging.drop(key)
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
         return known
@@ -513,7 +525,7 @@ class Store:
         if not gone:
             return ""
         rest = "the sum in memory has them, so the next version does, unless this process ends"
-        if any(map(self._open.merging.needs_file, gone)):
+        if any(map(self._merging.needs_file, gone)):
             rest = "they are lost, and no version can be made before the next start"
         what = f"{counted(len(gone), 'acknowledged delta')}, {gone[0].text} first,"
         return f"the spool files of {what} were removed and cannot be written again: {rest}"
@@ -529,7 +541,7 @@ class Store:
             checked = spool.write(key, index, frame, self.manifest)
         part = spool.part(key)
         if checked is not None and part.version == self.version:
-            self._open.merging.arriving(key, part.weight, index, checked.content)
+            self._merging.arriving(key, part.weight, index, checked.content)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
@@ -544,12 +556,14 @@ class Store:
                     f"its norm of {norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
                 )
             else:
-                problem = self._open.merging.too_large(key.client, norm)
+                problem = self._merging.too_large(key.client, norm)
             norm = norm if problem is None else 0.0
             stored = StoredDelta(part.delta, part.writer.bytes, norm, part.writer.digest)
             if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
+                if part.version == self.version:
+                    self._merging.arrived(key, part.weight)
                 return SpoolResult(stored)
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
@@ -560,8 +574,7 @@ class Store:
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept.
 
-        If the accumulator holds it, the sum is recomputed without it, from the spool, before it is
-        used.
+        If the sum has it, it is recomputed without it, from the spool, before it is used.
         """
         facts = self._open.facts
         if key not in facts.book.pending:
@@ -569,7 +582,7 @@ class Store:
         with disk(f"cannot quarantine delta {key.text}"):
             fact = {**to_fact(facts.book.pending[key]), "reason": reason}
             facts.record("quarantined", fact | {"held": True} if held else fact)
-        self._open.merging.drop(key)
+        self._merging.drop(key)
         with suppress(OSError):  # recovery moves it if this does not
             self._open.run.spool.quarantine(key, facts.book.held)
 
@@ -584,38 +597,6 @@ class Store:
 
     # --- the outer step ---
 
-    def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta. After a StoreError the accumulator is as before."""
-        self._open.merging.accumulate(key, weight)
-
-    @property
-    def accumulated(self) -> Mapping[DeltaKey, float]:
-        """The deltas in the accumulator, with their weights."""
-        return self._open.merging.accumulated
-
-    def average(
-        self,
-        version: int,
-        merged: Sequence[MergedDelta],
-        scale: float,
-        position: RunPosition = AT_START,
-        *,
-        reused: Sequence[MergedDelta] = (),
-    ) -> Average:
-        """Return the next version's average; the accumulator must hold exactly `merged`.
-
-        See `Merging.average`.
-        """
-        return self._open.merging.average(version, merged, scale, position, reused=reused)
-
-    def advance(self, average: Average) -> Committed:
-        """Make the next version; see `Merging.advance`.
-
-        StoreError: current version and accumulator are as before.
-        """
-        self._open.run.ledger.check()
-        return self._adopt(self._open.merging.advance(average))
-
     def commit(
         self,
         version: int,
@@ -625,8 +606,12 @@ class Store:
         *,
         reused: Sequence[MergedDelta] = (),
     ) -> Committed:
-        """Call `average` and `advance` with nothing between them."""
-        return self.advance(self.average(version, merged, scale, position, reused=reused))
+        """Make the next version of exactly `merged`; see `Merging.commit`.
+
+        StoreError: the current version is as before, and the deltas are pending.
+        """
+        self._open.run.ledger.check()
+        return self._adopt(self._merging.commit(version, merged, scale, position, reused))
 
     @property
     def ring(self) -> RingStore:
@@ -638,7 +623,9 @@ class Store:
         if self.version < 0:
             self.start_run("run")
         ring = self._open.ring
-        checkpoint = ring.make_version(decision, counted=counted, keeps_momentum=keeps_momentum)
+        checkpoint = ring.make_version(
+            decision, self._open.newest, counted=counted, keeps_momentum=keeps_momentum
+        )
         made = self._adopt(checkpoint)
         ring.adopted()
         return made
@@ -649,17 +636,12 @@ class Store:
         self._take_snapshots()
         opened.kept.add(checkpoint)
         opened.facts.confirm_version(record)
-        if opened.resident is None and self._settings.resident and not self._is_too_large:
+        if opened.newest is None:
             try:
-                self._keep_in_memory(opened.kept.all)
+                self._load_newest()
             except StoreError as error:  # the version is there all the same
-                self._report(f"{error}; it goes from disk to disk, and the next one is tried")
-        oldest = oldest_needed(opened.kept.all, self._settings.keep_versions)
-        if self._serving_from is not None:
-            oldest = min(oldest, self._serving_from)
-        opened.kept.drop_below(oldest)
-        # What no whole version contains is needed to make it again.
-        opened.facts.book.since = oldest
+                self._report(f"version {record.version} cannot be loaded yet: {error}")
+        oldest = self._forget_old()
         alike, opposite = opened.run.spool.sketches.compare(one.key for one in record.merged)
         # The version exists, so nothing from here on may make the commit fail.
         notice = None
@@ -669,15 +651,12 @@ class Store:
             # merged.
             opened.facts.write_outstanding()
             leaving = opened.run.retire(oldest)
-            if opened.resident is None:
-                for path in leaving:
-                    self._files.remove_any(path)
             opened.facts.save_state()
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
-        if opened.resident is not None:
-            opened.resident.snapshots.remove_later(leaving)
-            opened.resident.begin_snapshot(checkpoint)
+        if opened.newest is not None:
+            opened.newest.snapshots.remove_later(leaving)
+            opened.newest.begin_snapshot(checkpoint)
         return Committed(
             record.version,
             record.digest,
@@ -695,6 +674,17 @@ class Store:
             opposite,
         )
 
+    def _forget_old(self) -> int:
+        """Forget the versions that nothing needs any more; return the oldest that is kept."""
+        kept, book = self._open.kept, self._open.facts.book
+        oldest = oldest_needed(kept.all, self._settings.keep_versions) if kept.all else 0
+        if self._serving_from is not None:
+            oldest = min(oldest, self._serving_from)
+        kept.drop_below(oldest)
+        # What no whole version contains is needed to make it again.
+        book.since = oldest
+        return oldest
+
     def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:
         """Deltas that a run by rounds left out of a version, because they are of an older one."""
         settings = self._settings
@@ -707,7 +697,7 @@ class Store:
     def _take_snapshots(self) -> None:
         """Take over versions that have become whole since."""
         opened = self._open
-        for made in opened.resident.take_snapshots() if opened.resident is not None else ():
+        for made in opened.newest.take_snapshots() if opened.newest is not None else ():
             opened.kept.add(made)
 
     def finish_snapshot(self) -> None:
@@ -715,9 +705,9 @@ class Store:
 
         If that fails, the versions before and the spool are kept, and a start makes it again.
         """
-        resident = self._open.resident
-        if resident is not None:
-            resident.finish_snapshot()
+        newest = self._open.newest
+        if newest is not None:
+            newest.finish_snapshot()
             self._take_snapshots()
 
     # --- what clients fetch ---
@@ -769,19 +759,29 @@ class Store:
         Raises IndexError, CheckpointDamaged.
         """
         self._served_full = max(self._served_full, version)
-        return self._open.kept.read_full(version, index, self.manifest)
+        values = self._weights_chunk(version, index)
+        return None if values is None else encode(values, LOSSLESS)
+
+    def _weights_chunk(self, version: int, index: int) -> NDArray[np.float32] | None:
+        """Return a chunk of a version's weights, valid until the next version is made."""
+        opened = self._open
+        if opened.newest is not None and opened.newest.vectors.version == version:
+            return opened.newest.vectors.weights_chunk(index)
+        return opened.kept.read_weights(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
-        """Return whether every byte of a kept version is as written; repair what is not.
+        """Return whether every byte of a kept version is as written.
 
-        CheckpointDamaged: the newest version cannot be repaired.
+        The newest one is written again where it is not. CheckpointDamaged: it cannot be.
         """
-        opened = self._open
-        resident = opened.resident
+        opened, newest = self._open, self._open.newest
         intact = opened.kept.verify(version, self.manifest)
-        if resident is not None and version == self.version and not resident.is_intact:
+        if newest is None or version != self.version:
+            return intact
+        if not newest.is_intact:
             self._report(f"version {version} was damaged in memory; it is read again")
             with disk(f"cannot read version {version}"):
-                resident.recover(opened.kept.all)
-            return False
+                newest.recover()
+            intact = False
+        newest.begin_snapshot(opened.kept.get(version))
         return intact

@@ -1,51 +1,45 @@
-"""Vectors: weights, momentum, residual, mean and owed of the newest version, in memory.
+"""Vectors: those of the newest version, by name, and the one loop that makes the next version.
 
-A version is made in one pass over them, chunk by chunk, in place, on the threads of a pool:
+    weights     Theta
+    momentum    or others that the outer optimizer names (fsl_async.store.outer)
+    residual    the coding error not yet sent; absent where coding loses nothing
+    owed        factors of what a rule of adapters could not fit into their rank
+    mean        mean of versions, of late ones above all, in a run without a planned end
 
-    advance    computes the coded change, the next vectors and the digest of the weights
-    repeat     makes the same bits again from the coded change, after a crash
-    replay     does both in a run of zeroth order, from the version's steps along directions
+They are in memory, or mapped from scratch files (fsl_async.store.memory). `advance` passes over
+them once, chunk by chunk, in place, on the threads of a pool: it takes a chunk of the round's
+average, makes the outer step, codes the change, adds it to the weights, and hashes these. Recovery
+calls it again with the same average.
 
 The change becomes durable after the pass. Where that fails, memory is in the state that a process
-has lost that died then, and is restored as after a crash (fsl_async.store.resident). The arithmetic
-is that of `fsl_async.store.outer`.
+has lost that died then, and is restored as after a crash (fsl_async.store.newest).
 """
 
 from __future__ import annotations
 
 import math
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.advance import LOSSLESS
-from fsl_async.store.checkpoint import MEAN, MOMENTUM, OWED, RESIDUAL, WEIGHTS, open_flat
+from fsl_async.store.checkpoint import MEAN, OWED, RESIDUAL, WEIGHTS, flat_name, open_flat
 from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
-from fsl_async.store.outer import (
-    add_to_mean,
-    apply_change,
-    check_finite,
-    desired_change,
-    replace_buffers,
-    squared_norm,
-)
-from fsl_async.store.seed_step import keys_of
-from fsl_codecs import add_signs, bound, decode_into, encode, encode_into, new_vector
+from fsl_async.store.outer import add_to_mean, check_finite, squared_norm
+from fsl_codecs import CodecSpec, bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from fsl_async.files.files import Files
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.files import Files
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.outer import OuterStep
     from fsl_async.store.records import StoreSettings
-    from fsl_async.store.seed_step import SeedStep
 
     Vector = NDArray[np.float32]
 
@@ -54,6 +48,9 @@ T = TypeVar("T")
 
 TOGETHER = 4
 """Chunks that a thread is handed at a time: handing over costs a tenth of a millisecond."""
+
+LOSSLESS = CodecSpec(format="fp32")
+"""How buffers are coded, and weights that are sent in full."""
 
 
 @frozen
@@ -78,49 +75,50 @@ class _Scratch:
     """One chunk's memory: the average, which becomes the desired change, and what is sent of it."""
 
     def __init__(self, values: int, coded_bytes: int) -> None:
-        self.average, self.sent, self.room = (new_vector(values) for _ in range(3))
+        self.average, self.sent = new_vector(values), new_vector(values)
         self.coded = memoryview(bytearray(coded_bytes))
 
 
 class Vectors:
-    """The vectors of version `version`: float32, (manifest.values,); None where zeros."""
+    """The vectors of version `version`: float32, (manifest.values,), by the names of their files.
 
-    def __init__(self, manifest: Manifest, settings: StoreSettings, pool: ChunkPool) -> None:
+    allocate: returns memory for so many values, zeros.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: StoreSettings,
+        pool: ChunkPool,
+        allocate: Callable[[int], Vector] = new_vector,
+    ) -> None:
         self.version = -1
-        self.weights = new_vector(manifest.values)
-        self.momentum = new_vector(manifest.values) if settings.outer.has_momentum else None
-        # fp32 frames are lossless, and seeds are not coded, so the residual stays zero.
-        loses = settings.codec_down.format != "fp32" and not settings.kind.is_scalars
-        self.residual = new_vector(manifest.values) if loses else None
-        self.owed = new_vector(manifest.values) if settings.keeps_owed else None
-        self.mean: Vector | None = None
         self._manifest = manifest
+        self._outer = settings.outer
         self._spec = settings.codec_down
         self._pool = pool
+        self._allocate = allocate
+        self._state = {name: flat_name(name) for name in settings.outer.vectors}
+        names = [WEIGHTS, *self._state.values()]
+        if settings.loses_in_coding:
+            names.append(RESIDUAL)
+        if settings.keeps_owed:
+            names.append(OWED)
+        self.named = {name: allocate(manifest.values) for name in names}
         self._scratch: list[_Scratch] = []
         """Unused; at most as many exist as the pool takes chunks at once."""
-        self._zeros = new_vector(manifest.longest_chunk if self.residual is None else 0)
 
-    @property
-    def named(self) -> dict[str, Vector]:
-        """The vectors by the names of their files in a checkpoint, without those that are zeros."""
-        named = {
-            WEIGHTS: self.weights,
-            MOMENTUM: self.momentum,
-            RESIDUAL: self.residual,
-            OWED: self.owed,
-        }
-        found = {name: vector for name, vector in named.items() if vector is not None}
-        return found if self.mean is None else {**found, MEAN: self.mean}
+    def load(self, files: Files, checkpoint: Checkpoint, also: Checkpoint | None = None) -> None:
+        """Read a checkpoint; a vector that it lacks is zeros. Raises Damage, OSError.
 
-    def load(self, files: Files, checkpoint: Checkpoint) -> None:
-        """Read a checkpoint; a vector that it lacks is zeros. Raises Damage, OSError."""
+        also: from which vectors other than the weights come, instead.
+        """
         self.version = -1
-        self.mean = None
-        if MEAN in checkpoint.files:
-            self.mean = new_vector(self._manifest.values)
+        source = also or checkpoint
+        self._keep_mean(is_kept=MEAN in source.files)
         for name, vector in self.named.items():
-            reader = open_flat(files, checkpoint, name, self._manifest)
+            of = checkpoint if name == WEIGHTS else source
+            reader = open_flat(files, of, name, self._manifest)
             if reader is None:
                 vector.fill(0.0)
                 continue
@@ -132,12 +130,13 @@ class Vectors:
         self.version = checkpoint.record.version
 
     def weights_chunk(self, index: int) -> Vector:
-        """The weights of a chunk, which the next version changes. Raises IndexError."""
-        return self._chunk(self.weights, index)
+        """Return the weights of a chunk, which the next version changes. Raises IndexError."""
+        return self._chunk(self.named[WEIGHTS], index)
 
     def digest(self) -> str:
-        """The digest of the weights, computed."""
-        return digest_of(self.weights, self._pool.each, weights=self._manifest.weights)
+        """Return the digest of the weights, computed."""
+        weights = self.named[WEIGHTS]
+        return digest_of(weights, self._pool.each, weights=self._manifest.weights)
 
     def advance(
         self,
@@ -145,31 +144,56 @@ class Vectors:
         averages: Iterable[Vector],
         step: OuterStep,
         mean_share: float,
-        take: Callable[[bytes], object],
+        *,
+        take: Callable[[bytes], object] | None = None,
+        frames: Iterable[bytes] | None = None,
+        sets: bool = False,
     ) -> Change:
         """Make these the vectors of `version`, the next one, in place.
 
         averages: the round's average, chunk by chunk, each valid until the next; where something is
         owed, (2, values) with what is owed after it. mean_share: how far the mean of versions
         moves; 0: none is kept. take: is called with each frame of the coded change, in order.
+        frames: those of the coded change, where the version was made before. sets: the averages are
+        the next weights themselves, and nothing is coded.
 
         Raises StoreError when the result is not finite, and what `averages` and `take` raise. After
         an error the vectors are of no version: `load` a checkpoint again.
         """
-        self.version = -1
-        self._set_mean(mean_share)
 
-        def advance_some(jobs: Sequence[tuple[int, _Scratch, int]]) -> list[_ChunkDone]:
+        def make(job: tuple[int, _Scratch, int, bytes | None]) -> _ChunkDone:
+            index, scratch, values, frame = job
+            average = scratch.average[:values]
+            with np.errstate(over="ignore", invalid="ignore"):
+                if sets:
+                    return self._set_chunk(index, average, scratch.sent[:values])
+                if self._manifest.is_buffer(index):
+                    return self._replace_chunk(index, average, frame)
+                return self._step_chunk(index, scratch, values, step, frame)
+
+        def finish(job: tuple[int, _Scratch, int, bytes | None]) -> _ChunkDone:
+            done = make(job)
+            if mean_share:
+                self._move_mean(job[0], mean_share, job[1].sent)
+            return done
+
+        def finish_some(
+            jobs: Sequence[tuple[int, _Scratch, int, bytes | None]],
+        ) -> list[_ChunkDone]:
             try:
-                return [self._advance_chunk(*job, step, mean_share) for job in jobs]
+                return [finish(job) for job in jobs]
             finally:
-                self._scratch += [scratch for _, scratch, _ in jobs]
+                self._scratch += [scratch for _, scratch, _, _ in jobs]
 
+        self.version = -1
+        self._keep_mean(is_kept=mean_share > 0.0)
         digests: list[bytes] = []
         update_bytes, sent_squared, average_squared = 0, 0.0, 0.0
-        some = batched(self._in_scratch(averages), TOGETHER)
-        for done in chain.from_iterable(self._pool.each(advance_some, some)):
-            take(done.frame)
+        given = repeat(None) if frames is None else frames
+        some = batched(self._in_scratch(averages, given), TOGETHER)
+        for done in chain.from_iterable(self._pool.each(finish_some, some)):
+            if take is not None and done.frame:
+                take(done.frame)
             digests.append(done.digest)
             update_bytes += len(done.frame)
             sent_squared += done.sent_squared
@@ -183,171 +207,126 @@ class Vectors:
             math.sqrt(average_squared),
         )
 
-    def _in_scratch(self, averages: Iterable[Vector]) -> Iterator[tuple[int, _Scratch, int]]:
-        """Copy each average into memory that its job may change, and what is owed to its place."""
-        for index, rows in enumerate(averages):
+    def _in_scratch(
+        self, averages: Iterable[Vector], frames: Iterable[bytes | None]
+    ) -> Iterator[tuple[int, _Scratch, int, bytes | None]]:
+        """Copy each average to scratch memory of its job, and what is owed to its vector."""
+        for index, (rows, frame) in enumerate(zip(averages, frames, strict=False)):
             average = rows
-            if self.owed is not None:
+            if OWED in self.named:
                 average, owed = rows
-                np.copyto(self._chunk(self.owed, index), owed)
+                np.copyto(self._chunk(self.named[OWED], index), owed)
             if not self._scratch:
                 values = self._manifest.longest_chunk
                 self._scratch.append(_Scratch(values, bound(values, self._spec)))
             scratch = self._scratch.pop()
             np.copyto(scratch.average[: len(average)], average)
-            yield index, scratch, len(average)
+            yield index, scratch, len(average), frame
 
-    def _advance_chunk(
-        self, index: int, scratch: _Scratch, values: int, step: OuterStep, mean_share: float
+    def _step_chunk(
+        self, index: int, scratch: _Scratch, values: int, step: OuterStep, frame: bytes | None
     ) -> _ChunkDone:
-        if self._manifest.is_buffer(index):
-            return self._replace_chunk(index, scratch.average[:values])
+        """Make the outer step. frame: its coded change, if it was made before."""
         average, sent = scratch.average[:values], scratch.sent[:values]
         average_squared = squared_norm(average)
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._desire(average, index, step, scratch.room[:values])
-            frame = bytes(scratch.coded[: encode_into(average, scratch.coded, self._spec)])
-            decode_into(frame, sent)
-            weights = self._move(index, average, sent, mean_share, scratch.room[:values])
+        state = {name: self._chunk(self.named[file], index) for name, file in self._state.items()}
+        residual = self._chunk(self.named[RESIDUAL], index) if RESIDUAL in self.named else None
+        desired = self._outer.step(average, state, step)
+        np.add(desired, 0.0 if residual is None else residual, out=desired)
+        if frame is None:
+            frame = bytes(scratch.coded[: encode_into(desired, scratch.coded, self._spec)])
+        decode_into(frame, sent)
+        weights = self.weights_chunk(index)
+        # The one fp32 add that the parameter server and every client make.
+        np.add(weights, sent, out=weights)
+        if residual is not None:
+            np.subtract(desired, sent, out=residual)
         sent_squared = squared_norm(sent)
         check_finite(self._manifest, index, sent_squared, weights)
         return _ChunkDone(frame, chunk_digest(weights), sent_squared, average_squared)
 
-    def _replace_chunk(self, index: int, average: Vector) -> _ChunkDone:
-        """Set a chunk of buffers to their average, which is sent as it is."""
-        buffers = self._chunk(self.weights, index)
-        replace_buffers(buffers, average, self._chunk_of_mean(index))
+    def _replace_chunk(self, index: int, average: Vector, frame: bytes | None) -> _ChunkDone:
+        """Set a chunk of buffers to their average, which is sent as it is; empty: there is none."""
+        buffers = self.weights_chunk(index)
+        if frame is not None:
+            decode_into(frame, buffers)
+        elif len(average):
+            np.copyto(buffers, average)
         check_finite(self._manifest, index, 0.0, buffers)
-        return _ChunkDone(encode(buffers, LOSSLESS), chunk_digest(buffers), 0.0, 0.0)
+        return _ChunkDone(frame or encode(buffers, LOSSLESS), chunk_digest(buffers), 0.0, 0.0)
 
-    def _receive_buffers(self, index: int, frame: bytes) -> None:
-        """Set a chunk of buffers to those of a frame."""
-        buffers = self._chunk(self.weights, index)
-        decode_into(frame, buffers)
-        replace_buffers(buffers, buffers[:0], self._chunk_of_mean(index))
+    def _set_chunk(self, index: int, values: Vector, room: Vector) -> _ChunkDone:
+        """Set a chunk of weights to these values, of which nothing is coded."""
+        weights = self.weights_chunk(index)
+        squared = squared_norm(np.subtract(values, weights, out=room))
+        check_finite(self._manifest, index, squared, values)
+        np.copyto(weights, values)
+        return _ChunkDone(b"", chunk_digest(weights), squared, 0.0)
 
-    def _chunk_of_mean(self, index: int) -> Vector | None:
-        return None if self.mean is None else self._chunk(self.mean, index)
-
-    def repeat(
-        self,
-        version: int,
-        averages: Iterable[Vector],
-        frames: Iterable[bytes],
-        step: OuterStep,
-        mean_share: float,
-    ) -> None:
-        """Make these the vectors of `version` again, in place.
-
-        frames: of its coded change, in order. See `advance` for the rest.
-        """
-        self.version = -1
-        self._set_mean(mean_share)
-
-        def repeat_chunk(job: tuple[tuple[int, _Scratch, int], bytes]) -> None:
-            (index, scratch, values), frame = job
-            average, sent = scratch.average[:values], scratch.sent[:values]
-            if self._manifest.is_buffer(index):
-                self._receive_buffers(index, frame)
-            else:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._desire(average, index, step, scratch.room[:values])
-                    decode_into(frame, sent)
-                    self._move(index, average, sent, mean_share, scratch.room[:values])
-            self._scratch.append(scratch)
-
-        self._pool.run(repeat_chunk, zip(self._in_scratch(averages), frames, strict=True))
-        self.version = version
-
-    def replay(self, step: SeedStep) -> str:
-        """Make these the vectors of the version after `step.round`, in place.
-
-        They have neither momentum nor residual. Returns the digest. Raises StoreError when the
-        result is not finite; the vectors are then of no version: `load` a checkpoint again.
-        """
-        self.version = -1
-        keys, steps = keys_of([step])
-
-        def replay_chunk(index: int) -> bytes:
-            weights = self._chunk(self.weights, index)
-            with np.errstate(over="ignore", invalid="ignore"):
-                add_signs(weights, self._manifest.chunk_range(index)[0], keys, steps)
-            check_finite(self._manifest, index, 0.0, weights)
-            return chunk_digest(weights)
-
-        digests = self._pool.each(replay_chunk, range(self._manifest.chunks))
-        digest = vector_digest(digests)[:DIGEST_CHARACTERS]
-        self.version = step.round + 1
-        return digest
-
-    def follow(
-        self, version: int, frames: Iterable[bytes], step: OuterStep, mean_share: float
-    ) -> None:
+    def follow(self, version: int, frames: Iterable[bytes], mean_share: float) -> None:
         """Make these the vectors of `version` by its coded change alone.
 
-        The weights are exact. Momentum is what it would be if nothing had been lost in coding, and
-        residual and what is owed begin again at zero. See `repeat` for the rest.
+        The weights and their mean are exact; all other vectors begin again at zero. See `advance`
+        for the rest.
         """
-        self.version = -1
-        self._set_mean(mean_share)
-        rate, factor = np.float32(step.learning_rate), np.float32(step.momentum)
 
         def follow_chunk(job: tuple[int, bytes]) -> None:
             index, frame = job
-            if self._manifest.is_buffer(index):
-                self._receive_buffers(index, frame)
-                return
-            weights = self._chunk(self.weights, index)
+            weights = self.weights_chunk(index)
             sent = new_vector(len(weights))
             decode_into(frame, sent)
-            with np.errstate(over="ignore", invalid="ignore"):
-                apply_change(weights, sent)
-                if self.residual is not None:
-                    residual = self._chunk(self.residual, index)
-                    np.subtract(residual, sent, out=sent)
-                    residual.fill(0.0)
-                else:
-                    np.negative(sent, out=sent)
-                if self.owed is not None:
-                    self._chunk(self.owed, index).fill(0.0)
-                if self.momentum is not None:
-                    # sent = residual - rate * (average + factor * momentum after), solved for it
-                    momentum = self._chunk(self.momentum, index)
-                    np.multiply(momentum, factor, out=momentum)
-                    average = (sent / rate - factor * momentum) / (np.float32(1.0) + factor)
-                    np.add(momentum, average, out=momentum)
-                if self.mean is not None:
-                    add_to_mean(self._chunk(self.mean, index), weights, mean_share)
+            if self._manifest.is_buffer(index):
+                np.copyto(weights, sent)
+            else:
+                np.add(weights, sent, out=weights)
+            for name in self.named.keys() - {WEIGHTS, MEAN}:
+                self._chunk(self.named[name], index).fill(0.0)
+            if mean_share:
+                self._move_mean(index, mean_share, sent)
 
+        self.version = -1
+        self._keep_mean(is_kept=mean_share > 0.0)
         self._pool.run(follow_chunk, enumerate(frames))
         self.version = version
 
-    def _set_mean(self, mean_share: float) -> None:
+    def adopt(self, version: int, weights: Iterable[Vector], *, keeps_state: bool) -> Change:
+        """Make these the vectors of `version`, with weights that come from elsewhere.
+
+        The mean stays as it is, and so do the optimizer's vectors if `keeps_state`; all others
+        begin again at zero. weights: chunk by chunk. See `advance` for the rest.
+        """
+        self.version = -1
+        zeros = self.named.keys() - self.not_zero(keeps_state=keeps_state).keys()
+        room, squared, digests = new_vector(self._manifest.longest_chunk), 0.0, []
+        for index, values in enumerate(weights):
+            done = self._set_chunk(index, values, room[: len(values)])
+            squared += done.sent_squared
+            digests.append(done.digest)
+            for name in zeros:
+                self._chunk(self.named[name], index).fill(0.0)
+        self.version = version
+        return Change(vector_digest(digests)[:DIGEST_CHARACTERS], 0, math.sqrt(squared), 0.0)
+
+    def not_zero(self, *, keeps_state: bool) -> dict[str, Vector]:
+        """Return the vectors that `adopt` does not set to zero."""
+        kept = {WEIGHTS, MEAN, *(self._state.values() if keeps_state else ())}
+        return {name: vector for name, vector in self.named.items() if name in kept}
+
+    def _keep_mean(self, *, is_kept: bool) -> None:
         """Begin the mean of versions, or drop it."""
-        if not mean_share:
-            self.mean = None
-        elif self.mean is None:
-            self.mean = self.weights.copy()
+        if not is_kept:
+            self.named.pop(MEAN, None)
+        elif MEAN not in self.named:
+            self.named[MEAN] = self._allocate(self._manifest.values)
+            np.copyto(self.named[MEAN], self.named[WEIGHTS])
 
-    def _desire(self, average: Vector, index: int, step: OuterStep, room: Vector) -> None:
-        """Turn a chunk's average into the desired change, and advance the momentum, in place."""
-        zeros = self._zeros[: len(average)]
-        residual = zeros if self.residual is None else self._chunk(self.residual, index)
-        momentum = residual if self.momentum is None else self._chunk(self.momentum, index)
-        keeps = self.momentum is not None
-        desired_change(average, momentum, residual, step, keeps_momentum=keeps, room=room)
-
-    def _move(
-        self, index: int, desired: Vector, sent: Vector, mean_share: float, room: Vector
-    ) -> Vector:
-        """Move a chunk's weights by what is sent; the rest waits in the residual. Returns them."""
-        weights = self._chunk(self.weights, index)
-        apply_change(weights, sent)
-        if self.residual is not None:
-            np.subtract(desired, sent, out=self._chunk(self.residual, index))
-        if self.mean is not None:
-            add_to_mean(self._chunk(self.mean, index), weights, mean_share, room=room)
-        return weights
+    def _move_mean(self, index: int, share: float, room: Vector) -> None:
+        """Move the mean towards the weights; buffers have no mean, but their newest values."""
+        weights, mean = self.weights_chunk(index), self._chunk(self.named[MEAN], index)
+        if self._manifest.is_buffer(index):
+            np.copyto(mean, weights)
+        else:
+            add_to_mean(mean, weights, share, room=room[: len(weights)])
 
     def _chunk(self, vector: Vector, index: int) -> Vector:
         start, stop = self._manifest.chunk_range(index)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from fsl_async.config.fixed import read_settings
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import RunDirError
+from fsl_async.files.files import Files
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.reading import read_version
 from fsl_async.store.records import VersionRecord

@@ -25,11 +25,7 @@ from fsl_async.learn.client.pretrain import evaluate, is_bytes_of_text, open_cor
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
-from fsl_async.store.checkpoint import Checkpoints
-from fsl_async.store.errors import Damage
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.reading import read_version
 from fsl_async.store.records import VersionRecord
 from fsl_async.tools.kept_run import KeptRun, Loaded
 
@@ -254,14 +250,9 @@ def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
 
 def load_last(run_dir: Path, weights: ModelWeights) -> VersionRecord:
     """Load the newest version of a parameter server, and check it. Raises RunDirError."""
-    files = Files()
-    checkpoints = Checkpoints(files, run_dir)
-    versions = checkpoints.versions()
-    if not versions:
-        raise RunDirError(f"{run_dir} has no checkpoint to evaluate")
-    try:
-        read = read_version(files, checkpoints, versions[-1], weights.manifest)
-    except Damage as damage:
-        raise RunDirError(f"{run_dir}: version {versions[-1]} is damaged: {damage}") from None
-    weights.copy_in(read.weights)
+    run = KeptRun(run_dir)
+    if run.manifest.tensors != weights.manifest.tensors:
+        raise RunDirError(f"{run_dir} holds the versions of another model")
+    read = run.chosen(None)
+    weights.copy_in(read.vector)
     return read.record

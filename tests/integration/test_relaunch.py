@@ -126,7 +126,7 @@ def test_a_client_that_ends_to_be_launched_again_is(site, reason):
 
 def members_in(site):
     """Return the names in the server's list of members."""
-    return sorted(MembersFile(site.run_dir / "members.txt").read())
+    return sorted(MembersFile(site.run_dir / "members.json").read())
 
 
 UNRESPONSIVE = """

@@ -23,6 +23,7 @@ import fsl_transport as tp
 from fsl_async.commands import sim
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.files.files import Files
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.ps.aggregation import weighting_of
 from fsl_async.nodes.ps.node import rules_of, store_settings_of
@@ -34,7 +35,6 @@ from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKe
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode, encode_seeds
@@ -316,25 +316,25 @@ def play_split_server(folder, last, *, kills=False):
         "lost": [key.text for key in state.lost],
         "auxiliary": dict(state.auxiliary_seen),
         "tensors": {"common": tensors_digest(state.common or {})}
-        | {name: tensors_digest(tensors) for name, tensors in sorted(state.clients.items())},
+        | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
     for key in state.lost:
-        disk.append(key.text, "dropped", "the server died")
+        disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
     for uploads in range(state.book.uploads + 1, last + 1):
-        disk.append(upload(uploads - 1).text, "trained", "")
+        disk.append("upload", key=upload(uploads - 1).text, outcome="trained", reason="")
         if uploads % 2:
             continue
-        disk.append_auxiliary("a", uploads)
+        disk.append("auxiliary", client="a", version=uploads)
         clients = {
             name: ClientProgress(7, upload(uploads - 2 + place), uploads // 4, uploads)
             for place, name in enumerate("ab")
         }
         book = SplitProgress("referee", uploads // 4, uploads // 8, uploads, clients)
         tensors = [(name, split_tensors(uploads, ord(name))) for name in "ab"]
-        staged = disk.stage(book, split_tensors(uploads, 0), tensors)
+        seal = disk.stage(book, split_tensors(uploads, 0), tensors)
         if kills and uploads == last:
             break
-        disk.seal(staged)
+        seal()
     disk.close()
     if kills:
         with (folder / "ledger.jsonl").open("ab") as ledger:

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
 
@@ -50,7 +50,7 @@ class Tuning:
     @property
     def vectors(self):
         """Those in memory."""
-        return self.store._open.resident.vectors
+        return self.store._open.newest.vectors
 
     def start(self, files=None):
         """Version 0: A of noise, B and patches of zeros."""
@@ -101,14 +101,9 @@ class Tuning:
         return self.store.spool_finish(key)
 
     def merge(self, keys):
-        """Accumulate what is not, and commit."""
-        accumulated = self.store.accumulated
-        members = []
-        for key in keys:
-            tokens = TOKENS[key.client]
-            if key not in accumulated:
-                self.store.accumulate(key, float(tokens))
-            members.append(merged_of(key, float(tokens), tokens=tokens))
+        """Commit, weighed by tokens."""
+        tokens = {key: TOKENS[key.client] for key in keys}
+        members = [merged_of(key, float(tokens[key]), tokens=tokens[key]) for key in keys]
         scale = 1.0 / sum(one.weight for one in members)
         return self.store.commit(self.store.version + 1, members, scale)
 

@@ -12,9 +12,9 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+from fsl_async.files.memory_files import Faults, Killed
 from fsl_async.observe.journal import FLUSH_EVERY_S, JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import acknowledged_keys
-from fsl_async.store.memory_files import Faults, Killed
 
 
 class CrashJournal(JournalWriter):

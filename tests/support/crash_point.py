@@ -11,12 +11,12 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async.files.memory_files import Killed
 from fsl_async.roles import machine
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.ring import effects as effects_ring
 from fsl_async.roles.split import effects as effects_split
 from fsl_async.roles.sync import effects
-from fsl_async.store.memory_files import Killed
 from fsl_async.tools.sim.training import VirtualWorker
 
 

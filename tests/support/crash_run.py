@@ -27,6 +27,7 @@ from crash_point import Points, Scheduler, WatchedWorker
 from ledger_books import check_state
 
 import fsl_transport as tp
+from fsl_async.files.memory_files import Faults, Killed, MemoryFiles
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.machine import EndSession, Send
@@ -34,7 +35,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, Killed, MemoryFiles
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.simulation import NOON, Simulation, SimulationSettings
@@ -185,28 +185,33 @@ class CrashRun(Simulation):
 
         def noted(event, now):
             effects = handle(event, now)
+            is_new = (
+                isinstance(event, ev.DeltaStored) and event.stored.key in machine.deltas.pending
+            )
+            new = event.stored.key if is_new else None
             for message in (one.message for one in effects if isinstance(one, Send)):
                 if message.tag == "accepted/1":
                     journal.acknowledges(message.key, now)
                 # After the last call clients wait, in runs without rounds too, and end.
                 self._ending = self._ending or getattr(message, "last", False)
             self._ending = self._ending or machine.end.asked
-            return effects + self._rare_effects(machine, effects, now)
+            return effects + self._rare_effects(machine, new, now)
 
         machine.handle = noted
         self.points.watch(shell.node, "ps", lambda: self.die(self.server))
 
-    def _rare_effects(self, machine, effects, now):
+    def _rare_effects(self, machine, new, now):
         """Return effects that seldom occur, once each: a delta that is quarantined and released, an
-        unrequested stream, the end of a session, a check of the own files.
+        unrequested stream, the end of a session, a check of the own files. new: a pending delta.
         """
-        counted = next((one for one in effects if isinstance(one, do.Accumulate)), None)
-        if self.extras and counted is not None:
+        if self.extras and new is not None:
             self.extras = False
             self.rare_at = now + RARE_AT_S
-            return [do.Quarantine(counted.key, "odd", held=True), do.Release(counted.key), counted]
+            return [do.Quarantine(new, "odd", held=True), do.Release(new)]
         if self.kind != "clock" or self.extras or now < self.rare_at or not machine.members:
             return []
+        if any(one.version != machine.version for one in machine.members.values()):
+            return []  # a client that fetches mixes it with an unrequested one, and fetches again
         self.rare_at = LONGEST_S
         limits = machine.progress.limits
         return [

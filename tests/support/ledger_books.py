@@ -1,7 +1,7 @@
 """The book of a run directory: by the ledger's state and the lines after it, and by all lines."""
 
+from fsl_async.files.files import Files
 from fsl_async.store.book import Book
-from fsl_async.store.files import Files
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.ledger_state import LedgerState
 

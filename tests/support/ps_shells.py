@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 import fsl_transport as tp
+from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import StoreError
-from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST

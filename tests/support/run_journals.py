@@ -36,7 +36,7 @@ class JournalFile:
             self.add(t, "send", peer=name, message={"type": "call/1", "round": number})
         for at, (name, loss) in enumerate(losses.items()):
             self.delta(t + 1 + at / 100, name, number, loss, facts=facts)
-        self.add(t + 2, "average", version=number + 1)
+        self.add(t + 2, "commit", version=number + 1)
         version = {"version": number + 1, "digest": "d", "cosine": 0.3, "product_norms": {}}
         self.add(t + 2.5, "version_committed", **version)
         for name in losses:
@@ -49,7 +49,6 @@ class JournalFile:
         delta |= {"metrics": {"loss": loss}, "facts": facts or {}}
         self.add(t, "delta_offered", peer=name, delta=delta)
         self.add(t + 0.2, "delta_stored", peer=name, stored={"delta": delta, "bytes": 1234})
-        self.add(t + 0.2, "accumulate", key=key)
 
     def traffic(self, t, size):
         """Bytes so far."""

@@ -34,7 +34,7 @@ class TrackedRun:
     def write(self, *items):
         """Add events and effects."""
         for item in items:
-            is_effect = isinstance(item, (do.Accumulate, do.Average, Send, Note, Finish))
+            is_effect = isinstance(item, (do.Commit, Send, Note, Finish))
             (self.writer.effect if is_effect else self.writer.event)(item, self.t)
 
     def join(self, *names):
@@ -61,12 +61,11 @@ class TrackedRun:
             self.write(
                 ev.DeltaOffered(name, "s", delta),
                 ev.DeltaStored(name, StoredDelta(delta, SENT), None),
-                do.Accumulate(key, 1.0),
             )
         called = {"round": number, "called": len(names), "answered": len(names)}
         self.write(
             Note("round", facts=called),
-            do.Average(self.version, (), 1.0),
+            do.Commit(self.version, (), 1.0),
             ev.VersionCommitted(self.version, f"d{self.version}", 10, 0.1, cosine),
         )
 

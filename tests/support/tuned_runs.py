@@ -94,7 +94,6 @@ def make_versions(run_dir, weights, config, versions=2):
         for index, chunk in enumerate(chunks):
             store.spool_write(delta.key, index, encode(step[chunk], LOSSLESS))
         store.spool_finish(delta.key)
-        store.accumulate(delta.key, 1.0)
         digest = store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0).digest
     store.close()
     keep_settings(run_dir, config, -1)

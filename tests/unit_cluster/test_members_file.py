@@ -8,7 +8,7 @@ import pytest
 from fsl_async.cluster.relauncher import FILE, MembersFile, MembersKeeper
 from fsl_async.cluster.restarts import MOST_MEMBERS
 from fsl_async.errors import RunDirError
-from fsl_async.files.text_checksum import with_checksum
+from fsl_async.files.checksummed_json import to_checksummed
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -21,10 +21,10 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe", b"a b\n../x/y\n", b"n" * 65])
-def test_invalid_names_are_skipped(tmp_path, damage):
+@pytest.mark.parametrize("bad", ["\xff\xfe", "a b", "../x/y", "a\n", "n" * 65])
+def test_invalid_names_are_skipped(tmp_path, bad):
     """Names become arguments of commands."""
-    (tmp_path / FILE).write_bytes(with_checksum(b"a\n" + damage + b"\nb\n"))
+    (tmp_path / FILE).write_bytes(to_checksummed({"members": ["a", bad, "b"]}))
     assert MembersFile(tmp_path / FILE).read() == {"a", "b"}
 
 
@@ -33,10 +33,10 @@ def test_a_file_that_was_altered_is_refused(tmp_path):
     file = MembersFile(tmp_path / FILE)
     file.write({"site-a", "site-b"})
     whole = file.path.read_bytes()
-    assert whole == b"site-a\nsite-b\n# crc dd3d5ec3\n"
+    assert whole == b'{"members":["site-a","site-b"],"crc":"f7b3b65d"}\n'
     for bad in (whole.replace(b"-b", b"-c"), whole[7:], b"site-a\n", whole[:-2], whole + b"x\n"):
         file.path.write_bytes(bad)
-        with pytest.raises(RunDirError, match=r"members\.txt does not match its checksum; remove"):
+        with pytest.raises(RunDirError, match=r"members\.json does not match its checksum; remove"):
             file.read()
     file.path.write_bytes(b"")
     assert file.read() == frozenset()
@@ -55,8 +55,8 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
 def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
     """Another program may have written the file: it must not fill the memory."""
     path = tmp_path / FILE
-    names = "".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7))
-    path.write_bytes(with_checksum(names.encode()))
+    names = [f"c{number}" for number in range(MOST_MEMBERS + 7)]
+    path.write_bytes(to_checksummed({"members": names}))
     assert len(MembersFile(path).read()) == MOST_MEMBERS
     path.write_bytes(b"a\n" + b" " * (1 << 20) + b"\nb\n")
     with pytest.raises(RunDirError):

@@ -346,6 +346,18 @@ def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
     assert "data.shards" not in err
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_own_rule_is_checked_before_anything_is_made(capsys, tmp_path, monkeypatch, more):
+    """In one line, with the exit code of a wrong configuration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Mine: pass\n")
+    args = ["--role", "ps", "--set", "outer.aggregation=mine.py:Mine", *more]
+    code, _, err = run(capsys, *args)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "outer.aggregation: mine.py:Mine: does not derive from fsl_async.store" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def task_file(folder):
     """A task file with correct and wrong functions."""
     path = folder / "own.py"

@@ -41,6 +41,7 @@ def hostile_run(path):
         {
             "type": "node_started", "role": "ps", "run": HOSTILE, "address": HOSTILE,
             "host": HOSTILE, "pid": 1, "every_s": 9.0,
+            "rules": {HOSTILE: {"class": HOSTILE, "file": HOSTILE, "sha256": HOSTILE}},
         },
         {"type": "client_hello", "peer": HOSTILE, "incarnation": 1, "run": ""},
         {"type": "refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
@@ -86,7 +87,7 @@ def test_status_of_a_hostile_split_servers_files(options, tmp_path, capsys):
     ]
     text = "".join(json.dumps({"t": 1e6, **line}) + "\n" for line in lines)
     (path / "journal.jsonl").write_text(text)
-    fact = {"auxiliary": HOSTILE, "version": 1}
+    fact = {"fact": "auxiliary", "client": HOSTILE, "version": 1}
     (path / "ledger.jsonl").write_bytes((to_checksummed(fact) + b"\n") * 2)
     assert cli.main(["status", str(path), *options]) == 0
     check(capsys.readouterr().out)

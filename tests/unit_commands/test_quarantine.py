@@ -64,7 +64,6 @@ def test_all_deltas_of_a_client_are_taken_out(run_dir):
     assert ask(run_dir, "--client", "good")["quarantined"] == ["good/1/0/1"]
     store = Store(run_dir)
     store.recover()
-    store.accumulate(KEYS[1], 10.0)
     store.commit(1, [merged_of(KEYS[1], 10.0)], 0.1)
     store.close()
     lines = (run_dir / "ledger.jsonl").read_text().count("\n")

@@ -228,6 +228,17 @@ def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
     assert json.loads(capsys.readouterr().out)["encrypted"] is encrypted
 
 
+def test_the_operators_own_rules_are_named_with_their_digest(tmp_path, capsys):
+    """Which code makes versions must be seen without its machine."""
+    make_run(tmp_path, ended=False)
+    rule = {"class": "Mine", "file": "/a/mine.py", "sha256": "0123456789abcdef"}
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        journal.note("node_started", 3.0, role="ps", run="r-1", rules={"outer.aggregation": rule})
+    assert cli.main(["status", str(tmp_path)]) == 0
+    said = "your own rule: outer.aggregation = Mine of /a/mine.py (SHA-256 01234567)"
+    assert said in capsys.readouterr().out
+
+
 def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
     """The run directories of a parameter server and a split server are often in one folder."""
     for name in ("split/server", "ps"):

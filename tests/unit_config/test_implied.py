@@ -37,11 +37,15 @@ def test_the_kind_of_a_run_chooses_its_trigger(sets, trigger):
 @pytest.mark.parametrize(
     ("change", "key", "text"),
     [
-        ("tune.rule=fedit", "tune.rule", "needs tune.rule = ffa or fedsvd, .* got fedit: noise on"),
+        (
+            "tune.rule=fedit",
+            "tune.rule",
+            "choose ffa or fedsvd, .* noise on both is multiplied, got fedit",
+        ),
         ("tune.rule=bank", "tune.rule", "got bank"),
-        ("run.rounds=0", "run.rounds", "budget for all rounds of the run: set run.rounds"),
-        ("tune.method=zeroth", "tune.dp_epsilon", "has no private training: choose lora"),
-        ("tune.method=none", "tune.dp_epsilon", "has no private training: choose lora"),
+        ("run.rounds=0", "run.rounds", "budget for all rounds of the run; set run.rounds"),
+        ("tune.method=zeroth", "tune.method", "has no private training: choose lora"),
+        ("tune.method=none", "tune.method", "has no private training: choose lora"),
         ("sync.trigger=sequential", "sync.trigger", "tune.dp_epsilon needs rounds"),
     ],
 )

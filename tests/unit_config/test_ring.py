@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.ring_rules import check_ring, ring_host, ring_rules
 from fsl_async.errors import ConfigError
@@ -53,8 +54,9 @@ def test_a_wrong_roster(roster, problem):
     ("overrides", "problem"),
     [
         (["run.name=east"], "east is not in ring.roster"),
-        (["sync.trigger=rounds"], "must be clock"),
-        (["tune.method=lora"], "remove ring.roster"),
+        (["sync.trigger=rounds"], "choose clock"),
+        (["tune.method=lora", "sync.trigger=clock"], "remove ring.roster"),
+        (["ring.hold_s=1", "ring.grace_s=2"], "must be above ring.grace_s, 2 s"),
         (["ring.bind=8.8.8.8"], "a public address"),
         (["listen.address=tcp://0.0.0.0:7100"], "set ring.bind"),
         (["listen.address=tcp://example.org:7100"], "set ring.bind"),
@@ -63,7 +65,7 @@ def test_a_wrong_roster(roster, problem):
 def test_what_cannot_be_a_group(overrides, problem):
     """Checked before anything is created on disk."""
     with pytest.raises(ConfigError, match=problem) as caught:
-        check_ring(loaded("listen.address=tcp://10.0.0.2:7100", *overrides))
+        check_ring(with_implied(loaded("listen.address=tcp://10.0.0.2:7100", *overrides)))
     assert "\n" not in caught.value.message
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 import crash_split
 from crash_run import KINDS, POWERS, passed, play
 
-from fsl_async.store.memory_files import Faults
+from fsl_async.files.memory_files import Faults
 
 MODES = (
     ("after", {}),

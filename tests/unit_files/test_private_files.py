@@ -11,11 +11,11 @@ from fsl_async.cluster.relauncher import MembersFile
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
 from fsl_async.errors import disk_words
+from fsl_async.files.files import Files
 from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.keys.access_control import NameHolders
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.store.files import Files
 from fsl_async.store.recovery import make_durable_folder
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST
@@ -45,7 +45,7 @@ def test_everything_in_a_run_directory_is_its_owners(tmp_path, monkeypatch):
     store.start_run("one")
     store.begin_initial(MANIFEST)
     keep_settings(run, load(None), -1)
-    MembersFile(run / "members.txt").write({"a"})
+    MembersFile(run / "members.json").write({"a"})
     NameHolders(run / "names.txt").hold("a", "k" * 40)
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 200)
     with JournalWriter(run / "clients" / "a" / "journal.jsonl") as journal:

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.store.files import Files
+from fsl_async.files.files import Files
 from fsl_codecs import CodecSpec, encode
 from fsl_transport.session import frames
 

@@ -173,7 +173,7 @@ def test_a_name_that_cannot_be_stored_is_not_assigned(folder, tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(holders_file.os, "fsync", full)
+        patched.setattr(os, "fsync", full)
         code, text = admission.admit("a", A)
     assert code == "name"
     assert "No space left on device" in text
@@ -241,11 +241,11 @@ def test_a_name_that_was_written_in_part_is_not_held(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return write(descriptor, taken, offset)
 
-    monkeypatch.setattr(holders_file.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
         holders.hold("b", B)
     assert holders.get("b") == ""
-    monkeypatch.setattr(holders_file.os, "pwrite", write)
+    monkeypatch.setattr(os, "pwrite", write)
     holders.hold("c", C)
     again = NameHolders(tmp_path / "names.txt")
     assert [again.get(name) for name in "abc"] == [A, "", C]

@@ -15,7 +15,7 @@ def test_new_and_own_directories_are_taken(tmp_path):
     """One that is not there, an empty one, one with logs, and a run."""
     check_directory(tmp_path / "none")
     check_directory(tmp_path)
-    for name in ("ps.log", "server.err", "slurm-17.out", "fsl.toml", ".keep", "members.txt"):
+    for name in ("ps.log", "server.err", "slurm-17.out", "fsl.toml", ".keep", "members.json"):
         (tmp_path / name).write_text("")
     check_directory(tmp_path)
     (tmp_path / "journal.jsonl").write_text(json.dumps({"role": "ps"}) + "\n")

@@ -9,6 +9,7 @@ from ps_shells import FP32, AtOnce, Later, Server, publish, store_on
 import fsl_transport as tp
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.files.memory_files import MemoryDisk
 from fsl_async.nodes.ps.node import run_facts
 from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
@@ -17,8 +18,7 @@ from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.store.delta_kind import Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import MemoryDisk
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.seed_step import Directions
 from fsl_async.tools.sim.training import MANIFEST
 from fsl_codecs import encode, encode_seeds
@@ -156,8 +156,7 @@ def long_run():
             values = np.ones(MANIFEST.chunk_values(index), np.float32)
             store.spool_write(key, index, encode(values, FP32))
         store.spool_finish(key)
-        store.accumulate(key, 1.0)
-        store.advance(store.average(version, [MergedDelta(delta, 0, 1.0)], 1.0))
+        store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0)
     server = Server(disk)
     server.hello("a")
     server.attach("a")
@@ -204,7 +203,7 @@ def scalars():
     """A parameter server of zeroth order at version 0, whose worker may be made to wait."""
     disk = MemoryDisk()
     directions = Directions(seed=1, steps=1, probes=2, rate=1.0)
-    settings = {"kind": Seeds(directions), "outer": OuterSettings("average"), "history": 5}
+    settings = {"kind": Seeds(directions), "outer": Average(), "history": 5}
     store = store_on(disk, **settings)
     store.recover()
     publish(store)
@@ -322,7 +321,6 @@ def test_before_version_0_two_models_at_the_same_time():
 @pytest.mark.parametrize(
     ("effect", "method", "words"),
     [
-        (do.Accumulate(KEY, 1.0), "accumulate", "a delta cannot be merged: a bad sector"),
         (do.Quarantine(KEY, "odd"), "quarantine", "the ledger cannot be written: a bad sector"),
         (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
     ],
@@ -350,7 +348,7 @@ def broken_store(monkeypatch, server, method, error):
 @pytest.mark.parametrize(
     ("effect", "method"),
     [
-        (do.Average(1, (), 1.0), "average"),
+        (do.Commit(1, (), 1.0), "commit"),
         (do.VerifyVersion(0), "verify"),
     ],
 )

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods of the stand-ins are those of the ports
-"""Jobs of the store: an average that fails, and a delta that counts nothing."""
+"""Jobs of the store: a commit that fails, and a delta that counts nothing."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import Committed, StoreSettings
+from fsl_async.store.outer import Average
+from fsl_async.store.records import Committed, StoreSettings, file_name
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 
@@ -39,7 +39,7 @@ class AtOnce:
 @pytest.fixture
 def store(tmp_path):
     """A store at version 0 with weights of zero; its outer step subtracts the average."""
-    made = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
+    made = Store(tmp_path / "run", StoreSettings(2, FP32, Average()))
     made.recover()
     made.begin_initial(MANIFEST)
     made.write_initial(0, encode(np.zeros(30, np.float32), FP32))
@@ -48,11 +48,10 @@ def store(tmp_path):
     made.close()
 
 
-def accumulate(store, key, value):
+def spool(store, key, value):
     store.spool_begin(delta_of(key))
     store.spool_write(key, 0, encode(np.full(30, value, np.float32), FP32))
     store.spool_finish(key)
-    store.accumulate(key, 1.0)
 
 
 def jobs_of(store, say=lambda _: None, shards=1):
@@ -69,14 +68,26 @@ def jobs_of(store, say=lambda _: None, shards=1):
     return jobs, events
 
 
-def test_an_average_that_fails_is_reported_once(store):
-    """Its Commit follows at once and must not make a version or a second report."""
+def test_a_commit_that_fails_is_reported_once(store):
+    """The machine tries it again."""
     jobs, events = jobs_of(store)
-    accumulate(store, A, 3.0)
-    jobs.average(do.Average(1, (merged_of(A, -7.0),), 1.0), 1)
-    jobs.commit(do.Commit(1), 3)
+    spool(store, A, 3.0)
+    jobs.commit(do.Commit(1, (merged_of(A, -7.0),), 1.0), 1)
     assert [type(event) for event in events] == [ev.CommitFailed]
     assert store.version == 0
+
+
+def test_an_acknowledged_delta_that_cannot_be_read_ends_the_process(store, tmp_path):
+    """The next version would be made without it; the next start records it as lost."""
+    jobs, events = jobs_of(store)
+    spool(store, A, 3.0)
+    path = tmp_path / "run" / "spool" / file_name(A)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    jobs.commit(do.Commit(1, (merged_of(A),), 1.0), 1)
+    (event,) = events
+    assert isinstance(event, ev.StoreFailed)
+    assert event.reason.startswith(f"version 1 cannot be made: delta {A.text} cannot be read back")
+    assert store.known(A) == "accepted"
 
 
 def test_a_delta_that_counts_nothing_is_told(store):
@@ -97,7 +108,7 @@ def test_leases_of_data_that_is_not_divided_are_on_disk(store, tmp_path):
         jobs.admit(do.Admit(name, 1, place), place)
         jobs.keep_shard(do.KeepShard(name, 1), place)
     store.close()
-    again = Store(tmp_path / "run", StoreSettings(2, FP32, OuterSettings("average")))
+    again = Store(tmp_path / "run", StoreSettings(2, FP32, Average()))
     found = again.recover()
     again.close()
     assert dict(found.leases) == {"a": 0, "b": 1, "c": 2}

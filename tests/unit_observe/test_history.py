@@ -42,11 +42,10 @@ class Journal:
         delta = {"key": key, "tokens": 10, "steps": 1, "round": number, "metrics": {"loss": loss}}
         self.add(t - 0.5, "delta_offered", peer=name, delta=delta)
         self.add(t, "delta_stored", peer=name, stored={"delta": delta, "bytes": 7})
-        self.add(t, "accumulate", key=key)
 
     def commit(self, t, version):
         """The round makes a version."""
-        self.add(t, "average", version=version)
+        self.add(t, "commit", version=version)
         self.add(t, "version_committed", version=version, digest="d", cosine=0.25)
 
 
@@ -186,7 +185,6 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     delta = {"key": "a/1/1/2", "tokens": 10, "round": 1}
     pending = [{"peer": "a", "delta": delta, "bytes": 7}]
     journal.add(30.5, "recovered", version=1, digest="d", tokens_total=10, pending=pending)
-    journal.add(30.5, "accumulate", key="a/1/1/2")
     journal.commit(31.0, 2)
     series = journal.history.rounds
     assert plain(series.clients["a"]["tokens"]) == [10.0, 10.0]

@@ -30,9 +30,7 @@ def version(run, number, alike, names="abc"):
     for name in names:
         run.apply({"t": 1.0, "type": "client_hello", "peer": name, "incarnation": 1})
         stored(run, name, 1.0, sequence=number)
-        key = f"{name}/1/0/{number}"
-        run.apply({"t": 1.0, "type": "accumulate", "key": key, "weight": 1.0})
-    run.apply({"t": 1.0, "type": "average"})
+    run.apply({"t": 1.0, "type": "commit"})
     line = {"type": "version_committed", "version": number, "digest": "d", "alike": alike}
     return [one.text for one in run.apply({"t": 1.0, **line}) if one.kind == "alike"]
 

@@ -50,8 +50,7 @@ def a_run(teller):
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Accumulate(key, 1.0),
-        do.Average(1, (merged_of(key, tokens=100),), 1.0),
+        do.Commit(1, (merged_of(key, tokens=100),), 1.0),
         ev.VersionCommitted(1, "e", 10, 0.1),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),
@@ -66,8 +65,7 @@ def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines)
     for item in (
         ev.ClientHello("a", 6, "r", 1, "e"),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Accumulate(key, 1.0),
-        do.Average(2, (merged_of(key, tokens=100),), 1.0),
+        do.Commit(2, (merged_of(key, tokens=100),), 1.0),
         ev.VersionCommitted(2, "f", 10, 0.1),
     ):
         (teller.effect if isinstance(item, Effect) else teller.event)(item, 2.0)

@@ -10,7 +10,11 @@ from fsl_async.observe.table import client_lines, header
 
 
 def fates(*pairs):
-    return [{"key": key, "outcome": outcome, "reason": ""} for key, outcome in pairs]
+    return [{"fact": "upload", "key": key, "outcome": outcome} for key, outcome in pairs]
+
+
+def given(version):
+    return {"fact": "auxiliary", "client": "a", "version": version}
 
 
 def test_what_became_of_uploads_over_two_servers():
@@ -25,8 +29,8 @@ def test_what_became_of_uploads_over_two_servers():
         ("a/1/0/1", "trained"),
         ("a/2/3/0", "trained"),
     )
-    lines += [{"auxiliary": "a", "version": 0}, {"auxiliary": "a", "version": 2}]
-    found = audit_split(lines)
+    lines += [given(0), given(2)]
+    found = audit_split(lines, [])
     assert (found.trained, found.declined, found.dropped, found.came_back) == (2, 1, 1, 1)
     assert (found.lives, found.rounds) == ({"a": 2, "b": 1}, {"a": 3})
     assert found.auxiliary == {"a": 2}
@@ -40,12 +44,12 @@ def test_what_became_of_uploads_over_two_servers():
         (fates(("a/1/0/0", "dropped")), "dropped after it was never seen"),
         (fates(("a/1/0/0", "declined"), ("a/1/0/0", "trained")), "trained after it was declined"),
         (fates(("a/1/0/0", "trained"), ("a/1/0/0", "declined")), "declined after it was trained"),
-        ([{"auxiliary": "a", "version": 3}] * 2, "version 3 of the auxiliary model of a"),
+        ([given(3)] * 2, "version 3 of the auxiliary model of a"),
     ],
 )
 def test_what_no_run_of_a_method_writes_is_a_fault(wrong, words):
     """No crash may lead to an upload trained twice."""
-    (problem,) = audit_split(wrong).problems
+    (problem,) = audit_split(wrong, []).problems
     assert words in problem
 
 

@@ -84,7 +84,7 @@ def stored(name, base, sequence, *, tokens=100, problem=None, number=None, metri
     first = ev.DeltaStored(name, stored, problem)
     if problem is not None:
         return [first, Send(name, msg.Declined(key, "quarantined", problem))]
-    return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key))]
+    return [first, Send(name, msg.Accepted(key))]
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None, metrics=None):
@@ -97,7 +97,7 @@ def round_of(run, number, called, answered, gone=(), *, sequence=None, metrics=N
     facts = {"round": number, "called": len(called), "answered": len(answered)}
     run.write(
         Note("round", facts=facts),
-        do.Average(number + 1, (), 1.0),
+        do.Commit(number + 1, (), 1.0),
         ev.VersionCommitted(number + 1, f"d{number + 1}", 10, 0.1),
         after=2.0,
     )
@@ -215,10 +215,10 @@ def test_refused_quarantined_and_later_are_told_apart(run):
 def test_a_failed_commit_merges_nothing(run):
     """A full disk does not show as progress."""
     begin(run, "a")
-    run.write(*stored("a", 0, 1), do.Average(1, (), 1.0), ev.CommitFailed(1, "full"))
+    run.write(*stored("a", 0, 1), do.Commit(1, (), 1.0), ev.CommitFailed(1, "full"))
     state, _ = run.state()
     assert (state.ps.tokens, state.ps.pending, state.ps.rounds) == (0, 1, 0)
-    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
     assert run.state()[0].ps.tokens == 100
 
 
@@ -232,7 +232,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     )
     key = DeltaKey("a", 5, 1, 2)
     pending = (stored_of(key, tokens=70, number=1),)
-    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100), do.Accumulate(key, 1.0))
+    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100))
     state, news = run.state()
     assert (
         state.node.starts,
@@ -250,7 +250,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     assert state.clients["a"].doing == "gone"
     assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
     run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
-    run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
+    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
     state, news = run.state()
     assert (state.ps.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
     assert any(one.kind == "caught up" for one in news)
@@ -272,7 +272,7 @@ def test_a_merged_round_is_one_line_with_all_figures(run):
     run.write(ClientLeft("c", 5, "expired"))
     facts = {"round": 0, "called": 4, "answered": 1}
     run.write(Note("round 0: merged", facts=facts))
-    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert news_texts(run, "version")[-1] == (
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d,"
         " left: c; loss 2.000 (running mean); "
@@ -280,7 +280,7 @@ def test_a_merged_round_is_one_line_with_all_figures(run):
     )
     run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
-    run.write(do.Average(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
+    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert news_texts(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier"
         " rounds, from b; loss 5.500 (running mean); "
@@ -288,7 +288,7 @@ def test_a_merged_round_is_one_line_with_all_figures(run):
     )
     run.write(*(Send(name, msg.Call(2)) for name in "d"))
     run.write(*stored("d", 1, 1), *stored("d", 2, 2))
-    run.write(do.Average(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
+    run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
     words = (
         "version 3: 1 of 1 called client merged (1 needed), and 1 delta of earlier rounds, from d;"
     )
@@ -300,7 +300,7 @@ def test_versions_of_clients_that_send_by_themselves(run):
     """No client was called, so none is counted as such."""
     begin(run, "a", "b")
     run.write(*stored("a", 0, 1, number=-1), *stored("b", 0, 1, number=-1))
-    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert news_texts(run, "version")[-1].startswith("version 1: 2 deltas merged, from a, b;")
 
 
@@ -336,7 +336,7 @@ def test_an_unchanged_state_is_printed_once(run):
     assert news_texts(run, "note") == [one, two]
     run.write(ClientLeft("b", 5, "expired"), Note(one, "warning"), Note(one, "warning"))
     assert news_texts(run, "note") == [one, two, one]
-    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     run.write(Note(one, "warning"))
     assert news_texts(run, "note") == [one, two, one, one]
 
@@ -455,7 +455,7 @@ def test_a_version_made_before_the_kill_and_not_journaled_counts(run):
     """A server may die between making a version and journaling it: `status` counts it."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
-    run.write(*stored("a", 1, 2, tokens=70), do.Average(2, (), 1.0))
+    run.write(*stored("a", 1, 2, tokens=70), do.Commit(2, (), 1.0))
     restart(run, 2, "d2")
     state, news = run.state()
     assert (state.ps.version, state.ps.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
@@ -472,7 +472,6 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
     pending = tuple(stored_of(key, size=500) for key in keys)
     run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
-    run.write(*(do.Accumulate(key, 1.0) for key in keys))
     # The last version is 4 s old.
     assert run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
     for name in "ab":
@@ -586,7 +585,7 @@ def test_held_out_losses_and_agreement_are_kept_and_shown(run):
     metrics = {"loss": 2.0, "eval_loss": 1.75, "eval_version": 0.0, "eval_bits_per_byte": 2.52}
     run.write(delta_with("a", metrics, number=0, sequence=1))
     run.write(*(Send(name, msg.Call(0)) for name in "ab"), *stored("a", 0, 1))
-    run.write(do.Average(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1, 0.25), after=2.0)
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1, 0.25), after=2.0)
     state, news = run.state()
     assert [(one.version, one.loss) for one in state.ps.evaluations] == [(0, 1.75)]
     assert list(state.ps.cosines) == [0.25]
@@ -639,7 +638,7 @@ def test_what_is_clipped_is_counted_and_a_delta_that_is_far_is_named(run):
         for name, norm, clip in (("a", 1, 1.0), ("b", 1, 1.0), ("c", 1, 1.0), ("far", 9, 1 / 6))
     )
     for version in (1, 2):
-        run.write(do.Average(version, merged, 1.0))
+        run.write(do.Commit(version, merged, 1.0))
         run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1), after=2.0)
     state, news = run.state()
     assert state.clients["far"].deltas_clipped == 2

@@ -13,13 +13,13 @@ import pytest
 from adapter_runs import LOSSY, SCALE, Tuning, model
 from deltas import delta_of, merged_of, noise
 
+from fsl_async.files.files import Files
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -67,7 +67,7 @@ class Run:
     def __init__(self, root, manifest=SMALL, **options):
         self.root = root
         self.manifest = manifest
-        self.settings = StoreSettings(**options)
+        self.settings = StoreSettings(**{"snapshot_thread": False} | options)
         self.store = None
 
     def open(self, files=None, **options):
@@ -90,16 +90,14 @@ class Run:
             self.store.write_initial(index, frame)
         return self.store.finish_initial()
 
-    def send(self, key, vector, tokens=10, spec=FP32):
-        one = delta_of(key, tokens, base_digest=self.store.digest, number=1)
-        assert self.store.spool_begin(one) is None
+    def send(self, key, vector, tokens=10, spec=FP32, metrics=None):
+        one = delta_of(key, tokens, base_digest=self.store.digest, number=1, metrics=metrics)
+        assert self.store.spool_begin(one, float(tokens)) is None
         for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
             self.store.spool_write(key, index, frame)
         return self.store.spool_finish(key)
 
     def commit(self, *keys, tokens=10):
-        for key in keys:
-            self.store.accumulate(key, float(tokens))
         members = [merged_of(key, float(tokens), tokens=tokens) for key in keys]
         return self.store.commit(self.store.version + 1, members, 1 / (tokens * len(keys)))
 
@@ -177,9 +175,9 @@ def tuning(make_run):
     """Make runs of adapters."""
 
     def make(rule="bank", name="run", manifest=None, **options):
-        options = {"codec_down": LOSSY, "outer": OuterSettings("average")} | options
+        options = {"codec_down": LOSSY, "outer": Average(), "snapshot_thread": True} | options
         run = make_run(
-            name, manifest=manifest or model(rule), resident=True, adapters=RULES[rule](),
+            name, manifest=manifest or model(rule), adapters=RULES[rule](),
             adapter_scale=SCALE, adapter_seed=7, **options,
         )  # fmt: skip
         return Tuning(run, rule)

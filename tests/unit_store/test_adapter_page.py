@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fsl_async.config.settings_tuning import ROUND_RULES
+from fsl_async.config.settings_tuning import BASIS_RULES, PRODUCT_RULES, ROUND_RULES
 from fsl_async.store.adapters import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "TUNING.md"
@@ -33,4 +33,9 @@ def test_the_page_lists_every_rule_as_it_is():
 
 def test_the_configuration_knows_which_rules_need_rounds():
     """It cannot import the rules, so it names them again."""
-    assert {name for name, rule in RULES.items() if rule.by_rounds} == set(ROUND_RULES)
+    for known, wanted in (
+        (ROUND_RULES, "by_rounds"),
+        (PRODUCT_RULES, "merges_products"),
+        (BASIS_RULES, "changes_basis"),
+    ):
+        assert {name for name, rule in RULES.items() if getattr(rule, wanted)} == set(known)

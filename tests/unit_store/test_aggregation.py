@@ -8,20 +8,17 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import RULES, rule_named
-from fsl_async.store.aggregation.base import Rule
-from fsl_async.store.delta_kind import FullWeights
+from fsl_async.store.aggregation import RULES, Rule, rule_named
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.outer import Average
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
 """Several chunks, the last one shorter."""
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
-PLAIN = {"outer": OuterSettings("average"), "codec_down": CodecSpec(format="fp32")}
+PLAIN = {"outer": Average(), "codec_down": CodecSpec(format="fp32")}
 ROBUST = sorted(name for name, rule in RULES.items() if rule.by_rows and not rule.reuses)
 NAMES = ("a", "b", "c", "d", "e", "f")
 
@@ -62,8 +59,6 @@ def started(make_run, name, f=1, run="run", **changes):
 
 def merge(run, keys, weights=None):
     weights = weights or dict.fromkeys(keys, 1.0)
-    for key in keys:
-        run.store.accumulate(key, weights[key])
     merged = [merged_of(key, weights[key]) for key in keys]
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
@@ -159,12 +154,9 @@ def test_too_few_clients_make_no_version(make_run, name):
     rows = deltas(least)
     for key, row in zip(keys, rows, strict=True):
         run.send(key, row)
-    for key in keys[:-1]:
-        run.store.accumulate(key, 1.0)
     merged = [merged_of(key) for key in keys]
     with pytest.raises(StoreError, match=f"needs deltas of {least} clients, there are {least - 1}"):
         run.store.commit(1, merged[:-1], 1.0)
-    run.store.accumulate(keys[-1], 1.0)
     assert run.store.commit(1, merged, 1.0).version == 1
 
 
@@ -190,12 +182,6 @@ def test_a_crash_at_any_call_of_a_merge_changes_no_bit(make_run, name):
         assert len([r for r in run.store.records if r.merged]) == 1
     assert len(digests) > 10
     assert len(set(digests)) == 1
-
-
-def test_full_weights_allow_only_the_mean():
-    """Full weights take another path through the store."""
-    with pytest.raises(ValueError, match="full deltas cannot be aggregated by median"):
-        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), kind=FullWeights())
 
 
 def test_an_unknown_rule_gets_the_list():
@@ -267,12 +253,13 @@ class MedianOfBiases(Rule):
 
     name = "median of biases"
 
-    def combine(self, rows, out, parts):
+    def combine(self, rows, clients, parts):
         """See `Rule.combine`."""
-        out[:] = rows.mean(axis=0)
+        out = rows.mean(axis=0)
         for part in parts:
             if part.tensor.name == "b":
                 out[part.place] = np.median(rows[:, part.place], axis=0)
+        return out
 
 
 def test_a_rule_may_treat_tensors_differently(make_run):

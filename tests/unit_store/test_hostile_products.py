@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from deltas import merged_of, stored_of
 
 from fsl_async.commands.quarantine import command
+from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import merging as merging_module
+from fsl_async.store.checkpoint import WEIGHTS
 from fsl_async.store.errors import StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.records import VersionRecord, way_out
 
 CHUNK = 64
@@ -66,10 +67,10 @@ def test_a_version_that_is_too_large_itself_is_named(tuning):
     values[[0, RANK * 11]] = 2.2e4
     made.send(key, values)
     made.merge([key])
-    before = made.vectors.weights.copy()
-    made.vectors.weights *= 3  # a version of another release, or of a model that began like that
+    before = made.vectors.named[WEIGHTS].copy()
+    made.vectors.named[WEIGHTS] *= 3  # the model began like that
     problem = made.send(DeltaKey("a", 1, 1, 2), made.delta(2, "a")).problem
-    made.vectors.weights[:] = before
+    made.vectors.named[WEIGHTS][:] = before
     assert problem.startswith("products of version 1 itself are above 1e+09 in 'm.")
     assert problem.endswith(f"quarantine {made.run.root} --client d --from-version 0")
 

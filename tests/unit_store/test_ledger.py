@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.files.files import Files
+from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.book import Book
 from fsl_async.store.errors import LedgerDamaged, StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.ledger import Ledger
-from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.store.records import VersionRecord, to_fact
 
 NAMES = ["site-a", "b", "zürich"]
@@ -213,6 +213,20 @@ def test_a_line_whose_block_was_not_written_is_torn(path):
     ledger.close()
     assert len(facts) == 3
     assert "torn by a crash" in notice
+
+
+def test_without_syncs_a_power_cut_may_tear_several_lines(path):
+    """A block of zeros before whole lines is damage only where each line was synced."""
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + bytes(512 - len(first)) + b"".join(others))
+    with pytest.raises(LedgerDamaged, match="line 2 is damaged"):
+        opened(path)
+    facts = []
+    ledger = Ledger(Files(), path, syncs=False)
+    assert "torn by a crash" in ledger.open(facts.append)
+    ledger.close()
+    assert [fact["name"] for fact in facts] == NAMES[:1]
+    assert path.read_bytes() == first
 
 
 def test_a_removed_or_emptied_ledger_acknowledges_nothing(path):

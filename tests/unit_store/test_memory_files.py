@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fsl_async.store.files import Files
-from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
+from fsl_async.files.files import Files
+from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 
 
 def tree(files, folder):

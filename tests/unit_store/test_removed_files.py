@@ -39,7 +39,6 @@ def test_a_version_is_made_of_deltas_whose_files_are_gone(started, how):
     run, twin = started(), started("twin")
     for one in (run, twin):
         one.send(A, vector(one, 1.0))
-        one.store.accumulate(A, 10.0)
     spool = run.root / "spool"
     if how == "emptied":
         (spool / file_name(A)).unlink()
@@ -49,7 +48,6 @@ def test_a_version_is_made_of_deltas_whose_files_are_gone(started, how):
         spool.mkdir()
     for one in (run, twin):
         one.send(B, vector(one, 2.0))
-        one.store.accumulate(B, 10.0)
     assert [path.name for path in spool.iterdir()] == [file_name(B)]
     (line,) = run.lines
     assert ("spool/ was removed" in line) == (how == "removed")
@@ -79,8 +77,7 @@ def test_an_interrupted_delta_starts_over_without_its_file(started):
     assert run.store.spool_next_chunk(A) == 0
     run.store.spool_write(A, 0, run_frame(run, 1.0))
     run.store.spool_finish(A)
-    run.store.accumulate(A, 10.0)
-    assert run.store.accumulated == {A: 10.0}
+    assert run.store._open.merging.sum.weights == {A: 10.0}
     assert run.lines == ["spool/ was removed while the run went on, and is created again"]
 
 
@@ -88,10 +85,8 @@ def test_a_rule_that_reads_the_files_has_lost_them(started):
     """Nothing in memory has them. The next start records them as lost, once, and goes on."""
     run = started(rule=rule_named("median", 0))
     run.send(A, vector(run, 1.0))
-    run.store.accumulate(A, 10.0)
     shutil.rmtree(run.root / "spool")
     run.send(B, vector(run, 2.0))
-    run.store.accumulate(B, 10.0)
     assert run.lines[0].endswith("they are lost, and no version can be made before the next start")
     merged = [merged_of(key, 10.0, tokens=10) for key in (A, B)]
     with pytest.raises(DeltaDamaged, match="on record as lost"):
@@ -110,7 +105,6 @@ def test_without_its_directory_or_ledger_a_run_ends(started, how):
     """What is written now would be lost. No other line hides the cause."""
     run = started()
     run.send(A, vector(run, 1.0))
-    run.store.accumulate(A, 10.0)
     ledger = run.root / "ledger.jsonl"
     if how == "renamed":
         run.root.rename(run.root.with_name("elsewhere"))
@@ -154,6 +148,5 @@ def test_the_newest_deltas_are_the_last_ones_also_after_a_restart(started):
     for version, value in ((1, 1.0), (2, 3.0)):
         key = DeltaKey("a", 1, version - 1, version)
         run.send(key, vector(run, value))
-        run.store.accumulate(key, 10.0)
         run.store.commit(version, [merged_of(key, 10.0, tokens=10)], 1 / 10)
     assert [one.key.base for one in run.open().usual] == [0, 1]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from deltas import merged_of
 
+from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.advance import averaged
 from fsl_async.store.aggregation import RULES
+from fsl_async.store.averages import averaged
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import OPTIMIZERS, Average
 from fsl_async.store.reading import read_version
 from fsl_async.store.seed_step import Directions
 from fsl_codecs import CodecSpec, encode, encode_seeds
@@ -42,7 +42,6 @@ def merge(run, version, buffers, tokens=(10.0, 30.0)):
     for number, (key, values) in enumerate(zip(keys, buffers, strict=True)):
         vector = np.concatenate([noise(100 * version + number), values])
         run.send(key, vector.astype(np.float32), tokens=int(tokens[number]), spec=COARSE)
-        run.store.accumulate(key, tokens[number])
     members = [
         merged_of(key, weight, tokens=int(weight))
         for key, weight in zip(keys, tokens, strict=False)
@@ -51,11 +50,10 @@ def merge(run, version, buffers, tokens=(10.0, 30.0)):
     return run.weights(version)[200:]
 
 
-@pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("optimizer", OUTER)
-def test_a_version_has_the_weighted_mean_of_its_clients(make_run, optimizer, resident):
+def test_a_version_has_the_weighted_mean_of_its_clients(make_run, optimizer):
     """Under momentum a variance that falls from 1e4 to 1 became negative, and outputs NaN."""
-    run = started(make_run, outer=OuterSettings(optimizer), resident=resident)
+    run = started(make_run, outer=OPTIMIZERS[optimizer]())
     low, high = np.float32([1e-9, 1, 2, 3, 4] * 2), np.float32([3e-9, 5, 6, 7, 8] * 2)
     expected = (10.0 * low.astype(np.float64) + 30.0 * high) / 40.0
     for version in range(1, 8):
@@ -76,7 +74,7 @@ def test_a_version_has_the_weighted_mean_of_its_clients(make_run, optimizer, res
 def test_equal_buffers_stay_as_they_are(make_run, kind, rule):
     """A table of positions must not wander by roundings in thousands of versions."""
     options = {"kind": kind, "rule": RULES[rule](), "reuse": 4 * (rule == "latest")}
-    run = started(make_run, outer=OuterSettings("average"), **options)
+    run = started(make_run, outer=Average(), **options)
     table = np.float32([1 / 3, 1e-30, 3e38, -0.1, 7e-6] * 2)
     tokens = (10.0, 30.0, 7.0, 1.0, 3.0)
     for version in range(1, 5):
@@ -85,7 +83,7 @@ def test_equal_buffers_stay_as_they_are(make_run, kind, rule):
 
 def test_a_run_reads_them_back_after_a_restart_and_from_its_changes(make_run):
     """An export reads a version that is not whole by its coded changes."""
-    run = started(make_run, resident=True, snapshot_every=100, snapshot_every_s=1e9)
+    run = started(make_run, snapshot_every=100, snapshot_every_s=1e9)
     for version in (1, 2, 3):
         merge(run, version, [np.arange(10.0) * version, np.arange(10.0)])
     expected, digest = run.weights(3), run.store.digest
@@ -120,12 +118,11 @@ def test_a_delta_must_code_them_without_loss(make_run):
 
 def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
     """A site of brighter images is no attacker: its statistics are far from the others'."""
-    run = started(make_run, rule=RULES["multi-krum"](), outer=OuterSettings("average"))
+    run = started(make_run, rule=RULES["multi-krum"](), outer=Average())
     for number in range(5):
         key = DeltaKey(f"c{number}", 1, 0, 1)
         values = np.concatenate([np.full(200, 1e-3), np.full(10, 1e3 * number)])
         run.send(key, values.astype(np.float32), tokens=1)
-        run.store.accumulate(key, 1.0)
     assert not run.store._open.merging.sum.squared_distances().any()
 
 

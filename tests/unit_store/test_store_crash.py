@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 from ledger_books import check_state
 
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_codecs import CodecSpec
 
 LAST = 3
@@ -73,7 +73,7 @@ def test_a_crash_while_a_thread_writes_a_checkpoint_loses_nothing(
 ):
     """It stops the store in any call, and the checkpoint wherever it is."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # threads die of `Killed`
-    run, digests, others = make_run(resident=True, threads=2, **OPTIONS), set(), 0
+    run, digests, others = make_run(snapshot_thread=True, threads=2, **OPTIONS), set(), 0
     for at in range(1, 200, 3):
         disk = MemoryDisk()
         disk.read_from(run.root.parent, run.root.parent)

@@ -11,14 +11,14 @@ from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.digest import digest_of
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Average
 from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
 SETTINGS = {
     "codec_down": CodecSpec(format="fp32"),
-    "outer": OuterSettings(optimizer="average"),
+    "outer": Average(),
     "kind": FullWeights(),
 }
 
@@ -35,7 +35,6 @@ def merge(run, *members):
         run.send(key, vector, tokens=tokens)
         one = delta_of(key, tokens)
         weight = work.weight(one, staleness)
-        run.store.accumulate(key, weight)
         merged.append(MergedDelta(one, staleness, weight))
     scale = work.scale(merged)
     return run.store.commit(run.store.version + 1, merged, scale)

@@ -10,20 +10,20 @@ import pytest
 from attrs import evolve
 from deltas import noise
 
+from fsl_async.files.files import Files
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import StoreError
-from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import Nesterov
 from fsl_codecs import CodecSpec, decode, encode
 
 CHUNK = 32
 """Two chunks per vector, so that every loop over chunks is a loop."""
 
 LOSSY = CodecSpec(format="e4m3", entropy=False)
-NESTEROV = OuterSettings("nesterov", 0.7, 0.9)
+NESTEROV = Nesterov(0.7, 0.9)
 
 
 def values_of(path, skip, files=None):
@@ -120,10 +120,9 @@ def adopt(run, number, attempt, digest, *, counted=True, keeps_momentum=True):
     return run.store.adopt_global(decision, counted=counted, keeps_momentum=keeps_momentum)
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_new_group_begins_with_the_weights_of_the_run(make_run, resident):
+def test_a_new_group_begins_with_the_weights_of_the_run(make_run):
     """It has the same version 0, and never publishes its own."""
-    first, other = two_groups(make_run, resident=resident)
+    first, other = two_groups(make_run)
     assert other.store.version == 0
     assert other.store.digest == first.store.digest
     assert other.open().version == 0
@@ -132,10 +131,9 @@ def test_a_new_group_begins_with_the_weights_of_the_run(make_run, resident):
         other.store.begin_initial(other.manifest)
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run, resident):
+def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run):
     """Momentum is the group's, the coding error begins again, and the next rounds go on."""
-    options = {"resident": resident, "codec_down": LOSSY, "outer": NESTEROV}
+    options = {"codec_down": LOSSY, "outer": NESTEROV}
     first, other = two_groups(make_run, **options)
     first.round(1, "a", "b")
     other.round(1, "c")
@@ -162,10 +160,9 @@ def updates(run, version):
     return [run.store.read_global_update(version, i) for i in range(run.manifest.chunks)]
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run, resident):
+def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
     """The same frames at all groups; what coding has lost is in the next round's sum."""
-    first, other = two_groups(make_run, resident=resident, codec_down=LOSSY)
+    first, other = two_groups(make_run, codec_down=LOSSY)
     before, gained, version = first.weights(0), np.zeros(first.manifest.values), 0
     for number in range(3):
         for run, name in ((first, "a"), (other, "c")):
@@ -262,11 +259,10 @@ def test_there_is_an_update_only_for_clients_that_can_use_it(make_run, late):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("resident", [False, True])
-def test_momentum_is_kept_or_begins_again(make_run, resident, keeps):
+def test_momentum_is_kept_or_begins_again(make_run, keeps):
     """Over an adoption, a restart, and into the next step; without a file it is zeros."""
-    more = {"snapshot_thread": False, "snapshot_every": 1} if resident else {}
-    first, other = two_groups(make_run, outer=NESTEROV, resident=resident, **more)
+    more = {"snapshot_thread": False, "snapshot_every": 1}
+    first, other = two_groups(make_run, outer=NESTEROV, **more)
 
     def momentum(run, version):
         path = run.root / f"checkpoints/v{version:08d}/momentum.safetensors"
@@ -318,7 +314,7 @@ def test_other_weights_than_decided_are_not_kept(make_run):
 
 def test_a_result_that_was_altered_is_not_adopted(make_run):
     """The digest is compared before the version exists; the run goes on."""
-    first, other = two_groups(make_run, resident=True)
+    first, other = two_groups(make_run)
     first.round(1, "a")
     other.round(1, "c")
     _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
@@ -362,10 +358,9 @@ def lose_ledger(run, kept, version):
 
 
 @pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_cut_outlives_the_ledger(make_run, restored, resident):
+def test_a_cut_outlives_the_ledger(make_run, restored):
     """Its tokens are in one round, and what was merged since is kept."""
-    first, other = two_groups(make_run, resident=resident, snapshot_thread=False)
+    first, other = two_groups(make_run, snapshot_thread=False)
     first.round(1, "a")
     other.round(1, "c")
     old = (other.root / "ledger.jsonl").read_bytes() if restored else None
@@ -502,18 +497,17 @@ def drive(run, files, *, late):
 
 
 WAYS = [
-    (False, "after", None),
-    (True, "after", "all"),
-    (True, "torn", None),
-    (True, "error", None),
-    (False, "error", None),
+    ("after", None),
+    ("after", "all"),
+    ("torn", None),
+    ("error", None),
 ]
 
 
 def check_crashes(make_run, calls, way, *, late):
-    resident, mode, power = way
+    mode, power = way
     options = {"snapshot_thread": False, "codec_down": LOSSY, "state_growth": 0.0}
-    run, ends = make_run(resident=resident, **options), []
+    run, ends = make_run(**options), []
 
     def play(files):
         run.open(files)

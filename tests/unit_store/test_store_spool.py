@@ -8,13 +8,13 @@ import pytest
 from attrs import evolve
 from deltas import delta_of, merged_of
 
+from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.delta_kind import Dense
-from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.errors import DeltaDamaged, FrameRefused, StoreError
 from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.store.records import StoreSettings, file_name, key_of_file, recordable
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
@@ -48,8 +48,8 @@ def delta(seed=0):
     return np.random.default_rng(seed).standard_normal(50).astype(np.float32)
 
 
-def send(store, key=KEY, vector=None):
-    assert store.spool_begin(evolve(DELTA, key=key)) is None
+def send(store, key=KEY, vector=None, weight=3.0):
+    assert store.spool_begin(evolve(DELTA, key=key), weight) is None
     for index, frame in enumerate(frames(delta() if vector is None else vector)):
         store.spool_write(key, index, frame)
     return store.spool_finish(key)
@@ -80,7 +80,6 @@ def test_a_known_key_gets_the_same_answer(store):
     assert store.known(KEY) is None
     send(store)
     assert store.spool_begin(DELTA) == "accepted"
-    store.accumulate(KEY, 1.0)
     store.commit(1, [merged_of(KEY)], 1.0)
     assert store.spool_begin(DELTA) == "merged"
     store.recover()
@@ -170,7 +169,7 @@ def test_a_delta_that_is_not_finite_is_quarantined(store, bad):
     assert (store._run_dir / "quarantine" / file_name(KEY)).is_file()
     assert store.spool_begin(DELTA) == "quarantined"
     with pytest.raises(StoreError, match="not pending"):
-        store.accumulate(KEY, 1.0)
+        store.commit(1, [merged_of(KEY)], 1.0)
     assert store.recover().settled == {KEY: "quarantined"}
 
 
@@ -197,59 +196,53 @@ def test_the_quarantine_keeps_the_newest_files_only(store, monkeypatch, limit):
 def test_a_pending_delta_can_be_quarantined(store):
     """An outlier may be detected only once others have arrived; the sum must not contain it."""
     other = DeltaKey("b", 1, 0, 1)
-    send(store)
+    send(store, weight=1e6)
     send(store, other, delta(1))
-    store.accumulate(other, 3.0)
-    expected = sum_of(store)
-    store._open.merging.sum.clear()
-    store.accumulate(KEY, 1e6)
-    store.accumulate(other, 3.0)
+    assert list(store._open.merging.sum.weights) == [KEY, other]
     store.quarantine(KEY, "norm 99 times the median")
-    assert np.array_equal(sum_of(store), expected)
-    assert store.accumulated == {other: 3.0}
+    assert store._open.merging.sum.weights == {other: 3.0}
+    decoded = np.concatenate([decode(frame) for frame in frames(delta(1))])
+    assert np.array_equal(sum_of(store), np.float32(3.0) * decoded)
     assert store.spool_begin(DELTA) == "quarantined"
     with pytest.raises(StoreError, match="not pending"):
         store.quarantine(KEY, "again")
     assert store.recover().settled == {KEY: "quarantined"}
 
 
-def test_an_unreadable_delta_does_not_change_the_sum(store):
+def test_an_unreadable_delta_is_not_in_the_sum(store):
     """Half of a damaged delta in the sum would be merged without a trace."""
     other = DeltaKey("b", 1, 0, 1)
-    send(store)
     send(store, other, delta(1))
-    store.accumulate(other, 3.0)
     expected = sum_of(store)
+    send(store, KEY, weight=None)
     path = store._run_dir / "spool" / file_name(KEY)
     data = bytearray(path.read_bytes())
     data[-2] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="cannot be read back"):
-        store.accumulate(KEY, 1.0)
-    assert np.array_equal(sum_of(store), expected)
+    for _ in range(2):
+        with pytest.raises(DeltaDamaged, match=f"delta {KEY.text} cannot be read back"):
+            store.commit(1, [merged_of(other, 3.0), merged_of(KEY)], 1.0)
+        assert np.array_equal(sum_of(store), expected)
     store.commit(1, [merged_of(other, 3.0)], 1.0)
 
 
 def test_a_sum_that_cannot_be_recomputed_is_not_used(store):
-    """If the disk fails, an error is better than an unknown sum; the sum's deltas stay listed."""
+    """If the disk fails, an error is better than an unknown sum, and a later commit is right."""
     other = DeltaKey("b", 1, 0, 1)
-    send(store)
     send(store, other, delta(1))
-    store.accumulate(other, 3.0)
     expected = sum_of(store)
+    send(store)
     files = [store._run_dir / "spool" / file_name(key) for key in (KEY, other)]
     for path in files:
         path.rename(path.with_suffix(".away"))
-    with pytest.raises(StoreError, match=r"delta site-a.gpu_0/17/0/1 cannot be read back"):
-        store.accumulate(KEY, 1.0)
-    assert store.accumulated == {other: 3.0}
     for _ in range(2):
         with pytest.raises(
-            StoreError, match=r"delta b/1/0/1 cannot be read back.*on record as lost"
+            DeltaDamaged, match=r"delta b/1/0/1 cannot be read back.*on record as lost"
         ):
             store.commit(1, [merged_of(other, 3.0)], 1.0)
     for path in files:
         path.with_suffix(".away").rename(path)
+    store._open.merging.sum.assemble([merged_of(other, 3.0)])
     assert np.array_equal(sum_of(store), expected)
 
 

@@ -60,9 +60,7 @@ from fsl_async.learn.models.exchanged import View
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
-from fsl_async.store.adapters import adapter_rule_named
-from fsl_async.store.adapters.fedit import FedIT
-from fsl_async.store.adapters.hetlora import HetLoRA
+from fsl_async.store.adapters import FedIT, HetLoRA, adapter_rule_named
 from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class ClientContext:
     tuning: SiteTuning = attrs.field(factory=SiteTuning)
     """This site's choices where the run tunes a base model."""
     privacy_folder: Path | None = None
-    """Where private training keeps what it has spent (`fsl_async.learn.tune.budget`)."""
+    """Where private training keeps what it has spent (`fsl_async.learn.tune.privacy`)."""
     position: Mapping[str, float] = attrs.field(factory=dict)
     """In the data, of this client's last acknowledged delta (`fsl_async.roles.sync.delta`)."""
     states_file: Path | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsl_async.files.private_files import write_bytes
+from fsl_async.files.files import Files
 from fsl_async.learn.models.targets import HEADS
 from fsl_async.store.flat_file import header_for
 from fsl_async.store.manifest import Manifest
@@ -99,4 +99,4 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file as people read it."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+    Files().write_whole(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -119,17 +119,17 @@ class Alignment:
         """Set the auxiliary model's weights."""
         weights.load(self.auxiliary, vector)
 
-    def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU, copies or `live`.
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as named tensors on the CPU, to be read before anything changes them.
 
         Bounded by the model, its moments and `buffer_samples`.
         """
-        found = weights.named_state(self.auxiliary, "auxiliary/", live=live)
-        found |= weights.prefixed("optimizer/", self._optimizer.state(live=live))
+        found = weights.named_state(self.auxiliary, "auxiliary/")
+        found |= weights.prefixed("optimizer/", self._optimizer.state())
         for number, kept in enumerate(self._buffer):
             for name, value in attrs.asdict(kept, recurse=False).items():
                 if value is not None:
-                    found[f"buffer/{number}/{name}"] = weights.held(value, live=live)
+                    found[f"buffer/{number}/{name}"] = value.detach().cpu()
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

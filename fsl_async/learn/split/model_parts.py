@@ -406,13 +406,10 @@ class ServerPart:
         """Set the weights; the optimizer keeps its moments."""
         weights.load(self.model, vector)
 
-    def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU.
-
-        Copies, or `live`, to be read before the next step.
-        """
-        found = weights.named_state(self.model, "server/", live=live)
-        found |= weights.prefixed("optimizer/", self._optimizer.state(live=live))
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as named tensors on the CPU, to be read before the next step."""
+        found = weights.named_state(self.model, "server/")
+        found |= weights.prefixed("optimizer/", self._optimizer.state())
         return found | {"steps": torch.tensor(self.steps), "updates": torch.tensor(self.updates)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -91,15 +91,12 @@ class Optimizer:
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
 
-    def state(self, *, live: bool = False) -> dict[str, Tensor]:
-        """Moments and counters by "weight/key", on the CPU: copies, or `live`.
-
-        Empty before the first step.
-        """
+    def state(self) -> dict[str, Tensor]:
+        """Return moments and counters by "weight/key", on the CPU; empty before the first step."""
         if self._torch is None:
             return {}
         return {
-            f"{name}/{key}": value.detach().cpu() if live else value.detach().cpu().clone()
+            f"{name}/{key}": value.detach().cpu()
             for name, weight in self.weights.items()
             for key, value in self._torch.state[weight].items()
             if isinstance(value, Tensor)

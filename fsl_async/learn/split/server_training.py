@@ -140,19 +140,18 @@ class SplitServer:
         """Those for whom anything is kept."""
         return list({**self._replicas, **self._alignments})
 
-    def state(self, client: str | None = None, *, live: bool = False) -> dict[str, Tensor]:
-        """Named tensors on the CPU: of the common part, or of all that is kept for one client.
+    def state(self, client: str | None = None) -> dict[str, Tensor]:
+        """Return named tensors on the CPU: the common part, or all that is kept for one client.
 
-        Copies, or `live`: then they cost no memory, and have to be read before anything else is
-        computed.
+        They are no copies: read them before anything else is computed.
         """
         if client is None:
-            return self.common.state(live=live)
+            return self.common.state()
         found: dict[str, Tensor] = {}
         if client in self._replicas:
-            found |= weights.prefixed("replica/", self._replicas[client].state(live=live))
+            found |= weights.prefixed("replica/", self._replicas[client].state())
         if client in self._alignments:
-            found |= weights.prefixed("alignment/", self._alignments[client].state(live=live))
+            found |= weights.prefixed("alignment/", self._alignments[client].state())
         return found
 
     def restore(self, state: Mapping[str, Tensor], client: str | None = None) -> None:
@@ -204,7 +203,7 @@ class ServerTraining:
         try:
             if found.common is not None:
                 self.server.restore(found.common)
-                for name, state in found.clients.items():
+                for name, state in found.clients:
                     self.server.restore(state, name)
         except ModelPartMisused as error:
             # Settings that are fixed were compared before; how many classes there are, the data may
@@ -348,10 +347,8 @@ class ServerTraining:
 
         A copy in memory would take as much again as is kept of all clients.
         """
-        common = self.server.state(live=True)
-        clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
-        staged = self.disk.stage(effect.book, common, clients)
-        return lambda: self.disk.seal(staged)
+        clients = ((name, self.server.state(name)) for name in self.server.clients)
+        return self.disk.stage(effect.book, self.server.state(), clients)
 
 
 def _payload(values: Tensor, lengths: Tensor | None) -> Payload:

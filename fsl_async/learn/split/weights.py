@@ -61,22 +61,13 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
-def named_state(module: nn.Module, prefix: str, *, live: bool = False) -> dict[str, Tensor]:
-    """What is exchanged and integer buffers, on the CPU, by prefix + name.
+def named_state(module: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Return the exchanged tensors and integer buffers, on the CPU, by prefix + name.
 
-    Copies, or `live` where they are on the CPU already.
+    Where they are on the CPU already they are no copies.
     """
     state = module.state_dict()
-    return {prefix + name: held(state[name], live=live) for name in exchanged_names(module)}
-
-
-def held(value: Tensor, *, live: bool) -> Tensor:
-    """A tensor on the CPU for a checkpoint.
-
-    A copy, or itself where it may be read before anything changes it.
-    """
-    found = value.detach().cpu()
-    return found if live else found.clone()
+    return {prefix + name: state[name].detach().cpu() for name in exchanged_names(module)}
 
 
 def prefixed(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

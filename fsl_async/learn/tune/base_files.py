@@ -1,7 +1,7 @@
 """Facts of a base model from its folder alone: no torch, no transformers.
 
 For the planner and the parameter server, which never build the model. Read are config.json and the
-headers of the safetensors files (https://github.com/huggingface/safetensors#format).
+headers of the safetensors files.
 
 `planned` computes the sizes of a run's adapters from the shapes of its base.
 """
@@ -18,15 +18,13 @@ import attrs
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, one_line
+from fsl_async.files.safetensors_header import MOST_HEADER_BYTES, read_header
 from fsl_async.learn.models import targets
 from fsl_async.learn.models.targets import is_embedding, is_head
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-MOST_JSON_BYTES = 100 << 20
-"""The format's own limit for a header."""
 
 # Where a model with a head has its trunk, by `model_type`; others: "model".
 _TRUNKS = {
@@ -159,7 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object in a file. Raises ConfigError."""
     try:
         with path.open("rb") as stream:
-            return _object(stream.read(MOST_JSON_BYTES))
+            return _object(stream.read(MOST_HEADER_BYTES))
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r} ({error.strerror or error})") from error
     except (ValueError, TypeError, RecursionError) as error:
@@ -167,24 +165,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _header(path: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Shapes of the weights in a safetensors file, and the names of packed ones.
-
-    It begins with 8 bytes of length, little endian, and a JSON object of that length.
-    """
+    """Shapes of the weights in a safetensors file, and the names of packed ones."""
     try:
         with path.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            entries = _object(stream.read(min(size, MOST_JSON_BYTES)))
-            held = stream.seek(0, 2) - 8 - size
-            entries.pop("__metadata__", None)
+            entries, data_at = read_header(stream.read)
+            held = stream.seek(0, 2) - data_at
             needed = max((int(each["data_offsets"][1]) for each in entries.values()), default=0)
             shapes, packed = {}, set()
             for name, each in entries.items():
                 weight, state, _ = name.partition(_QUANT_STATE)
                 if state:
                     start, stop = map(int, each["data_offsets"])
-                    stream.seek(8 + size + start)
-                    shape = _object(stream.read(min(stop - start, MOST_JSON_BYTES)))["shape"]
+                    stream.seek(data_at + start)
+                    shape = _object(stream.read(min(stop - start, MOST_HEADER_BYTES)))["shape"]
                 elif _SCALES.search(name) or not str(each["dtype"]).startswith(("F", "BF", "I8")):
                     continue
                 else:

@@ -57,7 +57,6 @@ was spent.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import math
 import os
@@ -75,7 +74,7 @@ from torch import Tensor, nn
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, disk_words, one_line
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.private_files import locked_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.hf import extra
 from fsl_async.roles.names import NAME
@@ -186,17 +185,11 @@ class Budget:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = -1
         try:
-            make_folder(self.path.parent)
-            descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            with locked_folder(self.path.parent):
+                yield
         except OSError as error:
             raise PrivacyError(f"privacy budget: {disk_words(error, advised=False)}") from None
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def _parsed(data: bytes) -> Spent | None:

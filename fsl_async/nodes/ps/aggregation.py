@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError
+from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.adapters import adapter_rule_named
 from fsl_async.store.aggregation import rule_named
@@ -17,19 +19,26 @@ if TYPE_CHECKING:
 
 
 def rule_of(config: Config) -> Rule:
-    """The aggregation rule of a run."""
-    return rule_named(config.outer.aggregation, config.outer.byzantine)
+    """The aggregation rule of a run. ConfigError: it is the operator's own and cannot be used."""
+    name, byzantine = config.outer.aggregation, config.outer.byzantine
+    if is_own(name):
+        own: Rule = own_rule("outer.aggregation", name)(byzantine)
+        return own
+    return rule_named(name, byzantine)
 
 
 def adapter_rule_of(config: Config) -> AdapterRule | None:
-    """How adapters are merged; None where the run has none."""
+    """How adapters are merged; None where the run has none. ConfigError as for `rule_of`."""
+    if config.tune.merge and config.tune.method == "lora":
+        own: AdapterRule = own_rule("tune.merge", config.tune.merge)()
+        return own
     return adapter_rule_named(config.tune.rule) if config.tune.method == "lora" else None
 
 
 def weighting_of(config: Config) -> Weighting:
     """The weighting of deltas: robust rules weigh all clients equally, "latest" their mean steps.
 
-    See `fsl_async.store.aggregation.base`. "auto": full weights and adapters are averaged over the
+    See `fsl_async.store.aggregation`. "auto": full weights and adapters are averaged over the
     data, as in FedAvg; other changes grow with their steps already.
     """
     name: str = config.sync.weighting
@@ -44,69 +53,19 @@ def weighting_of(config: Config) -> Weighting:
 
 
 def check_aggregation(config: Config) -> None:
-    """Raise ConfigError, in one line, if the aggregation rule cannot work in this run."""
-    outer = config.outer
-    rule = rule_of(config)
-    _check_adapters(config)
-    if config.split.sends_whole and (rule.by_rows or config.guard.looks_at_norms):
-        what = (
-            f"outer.aggregation = {rule.name}"
-            if rule.by_rows
-            else "guard.clip_norm and outlier_median"
-        )
-        raise ConfigError(
-            f"{what}: these compare differences, and clients of this run send full weights;"
-            " set split.models to another format",
-            "outer.aggregation",
-        )
-    if config.split.sends_whole and config.sync.weighting == "batch":
-        raise ConfigError(
-            "sync.weighting: batch adds up changes, and clients of this run send full weights;"
-            " choose auto or tokens",
-            "sync.weighting",
-        )
-    if rule.by_rows and config.sync.trigger == "sequential":
-        raise ConfigError(
-            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = sequential merges"
-            " one at a time; choose mean",
-            "outer.aggregation",
-        )
-    if config.sync.trigger == "buffer" and config.sync.buffer_size < rule.least:
+    """Raise ConfigError, in one line, if the run has too few clients for its aggregation rule."""
+    sync, rule = config.sync, rule_of(config)
+    adapter_rule_of(config)
+    if sync.trigger == "buffer" and sync.buffer_size < rule.least:
         raise ConfigError(
             f"sync.buffer: outer.aggregation = {rule.name} needs deltas of {rule.least} clients,"
-            f" and {config.sync.buffer_size} make a version: set sync.buffer to {rule.least} or"
-            " more",
+            f" and {sync.buffer_size} make a version: set sync.buffer to {rule.least} or more",
             "sync.buffer",
         )
-    if config.sync.clients < rule.least:
+    if sync.clients < rule.least:
         raise ConfigError(
-            f"outer.aggregation: {rule.name} against {outer.byzantine} clients that may send"
-            f" anything needs {rule.least} clients, sync.clients is {config.sync.clients};"
-            " have more, or lower outer.byzantine",
+            f"outer.aggregation: {rule.name} against {rule.byzantine} clients that may send"
+            f" anything needs {rule.least} clients, sync.clients is {sync.clients}; have more, or"
+            " lower outer.byzantine",
             "outer.aggregation",
         )
-
-
-def _check_adapters(config: Config) -> None:
-    """Raise ConfigError, in one line, if a rule that merges products cannot work in this run."""
-    rule = adapter_rule_of(config)
-    if rule is None or not rule.merges_products:
-        return
-    sync, outer = config.sync, config.outer
-    wrong = {
-        "outer.aggregation": outer.aggregation != "mean" and "mean (others compare factors)",
-        "outer.optimizer": outer.optimizer != "average" and "average (momentum keeps a basis)",
-        "sync.trigger": sync.trigger != "rounds" and "rounds",
-        "sync.max_staleness": sync.staleness_limit and "0 (older versions have other bases)",
-        "sync.weighting": sync.weighting in {"batch", "fednova", "anarchic"}
-        and "auto, tokens or uniform",
-        "codec.feedback_up": (
-            config.codec.feedback_up and rule.changes_basis and "false (it is of the basis before)"
-        ),
-        "store.resident": not config.store.resident and "true (versions are merged in memory)",
-    }
-    for key, choice in wrong.items():
-        if choice:
-            raise ConfigError(
-                f"{key}: tune.rule = {rule.name} merges products of factors; choose {choice}", key
-            )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define
 
 from fsl_async.errors import ConfigError, RunDirError, disk_words
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.roles.sync.events import DecayAsked
 from fsl_async.roles.sync.progress import RunLimits
 
@@ -40,12 +41,9 @@ def write_request(run_dir: Path, more: RunLimits) -> Path:
     Raises RunDirError.
     """
     path = run_dir / FILE
-    new = path.with_suffix(".new")
+    text = json.dumps({"rounds": more.rounds, "tokens": more.tokens, "seconds": more.seconds})
     try:
-        new.write_text(
-            json.dumps({"rounds": more.rounds, "tokens": more.tokens, "seconds": more.seconds})
-        )
-        new.replace(path)
+        replace_bytes(path, text.encode())
     except OSError as error:
         raise RunDirError(f"cannot write {path}: {disk_words(error)}") from None
     return path

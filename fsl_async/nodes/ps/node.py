@@ -39,6 +39,7 @@ from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
 from fsl_async.nodes.ps.joining_ring import join_ring
+from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
@@ -57,7 +58,7 @@ from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.outer import OuterSettings
+from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.records import StoreSettings, VersionRecord
 from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
@@ -163,7 +164,7 @@ def rules_of(config: Config) -> ParameterServerRules:
 
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
-    outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
+    outer = OPTIMIZERS[config.outer.optimizer](config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products
@@ -180,7 +181,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         rule=rule_of(config),
         reuse=config.sync.staleness_limit if rule_of(config).reuses else 0,
         kind=kind,
-        resident=config.store.resident and not config.split.sends_whole,
+        resident=config.store.resident,
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
         ),
@@ -220,6 +221,7 @@ def start_facts(config: Config) -> dict[str, Any]:
         "grace": [sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s],
         "needs": list(needs_of(config)),
         "counts": "samples" if config.split.is_on else "tokens",
+        **({"rules": rules} if (rules := rule_facts(config)) else {}),
     }
 
 
@@ -281,7 +283,7 @@ def prepared(
     notifier: makes the notifier of a split server in another process; by default there is none.
     capacity: of the listener; by default that of this process.
     """
-    config = with_implied(config)
+    config = with_implied(with_base_rule(config))
     listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
@@ -299,6 +301,7 @@ def prepared(
         servers = {name: one.key for name, one in config.ring.servers.items()}
         access = AccessControl(keys, run_dir, servers=servers)
         keep_settings(run_dir, config, recovered.version)
+        keep_texts(run_dir, config)
         members = known_members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in store.notices:

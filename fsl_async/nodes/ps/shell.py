@@ -121,6 +121,7 @@ class ParameterServerShell:
             scheduler=around.scheduler,
             say=around.say,
             after_commit=around.after_commit,
+            on_version=self._version_made,
         )
         self._receiving = Receiving(self)
         self._serving = Serving(self)
@@ -153,10 +154,8 @@ class ParameterServerShell:
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
             do.KeepDecay: self.jobs.keep_decay,
-            do.Accumulate: self.jobs.accumulate,
             do.Quarantine: self.jobs.quarantine,
             do.Release: self.jobs.release,
-            do.Average: self.jobs.average,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
@@ -177,10 +176,13 @@ class ParameterServerShell:
 
     def join_ring(self, make: Callable[[Group], RingShell]) -> RingShell:
         """Take part in global rounds; before `start`."""
-        self._ring = ring = make(Group(feed=self.node.feed, committed=self.jobs.report,
+        self._ring = ring = make(Group(feed=self.node.feed, committed=self.jobs.committed,
                                        use_model=self._use_run_model))  # fmt: skip
-        self.jobs.on_version = ring.version_made
         return ring
+
+    def _version_made(self, version: int) -> None:
+        if self._ring is not None:
+            self._ring.version_made(version)
 
     def _in_ring(self) -> RingShell:
         assert self._ring is not None, "the machine is asked by a ring"

@@ -1,14 +1,11 @@
-"""Runs the jobs of a parameter server's store besides streams: clients, sums, versions.
-
-Its one worker runs them in order, so that an average contains all deltas accumulated before it.
-"""
+"""Runs the jobs of a parameter server's store besides streams: clients, deltas, versions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
@@ -19,10 +16,13 @@ from fsl_async.store.errors import Damaged
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Worker
     from fsl_async.roles.machine import Event
-    from fsl_async.store.merging import Average
     from fsl_async.store.records import Committed
     from fsl_async.store.store import Store
     from fsl_transport import Scheduler
+
+
+def _limit(shards: int) -> int:
+    return shards or MOST_SHARDS
 
 
 @define(eq=False, slots=False)
@@ -30,23 +30,18 @@ class StoreJobs:
     """Carries out effects with the store. number: of the effect, for the event that it ends in.
 
     shards: of the run's data; 0 where it is not divided. after_commit: called in the worker with
-    each durable version, before it is announced; it must not raise.
+    each version made here, before it is announced; it must not raise. on_version: takes version 0,
+    and each one made of deltas, after the machine.
     """
 
     _store: Store
     worker: Worker
     _feed: Callable[[Event, int | None], None]
-    _shards: int
+    _shards: int = field(converter=_limit)
     _scheduler: Scheduler
     _say: Callable[[Note], None]
     _after_commit: Callable[[int], None] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        self._shards = self._shards or MOST_SHARDS
-        self.on_version: Callable[[int], None] = lambda _: None
-        """Takes version 0, and each one made of deltas, after the machine."""
-        self._average: Average | None = None
-        self._begun_at = 0.0
+    _on_version: Callable[[int], None] = lambda _: None
 
     def admit(self, effect: do.Admit, number: int) -> None:
         """Write the incarnation and the provisional lease of a client to disk."""
@@ -78,15 +73,6 @@ class StoreJobs:
             lambda: self._store.record_decay(effect.decay), number, ev.DecayKept(effect.decay)
         )
 
-    def accumulate(self, effect: do.Accumulate, number: int) -> None:
-        """Add a delta to the accumulator."""
-        self.worker.submit(
-            lambda: self._store.accumulate(effect.key, effect.weight),
-            lambda _: None,
-            # An acknowledged delta cannot be read: the next version would be made without it.
-            lambda error: self.failed(f"a delta cannot be merged: {error}", number),
-        )
-
     def quarantine(self, effect: do.Quarantine, number: int) -> None:
         """Exclude a delta from the run."""
         self._write(
@@ -112,41 +98,21 @@ class StoreJobs:
             ),
         )
 
-    def average(self, effect: do.Average, number: int) -> None:
-        """Take the average for the next version."""
-        self._begun_at = self._scheduler.time()
-
-        def average() -> None:
-            self._average = None
-            self._average = self._store.average(
-                effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
-            )
-
-        self.worker.submit(
-            average,
-            lambda _: None,
-            lambda error: self._commit_failed(effect.version, error, number),
-        )
-
     def commit(self, effect: do.Commit, number: int) -> None:
         """Make the next version."""
+        begun_at = self._scheduler.time()
 
-        def commit() -> Committed | None:
-            average, self._average = self._average, None
-            if average is None:
-                return None  # taking it failed, which was reported
-            made = self._store.advance(average)
+        def commit() -> Committed:
+            made = self._store.commit(
+                effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
+            )
             if self._after_commit is not None:
                 self._after_commit(made.version)
             return made
 
-        def committed(made: Committed | None) -> None:
-            if made is not None:
-                self.committed(made, self._begun_at, number)
-
         self.worker.submit(
             commit,
-            committed,
+            lambda made: self.committed(made, begun_at, number),
             lambda error: self._commit_failed(effect.version, error, number),
         )
 
@@ -157,12 +123,7 @@ class StoreJobs:
             self._feed(ev.CommitFailed(version, str(error)), number)
 
     def committed(self, made: Committed, begun_at: float, number: int) -> None:
-        """Report a durable version that is not of global weights."""
-        self.report(made, begun_at, number)
-        self.on_version(made.version)
-
-    def report(self, made: Committed, begun_at: float, number: int) -> None:
-        """Report a durable version to the machine."""
+        """Report a durable version."""
         if made.notice:
             self._say(Note(made.notice, "warning"))
         for key in made.late:
@@ -187,6 +148,8 @@ class StoreJobs:
             ),
             number,
         )
+        if made.made_of == "deltas":
+            self._on_version(made.version)
 
     def verify(self, effect: do.VerifyVersion, number: int) -> None:
         """Verify every byte of a version."""

@@ -107,10 +107,10 @@ class SplitServerShell:
             split.Align: lambda e, n: self._run(lambda: self.training.align(e), n),
             split.AverageReplicas: lambda e, n: self._run(lambda: self.training.average(e), n),
             split.RecordUpload: lambda e, _: self.training.disk.append(
-                e.key.text, e.outcome, e.reason
+                "upload", key=e.key.text, outcome=e.outcome, reason=e.reason
             ),
-            split.RecordAuxiliary: lambda e, _: self.training.disk.append_auxiliary(
-                e.client, e.version
+            split.RecordAuxiliary: lambda e, _: self.training.disk.append(
+                "auxiliary", client=e.client, version=e.version
             ),
             split.SendAnswer: self._send_answer,
             split.DropAnswer: self._drop_answer,
@@ -202,7 +202,8 @@ class SplitServerShell:
             self.endpoint.decline(event.peer, event.stream_id, "refused")
             refusal = msg.UploadRefused(key, "refused", problem)
             self.endpoint.send(event.peer, msg.to_wire(refusal))
-            self.training.disk.append(key.text, "declined", f"refused: {problem}")
+            reason = f"refused: {problem}"
+            self.training.disk.append("upload", key=key.text, outcome="declined", reason=reason)
             return
         self._metas[event.peer, event.stream_id] = meta
         self.node.feed(

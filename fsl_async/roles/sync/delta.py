@@ -118,7 +118,7 @@ class MergedDelta:
     staleness: int
     """Versions between its base and the version that the merge starts from."""
     weight: float
-    """Its factor in the accumulator; 0 where the aggregation rule left it out."""
+    """Its factor in the sum; 0 where the aggregation rule left it out."""
     norm: float = 0.0
     product_norm: float = 0.0
     """Of adapters that are merged by products: by how much its client changed them, all modules."""

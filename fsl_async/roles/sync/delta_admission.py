@@ -93,19 +93,20 @@ class DeltaAdmission:
         key = stored.key
         reason = self.guard.outlier(stored.norm)
         if reason is not None:
-            self.deltas.settle(key, "quarantined")
+            self.deltas.settled.settle(key, "quarantined")
             self.guard.stored(key.client, now)
             self.guard.hold(stored)
             release = self.guard.rules.release
             done = "held back" if release else "quarantined"
             text = f"{done} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]
-        return self.count(stored, now)
+        self._count(stored, now)
+        return []
 
-    def count(self, stored: StoredDelta, now: float) -> list[Effect]:
+    def _count(self, stored: StoredDelta, now: float) -> None:
         """Queue a delta for the next merge."""
         self.guard.accepted(stored, now)
-        return [self.deltas.acknowledge(stored)]
+        self.deltas.acknowledge(stored)
 
     def look_again(self, now: float) -> list[Effect]:
         """Release held deltas that are no outliers any more and not too stale."""
@@ -113,15 +114,16 @@ class DeltaAdmission:
         for one in self.guard.releasable():
             if self.deltas.staleness(one.key) > self.deltas.max_staleness:
                 continue
-            self.deltas.unsettle(one.key)
+            self.deltas.settled.unsettle(one.key)
             text = f"delta {one.key.text}, held back before, is no outlier any more"
-            effects += [Note(text), do.Release(one.key), *self.count(one, now)]
+            effects += [Note(text), do.Release(one.key)]
+            self._count(one, now)
         return effects
 
     def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         """Queue a durable delta, or answer with its outcome."""
         key = event.stored.key
-        outcome = self.deltas.settled_as(key)
+        outcome = self.deltas.settled.of(key)
         effects: list[Effect] = []
         answer: Message = msg.Accepted(key)
         if self.deltas.is_acknowledged(key) or key in self.guard.held:
@@ -135,7 +137,7 @@ class DeltaAdmission:
                 if isinstance(one, do.Quarantine) and not one.held:
                     answer = msg.Declined(key, "quarantined", one.reason)
         else:
-            self.deltas.settle(key, "quarantined")
+            self.deltas.settled.settle(key, "quarantined")
             answer = msg.Declined(key, "quarantined", event.problem)
             _, _, before_s, _ = self._diverged.get(key.client, (-1, 0.0, 0.5, ""))
             pause_s = min(DIVERGED_S, 2.0 * before_s)

@@ -1,10 +1,9 @@
 """Records the parameter server's deltas: acknowledged, settled, and the weight of each. Pure.
 
 A delta is offered, then refused before its transfer or stored. A stored delta is acknowledged and
-pending, and then merged; one that is not finite is quarantined instead. A client offers one delta
-at a time and takes a higher sequence number only after an answer. So its last key stands for all
-before it, and the book stays small in a long run. A key that is not the last one, and not after it,
-is refused: nothing here can tell whether it was merged.
+pending, and then merged; one that is not finite is quarantined instead. The last key of a client
+stands for all before it (`outcomes`), so the book stays small in a long run, and a key before it is
+refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve, mutable
+from attrs import evolve
 
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import (
@@ -26,8 +25,8 @@ from fsl_async.roles.sync.delta import (
     StoredDelta,
     one_each,
 )
-from fsl_async.roles.sync.effects import Accumulate
 from fsl_async.roles.sync.norm_guard import NormGuard
+from fsl_async.roles.sync.outcomes import Outcomes, newest_of_clients
 from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
@@ -38,14 +37,6 @@ REMEMBERED_GLOBAL = 64
 """Versions of global weights that are known by number."""
 REMEMBERED_VERSIONS = 256
 """Digests kept of past versions, to check the lineage of clients that were away for long."""
-
-
-@mutable
-class Settled:
-    """The outcome of a client's last settled delta."""
-
-    key: DeltaKey
-    outcome: str  # "merged" | "quarantined"
 
 
 class DeltaBook:
@@ -75,7 +66,7 @@ class DeltaBook:
         self.counting = counting or Counting(weighting, NormGuard())
         self._epsilon = epsilon
         self.max_staleness = max_staleness
-        self.pending: dict[DeltaKey, MergedDelta] = {}
+        self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merging: tuple[MergedDelta, ...] = ()
         self.counted_less: list[str] = []
         """Lines on the deltas of the current merge that do not count in full."""
@@ -85,9 +76,9 @@ class DeltaBook:
         self._weighs_unmoved = weighs_unmoved
         self._one_base = one_base
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
-        self.settled: dict[str, Settled] = {}
-        self._newest: dict[str, DeltaKey] = {}
-        """Client -> its last key that was received or acknowledged."""
+        self.settled = Outcomes()
+        self._received = Outcomes()
+        """The last keys that were received or acknowledged."""
         self.version = -1
         self.digests: dict[int, str] = {}
         self.global_versions: list[int] = []
@@ -102,8 +93,7 @@ class DeltaBook:
         usual: one of each client and version. latest: the newest one of each client.
         """
         self._steps.extend(one.delta.steps for one in usual)
-        for one in latest:
-            self._remember(one)
+        self._latest = newest_of_clients(latest)
 
     def advance(self, version: int, digest: str, *, is_global: bool = False) -> int:
         """Record a durable version and its deltas as merged. Returns their tokens.
@@ -118,33 +108,25 @@ class DeltaBook:
         tokens = 0
         for merged in self.merging:
             del self.pending[merged.key]
-            self.settle(merged.key, "merged")
+            self.settled.settle(merged.key, "merged")
             tokens += merged.delta.tokens
-            self._remember(merged)
+        if self._reuses:
+            self._latest = newest_of_clients([*self._latest.values(), *self.merging])
         self._steps.extend(one.delta.steps for one in one_each(self.merging))
         self.counting.guard.advance()
         self.merging = self.reused = ()
         return tokens
-
-    def _remember(self, merged: MergedDelta) -> None:
-        """Keep a client's newest merged delta for later versions."""
-        if not self._reuses:
-            return
-        key, last = merged.key, self._latest.get(merged.key.client)
-        if last is None or last.key.order <= key.order:
-            self._latest[key.client] = merged
 
     def _again(self) -> tuple[MergedDelta, ...]:
         """What the merge of all pending deltas uses again, in the order of the clients' names.
 
         A delta gets older with each version, and is used no more when it is too old to be accepted.
         """
-        for client, one in list(self._latest.items()):
-            if self.staleness(one.key) > self.max_staleness:
-                del self._latest[client]
         clients = {key.client for key in self.pending}
         again = (self._latest[client] for client in sorted(self._latest.keys() - clients))
-        return tuple(self._aged(one) for one in again)
+        return tuple(
+            self._aged(one) for one in again if self.staleness(one.key) <= self.max_staleness
+        )
 
     def _aged(self, one: MergedDelta) -> MergedDelta:
         """The delta as it is now; a weight below its usual one was clipped, and stays so."""
@@ -159,10 +141,7 @@ class DeltaBook:
         See also `reused`.
         """
         self.reused = self._again()
-        pending = [
-            evolve(one, weight=0.0) if self._one_base and self.staleness(one.key) else one
-            for one in self.pending.values()
-        ]
+        pending = [self._weighed(one) for one in self.pending.values()]
         self.merging, work, self.counted_less = self.counting.count(pending)
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
@@ -170,8 +149,19 @@ class DeltaBook:
         usual_steps = statistics.median(steps) if steps else None
         return self.merging, self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
 
+    def _weighed(self, stored: StoredDelta) -> MergedDelta:
+        """The delta with the weight that it has by itself."""
+        staleness = self.staleness(stored.key)
+        # One that changes nothing would take weight from those that do.
+        is_counted = stored.norm > 0.0 or self._weighs_unmoved
+        if is_counted and not (self._one_base and staleness):
+            weight = self.weighting.weight(stored.delta, staleness)
+        else:
+            weight = 0.0
+        return MergedDelta(stored.delta, staleness, weight, stored.norm)
+
     def abandon_merge(self) -> None:
-        """Make the deltas of a failed merge pending again; they are still in the accumulator."""
+        """Make the deltas of a failed merge pending again."""
         self.merging = self.reused = ()
 
     @property
@@ -181,49 +171,28 @@ class DeltaBook:
         Without those that became older than `max_staleness` on their way: they enter a version of
         others, where a rule that needs one base gives them no weight.
         """
-        return sum(one.staleness <= self.max_staleness for one in self.pending.values())
+        return sum(self.staleness(key) <= self.max_staleness for key in self.pending)
 
     @property
     def clients_pending(self) -> int:
         """How many clients have a pending delta."""
         return len({key.client for key in self.pending})
 
-    def settle(self, key: DeltaKey, outcome: str) -> None:
-        """Record the outcome of a delta."""
-        last = self.settled.get(key.client)
-        if last is None or last.key.order <= key.order:
-            self.settled[key.client] = Settled(key, outcome)
-
     def receive(self, key: DeltaKey) -> None:
         """Record that a delta is received: an earlier one of its client is not, from here on."""
-        last = self._newest.get(key.client)
-        if last is None or last.order <= key.order:
-            self._newest[key.client] = key
-
-    def unsettle(self, key: DeltaKey) -> None:
-        """Forget the outcome of a delta, unless its client has settled another one since."""
-        last = self.settled.get(key.client)
-        if last is not None and last.key == key:
-            del self.settled[key.client]
-
-    def settled_as(self, key: DeltaKey) -> str | None:
-        """Return "merged", "quarantined", "superseded" (not the last one), or None: not settled."""
-        last = self.settled.get(key.client)
-        if last is None or key.order > last.key.order:
-            return None
-        return last.outcome if key == last.key else "superseded"
+        self._received.settle(key, "accepted")
 
     def is_acknowledged(self, key: DeltaKey) -> bool:
         """Whether the delta was acknowledged: another offer gets the same answer."""
-        return key in self.pending or self.settled_as(key) == "merged"
+        return key in self.pending or self.settled.of(key) == "merged"
 
     def objection(self, offer: Delta) -> tuple[str, str] | None:
         """Why an offered delta will never be merged, as a code and a sentence; None: it may be."""
         key = offer.key
-        newest = self._newest.get(key.client, key)
-        if key != newest and key.order <= newest.order:
-            return "superseded", f"its client has sent {newest.text} before; numbers have to grow"
-        outcome = self.settled_as(key)
+        if self._received.of(key) == "superseded":
+            newest = self._received[key.client][0].text
+            return "superseded", f"its client has sent {newest} before; numbers have to grow"
+        outcome = self.settled.of(key)
         if outcome is not None:
             return outcome, f"this delta is {outcome}"
         if offer.tokens > MAX_TOKENS or offer.steps > MAX_TOKENS:
@@ -266,27 +235,21 @@ class DeltaBook:
         return None
 
     def staleness(self, key: DeltaKey) -> int:
-        """Versions of deltas between a delta's base and that which the next new merge starts from.
+        """Versions of deltas between a delta's base and that which the next merge starts from.
 
-        If the current merge fails and is tried again, deltas that arrived meanwhile join it. They
-        keep the staleness, and so the weight, with which they are already in the accumulator.
+        The next merge starts from the version that is being made, if there is one.
         """
         others = sum(key.base < version <= self.version for version in self.global_versions)
         return max(0, self.version + (1 if self.merging else 0) - key.base - others)
 
     def weight(self, delta: Delta) -> float:
-        """The weight of a delta in the next new merge."""
+        """The weight of an offered delta, if it is stored before the next merge."""
         return self.weighting.weight(delta, self.staleness(delta.key))
 
-    def acknowledge(self, stored: StoredDelta) -> Accumulate:
-        """Queue a durable delta for the next new merge, with the weight that it has by itself."""
-        delta = stored.delta
-        # It would take weight from those that changed something.
-        is_counted = stored.norm > 0.0 or self._weighs_unmoved
-        weight = self.weight(delta) if is_counted else 0.0
-        self.receive(delta.key)
-        self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
-        return Accumulate(delta.key, weight)
+    def acknowledge(self, stored: StoredDelta) -> None:
+        """Queue a durable delta for the next merge."""
+        self.receive(stored.key)
+        self.pending[stored.key] = stored
 
 
 def _counted(merged: tuple[MergedDelta, ...]) -> tuple[MergedDelta, ...]:

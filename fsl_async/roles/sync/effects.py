@@ -73,8 +73,7 @@ class ReceiveInitial(Effect, tag="receive_initial"):
 class ReceiveDelta(Effect, tag="receive_delta"):
     """Spool the offered delta from the first missing chunk. Ends in DeltaStored or StreamLost.
 
-    weight: the probable weight of its Accumulate, so that chunks may be added as they arrive; None:
-    unknown.
+    weight: its probable weight, so that its chunks may be added as they arrive; None: unknown.
     """
 
     peer: str
@@ -109,14 +108,6 @@ class VerifyVersion(Effect, tag="verify_version"):
 
 
 @frozen
-class Accumulate(Effect, tag="accumulate"):
-    """Add weight times a spooled delta to the accumulator, before any later Commit."""
-
-    key: DeltaKey
-    weight: float
-
-
-@frozen
 class Quarantine(Effect, tag="quarantine"):
     """Exclude a stored delta from the run and record the reason. held: it may be released."""
 
@@ -127,25 +118,9 @@ class Quarantine(Effect, tag="quarantine"):
 
 @frozen
 class Release(Effect, tag="release"):
-    """Make a held delta pending again, before its Accumulate."""
+    """Make a held delta pending again."""
 
     key: DeltaKey
-
-
-@frozen
-class Average(Effect, tag="average"):
-    """Compute the average for `version`: the accumulator times `scale`.
-
-    Ends in CommitFailed if that fails, else in no event.
-    """
-
-    version: int
-    merged: tuple[MergedDelta, ...]
-    scale: float
-    position: RunPosition = field(factory=RunPosition)
-    """Where the run is once the version is made."""
-    reused: tuple[MergedDelta, ...] = ()
-    """Merged before, and a part of this average again, with its weight here."""
 
 
 @frozen
@@ -157,12 +132,18 @@ class KeepDecay(Effect, tag="keep_decay"):
 
 @frozen
 class Commit(Effect, tag="commit"):
-    """Make `version` from its average. Ends in VersionCommitted or CommitFailed.
+    """Make `version` of `scale` times the sum of weight x delta, or by the aggregation rule.
 
-    If the average failed, it ends in no event.
+    Ends in VersionCommitted, CommitFailed or StoreFailed.
     """
 
     version: int
+    merged: tuple[MergedDelta, ...]
+    scale: float
+    position: RunPosition = field(factory=RunPosition)
+    """Where the run is once the version is made."""
+    reused: tuple[MergedDelta, ...] = ()
+    """Merged by earlier versions, and a part of this one again; weights as of this version."""
 
 
 # --- client ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.outcomes import Outcome
 from fsl_async.roles.sync.progress import Decay, RunLimits
 
 # --- both roles -----------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class Recovered(Event, tag="recovered"):
     """Version -> digest, of the newest versions."""
     pending: tuple[StoredDelta, ...] = ()
     """Acknowledged deltas that are not merged, in the order of acknowledgement."""
-    settled: dict[DeltaKey, str] = field(factory=dict)
+    settled: dict[DeltaKey, Outcome] = field(factory=dict)
     """Outcomes of other keys, "merged" or "quarantined": the newest ones, and each client's newest.
     """
     tokens_total: int = 0

@@ -33,10 +33,10 @@ Rules
     READY        VersionHeld                   READY        timer "sync" now, if not set
     any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
                                                             themselves (`pacing`)
-    COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted, Accumulate
-                 ClientLeft, timer "round"     or MERGING   Average, Commit at the trigger's verdict
+    COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted; Commit at the trigger's
+                 ClientLeft, timer "round"     or MERGING   verdict
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
-    MERGING      CommitFailed                  MERGING      timer "retry", then Average and Commit
+    MERGING      CommitFailed                  MERGING      timer "retry", then Commit
     any          StoreFailed                   same         Finish with exit code 2
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined
@@ -269,8 +269,7 @@ class ParameterServerMachine:
         usual = list({(one.key.client, one.key.base): one for one in event.usual}.values())
         self.deltas.recovered(usual, event.latest)
         self.deltas.advance(event.version, event.digest)
-        for key in sorted(event.settled):
-            self.deltas.settle(key, event.settled[key])
+        self.deltas.settled.settle_all(event.settled)
         self.rounds.phase = Phase.READY
         trigger = self.rounds.trigger
         trigger.selection.recovered(event.settled)

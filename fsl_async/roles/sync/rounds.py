@@ -211,9 +211,8 @@ class RoundCoordinator:
         version = self.deltas.version + 1
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
-        average = do.Average(version, merged, scale, position, self.deltas.reused)
         notes = [Note(line, "warning") for line in self.deltas.counted_less]
-        return [*notes, average, do.Commit(version)]
+        return [*notes, do.Commit(version, merged, scale, position, self.deltas.reused)]
 
     def begin(self, now: float) -> None:
         """Set the first call: version 0 is durable."""

@@ -2,8 +2,8 @@
 
     average = scale(merged) * sum_i weight(i) * Delta_i
 
-`weight` is needed when a delta arrives, because its values are added to the accumulator and not
-kept; `scale` is known only at the commit. Each strategy is a class with these two methods. To add
+`weight` is computed when a delta is offered, so that it can be added while it arrives, and is final
+when its version is ordered, with `scale`. Each strategy is a class with these two methods. To add
 one, add a class and a line in WEIGHTINGS.
 
 Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie
@@ -39,10 +39,10 @@ class Weighting(Protocol):
         """How a delta may grow with its steps, as a power; 0: it counts by its mean step."""
 
     def weight(self, delta: Delta, staleness: int) -> float:
-        """The factor of a delta in the accumulator; finite and not negative."""
+        """The factor of a delta in the sum; finite and not negative."""
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
-        """The factor of an accumulator of exactly `merged`; 0 when they hold no work.
+        """The factor of a sum of exactly `merged`; 0 when they hold no work.
 
         usual_steps: of a delta of this run, in the mean; None: of those merged here.
         """
@@ -196,7 +196,7 @@ class LatestWeighting(AnarchicWeighting):
 
     AFA-CS (Yang et al., ICML 2022): the newest update of each of M clients, new or not, give 1 / M
     * sum_m Delta_m / H_m, times the usual number of steps. Several new deltas of a client count as
-    their mean (`fsl_async.store.aggregation.latest`).
+    their mean (`fsl_async.store.aggregation`).
     """
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:

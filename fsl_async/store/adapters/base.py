@@ -15,8 +15,8 @@ that is no more. So product rules add, to the products of the sites, the differe
 `owed` is the product that earlier merges could not fit into the rank. Nothing is lost, and what
 coding adds does not grow from version to version.
 
-To add a rule: a file with a class like those here, its name in `RULES` (`__init__.py`) and in
-`AdapterRuleName` (`fsl_async.config.settings_tuning`).
+To add a rule for one run: docs/OWN_RULES.md. For all: a class in `rules` and in
+`RULES` there, and its name in `AdapterRuleName` (`fsl_async.config.settings_tuning`).
 """
 
 from __future__ import annotations

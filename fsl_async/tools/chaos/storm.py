@@ -36,7 +36,7 @@ from typing import Any
 from attrs import define, field, frozen, validators
 
 from fsl_async.errors import UsageError
-from fsl_async.files.private_files import FILE_MODE
+from fsl_async.files.files import FILE_MODE
 from fsl_async.tools.chaos.targets import (
     FOLDER,
     KILL,

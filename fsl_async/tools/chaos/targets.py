@@ -29,6 +29,7 @@ from attrs import frozen
 
 from fsl_async.config import address as addresses
 from fsl_async.errors import AddressError, UsageError
+from fsl_async.files.private_files import replace_bytes
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.run_state import RunState
 from fsl_async.process.program import has_benchmarks
@@ -223,12 +224,7 @@ def file_link(path: Path) -> Link:
     """The link of a proxy, controlled by a file."""
     words = {PARTITION: "cut", SLOW: f"slow {SLOW_BYTES_PER_S:g}", OPEN: "open"}
 
-    def change(state: str) -> None:
-        partial = path.with_name(f".{path.name}.part")
-        partial.write_text(words[state])
-        partial.rename(path)
-
-    return change
+    return lambda state: replace_bytes(path, words[state].encode())
 
 
 def site_link(lab: Laboratory, site: str, was: str) -> Link:

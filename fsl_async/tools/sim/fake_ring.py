@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field, mutable
 
+from fsl_async.files.memory_files import Killed, MemoryFiles
 from fsl_async.learn.client.ports import Vector
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring.events import Cut
 from fsl_async.roles.ring.messages import View
 from fsl_async.store.digest import digest_of
-from fsl_async.store.memory_files import Killed, MemoryFiles
 from fsl_async.store.ring_book import Adoption
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.world import FaultProfile

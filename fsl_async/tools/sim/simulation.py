@@ -2,7 +2,7 @@
 
 Machines, shells, sessions, streams, the store, the coder and the clients' exchange are those of
 production, with production settings. Replaced are the network (`fsl_transport.testing.mem_link`),
-the clock, the worker threads, the disk (`fsl_async.store.memory_files`) and training
+the clock, the worker threads, the disk (`fsl_async.files.memory_files`) and training
 (`fsl_async.tools.sim.training`). Processes die as with kill -9, the parameter server's also in the
 middle of a call to its disk, which may lose its power then. One seed decides everything; the same
 seed gives the same trace.
@@ -25,6 +25,7 @@ from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
 from fsl_async.config.transport_settings import transport_settings
+from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.client_node import configure_exchange
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.aggregation import weighting_of
@@ -38,7 +39,6 @@ from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker

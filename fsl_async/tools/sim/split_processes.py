@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic
+from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
@@ -20,7 +21,6 @@ from fsl_async.roles.machine import DrainAsked, Event, Finish, Note
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.store.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.world import ProcessClock
 

@@ -27,17 +27,18 @@ checked after every event, values of tensors after every call of the split serve
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.files.checksummed_json import from_checksummed
+from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
-from fsl_async.observe.split_audit import LEDGER, audit_split
+from fsl_async.observe.split_audit import LEDGER, audit_split, fates_of
 from fsl_async.roles.machine import Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
@@ -48,7 +49,6 @@ from fsl_async.roles.split.methods import SplitRules, method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_processes import SplitServerSimulation
@@ -71,11 +71,6 @@ ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
 FORMATS = Formats("fp32", "fp32", "fp32")
 """They keep every bit, so that what arrives can be compared with what was sent."""
-
-
-def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
-    """Return the last outcome of each upload in a ledger."""
-    return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
 
 
 class SplitSimulation(SplitServerSimulation):
@@ -115,7 +110,7 @@ class SplitSimulation(SplitServerSimulation):
 
     def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, CheckedTraining]:
         machine = SplitServerMachine(self.rules, self.architecture)
-        return machine, CheckedTraining(machine.method, files, self.lineage)
+        return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         return self.server_traffic, self.journal
@@ -246,7 +241,7 @@ class SplitSimulation(SplitServerSimulation):
 
     def _check_ledger(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Check the ledger at the end: all settled uploads are in it, and all that is trained."""
-        for problem in audit_split(lines).problems:
+        for problem in audit_split(lines, []).problems:
             self.world.violated(problem)
         fates = fates_of(lines)
         for key, received in self.settled.items():

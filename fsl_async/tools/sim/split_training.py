@@ -26,6 +26,7 @@ import torch
 from attrs import evolve, field, frozen, mutable
 from torch import Tensor, nn
 
+from fsl_async.files.files import Files
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
@@ -44,7 +45,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
-from fsl_async.store.files import Files
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
@@ -170,20 +170,22 @@ class SplitLineage:
 class CheckedTraining(ServerTraining):
     """The split server's training; raises AssertionError where a value is not as it must be."""
 
-    def __init__(self, method: Method, files: Files, lineage: SplitLineage) -> None:
+    def __init__(
+        self, method: Method, files: Files, lineage: SplitLineage, clock: Callable[[], float]
+    ) -> None:
         model, auxiliary = model_of(method)
         align = AlignSettings(1, BUFFER_SAMPLES, BUFFER_SAMPLES, _CLIENT_SGD)
         settings = ServerSettings(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
         server = split_server(method, model, settings, auxiliary)
         shape = UploadShape((VALUES,), 2, per_token=False)
-        super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files))
+        super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files, clock, clock))
         self.lineage = lineage
         self._last: dict[str, UploadKey] = {}
 
     def recover(self) -> ev.SplitRecovered:
         """See `ServerTraining.recover`."""
         found = super().recover()
-        self.lineage.recovered(max(self.disk.numbers(), default=0), found)
+        self.lineage.recovered(max(self.disk.checkpoints.numbers(), default=0), found)
         for name in self.lineage.parts:
             self._check_held(name)
         for client, (_, content) in self.lineage.auxiliary.items():
@@ -275,7 +277,7 @@ class CheckedTraining(ServerTraining):
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """See `ServerTraining.copy`."""
         lineage, book = self.lineage, effect.book
-        number = max(self.disk.numbers(), default=0) + 1
+        number = max(self.disk.checkpoints.numbers(), default=0) + 1
         seal = super().copy(effect)
         assert book.uploads == len(lineage.trained), "progress and tensors are of one moment"
         for name, client in book.clients.items():

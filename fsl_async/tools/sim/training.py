@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from attrs import Factory, define, field, mutable
 
+from fsl_async.files.memory_files import Killed
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import (
     Move,
@@ -29,7 +30,6 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory_files import Killed
 from fsl_transport import Scheduler
 
 T = TypeVar("T")

@@ -36,6 +36,7 @@ from fsl_async.learn.user_code import Task, own_failure
 from fsl_async.nodes.ps.aggregation import check_aggregation
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.node import JOURNAL, start_facts, store_settings_of
+from fsl_async.nodes.ps.own_rules import keep_texts, with_base_rule
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
@@ -47,8 +48,8 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.available_memory import available_bytes
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.memory import available_bytes
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
@@ -92,6 +93,7 @@ def simulate(
         raise RunDirError(
             f"{run_dir} holds a run, and a simulation begins a new one: give another --run-dir"
         )
+    config = with_base_rule(config)
     implied = described(with_implied(config))
     check_aggregation(implied)
     if settings.step_seconds is None:
@@ -397,6 +399,7 @@ class OwnSimulation(Simulation):
         self._store_open, books = store, self._books
         assert books is not None, "a process has books"
         keep_settings(self.root, self.config, recovered.version)
+        keep_texts(self.root, self.config)
         books.started("ps", self.server, run=self.run_name, **start_facts(self.config))
 
     def _server_says(self, note: Note) -> None:
@@ -422,7 +425,7 @@ class OwnSimulation(Simulation):
         if machine.version > newest:
             self._add_point(machine)
         for effect in effects:
-            if isinstance(effect, do.Average):
+            if isinstance(effect, do.Commit):
                 self._merged = effect.merged
 
     def _add_point(self, machine: ParameterServerMachine) -> None:

@@ -14,6 +14,7 @@ import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.config.split_rules import split_rules
 from fsl_async.errors import FslError, RefusedError
+from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.fed_base import choose_device
 from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -29,7 +30,6 @@ from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.store.memory_files import MemoryFiles
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.split_processes import SPLIT_NAME, SPLIT_WORKERS, SplitServerSimulation
 from fsl_async.tools.sim.training import VirtualWorker
@@ -55,7 +55,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
     def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, ServerTraining]:
         device = choose_device(self.config.train.device)
         server, method, uploads, parts = build_server(self.config, device)
-        disk = ServerDisk(Path("/") / SPLIT_SERVER, files)
+        disk = ServerDisk(Path("/") / SPLIT_SERVER, files, self._wall, self.scheduler.time)
         training = ServerTraining(method, server, uploads, disk)
         return SplitServerMachine(self.rules, parts.architecture), training
 

@@ -265,7 +265,7 @@ def test_a_state_of_another_model_is_refused():
 def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
     """One bad client cannot damage the common model or stop a GPU."""
     half = ServerPart(net()[2:], ServerPartOptions(ADAM, shape=(8,), classes=4))
-    before = half.state()
+    before = copy.deepcopy(half.state())
     with pytest.raises(SmashedRefused, match=message):
         half.step(smashed, wants_gradient=True)
     assert same(before, half.state())

@@ -240,8 +240,8 @@ def test_images_change_in_training_alone_and_the_same_way_after_a_relaunch(data)
         (["split.lora_dropout=0.1"], "split.lora_dropout: needs lora_client or lora_server"),
         (["split.betas=0.9"], "split.betas: must be like 0.9,0.999"),
         (["split.betas=0.9,1.0"], "split.betas: must be like 0.9,0.999"),
-        (["split.schedule=cosine"], "split.schedule = cosine goes by the rounds of the run: set"),
-        (["data.flip=true", "model.family=gpt"], "are for images, and model.family = gpt trains"),
+        (["split.schedule=cosine"], "split.schedule = cosine goes by the rounds of the run; set"),
+        (["data.flip=true", "model.family=gpt"], "is for images, and model.family = gpt trains"),
     ],
 )
 def test_settings_that_contradict_each_other_are_one_line(sets, text):

@@ -10,10 +10,10 @@ import pytest
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.files.files import Files
 from fsl_async.process.stopper import Stopper
 from fsl_async.store.adapters import RULES
 from fsl_async.store.checkpoint import Checkpoints
-from fsl_async.store.files import Files
 from fsl_async.store.reading import read_version
 
 pytestmark = [

@@ -35,8 +35,8 @@ def test_two_deltas_make_a_version(run, look):
     server = run("a", "b", "c")
     assert look.sent(led(server, "a")) == [msg.Accepted(key("a"))]
     effects = led(server, "a", 2)
-    (average,) = look.only(effects, do.Average)
-    assert [one.key for one in average.merged] == [key("a"), key("a", 2)]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key for one in commit.merged] == [key("a"), key("a", 2)]
     effects = server.committed(1)
     assert look.sent(effects) == [msg.Announce(1, "d1")] * 3
     assert server.machine.next_deadline() == 4.0, "not at once: a version writes files"
@@ -49,26 +49,26 @@ def test_deltas_during_a_merge_and_before_the_least_time(run, look):
     led(server, "b")
     led(server, "a", 2)
     server.committed(1)
-    assert not look.only(led(server, "b", 2), do.Average)
+    assert not look.only(led(server, "b", 2), do.Commit)
     assert server.machine.phase is Phase.READY
     effects = server.fire()
     assert server.now == 4.0
-    assert [one.staleness for one in look.only(effects, do.Average)[0].merged] == [1, 1]
+    assert [one.staleness for one in look.only(effects, do.Commit)[0].merged] == [1, 1]
 
 
 def test_one_delta_waits_for_the_time(run, look):
     """After every_s fewer deltas make a version, and without any there is none."""
     server = run("a", "b")
-    assert not look.only(server.fire(), do.Average)
+    assert not look.only(server.fire(), do.Commit)
     assert server.now == 102.0
     effects = led(server, "a")
     assert "1 of 2 deltas are buffered after 100.0 s" in look.notes(effects)
-    assert look.only(effects, do.Average)
+    assert look.only(effects, do.Commit)
     server.committed(1)
     server.fire()
     led(server, "b", base=1)
     assert server.machine.next_deadline() == 204.0
-    assert look.only(server.fire(), do.Average)
+    assert look.only(server.fire(), do.Commit)
 
 
 def test_an_old_delta_counts(run, look):
@@ -79,8 +79,8 @@ def test_an_old_delta_counts(run, look):
         server.committed(version + 1)
         server.fire()
     assert look.sent(server.offer(key("b"), number=ev.OWN_PACE))[0].code == "stale"
-    (average,) = look.only(led(server, "b", 1, 1), do.Average)
-    assert average.merged[0].staleness == 2
+    (commit,) = look.only(led(server, "b", 1, 1), do.Commit)
+    assert commit.merged[0].staleness == 2
 
 
 def test_it_opens_when_a_client_is_here(run, look, make_server):
@@ -91,7 +91,7 @@ def test_it_opens_when_a_client_is_here(run, look, make_server):
     assert server.machine.next_deadline() is None
     server.join("a")
     server.fire()
-    assert look.only(led(server, "a", base=1), do.Average)
+    assert look.only(led(server, "a", base=1), do.Commit)
 
 
 @pytest.mark.parametrize("pending", [0, 1])
@@ -102,10 +102,10 @@ def test_asked_to_end(run, look, pending):
         led(server, "a")
     effects = server.feed(DrainAsked("Ctrl-C"))
     assert look.sent(effects) == [msg.Call(0, True)] * 2
-    assert not look.only(led(server, "b"), do.Average), "what was on its way is no answer"
+    assert not look.only(led(server, "b"), do.Commit), "what was on its way is no answer"
     server.store(key("a", 2))
-    (average,) = look.only(server.store(key("b", 2)), do.Average)
-    assert len(average.merged) == 3 + pending
+    (commit,) = look.only(server.store(key("b", 2)), do.Commit)
+    assert len(commit.merged) == 3 + pending
     server.committed(1)
     server.hold("a", 1)
     assert look.sent(server.hold("b", 1)) == [msg.Stop("Ctrl-C")] * 2
@@ -118,10 +118,10 @@ def test_the_last_round_by_count(run, look):
     led(server, "b")
     server.committed(1)
     assert look.sent(server.fire()) == [msg.Call(1, True)] * 2
-    assert not look.only(server.store(key("a", 2, 1)), do.Average)
+    assert not look.only(server.store(key("a", 2, 1)), do.Commit)
     effects = server.fire()
     assert server.now == 4.0 + 95.0
-    assert look.only(effects, do.Average), "one client hangs"
+    assert look.only(effects, do.Commit), "one client hangs"
     server.committed(2)
     server.hold("a", 2)
     assert look.sent(server.hold("b", 2))[-1] == msg.Stop("the run's limit of 2 rounds is reached")

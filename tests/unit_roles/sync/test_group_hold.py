@@ -41,8 +41,8 @@ def test_merges_wait_from_the_cut_on_and_uploads_do_not(group, look):
     for client in ("a", "b"):
         effects = group.store(key(client), number=0)
         assert look.sent(effects, client) == [msg.Accepted(key(client))]
-        assert not of(effects, do.Average)
-    assert of(group.feed(MergesResumed()), do.Average)
+        assert not of(effects, do.Commit)
+    assert of(group.feed(MergesResumed()), do.Commit)
 
 
 def test_a_cut_waits_for_a_version_that_is_being_made(group):
@@ -60,7 +60,7 @@ def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
     group.feed(HoldAsked(0))
     group.store(key("a"), number=0)
     assert group.feed(BROUGHT) == [CommitGlobal(1, G1, counted=True)]
-    assert not of(group.store(key("b"), number=0), do.Average)
+    assert not of(group.store(key("b"), number=0), do.Commit)
     effects = group.committed(1)
     assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
     assert group.feed(MergesResumed()) == []
@@ -68,10 +68,10 @@ def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
         group.hold(client, 1)
     group.fire()
     group.store(key("a", 2, 1), number=1)
-    (average,) = of(group.store(key("b", 2, 1), number=1), do.Average)
-    merged = [one.key for one in average.merged]
+    (commit,) = of(group.store(key("b", 2, 1), number=1), do.Commit)
+    merged = [one.key for one in commit.merged]
     assert merged == [key("a"), key("b"), key("a", 2, 1), key("b", 2, 1)]
-    assert average.version == 2
+    assert commit.version == 2
 
 
 def test_a_version_that_cannot_be_written_changes_nothing(group):
@@ -81,7 +81,7 @@ def test_a_version_that_cannot_be_written_changes_nothing(group):
     group.feed(GlobalFailed(1))
     assert group.machine.phase is Phase.COLLECTING
     group.store(key("a"), number=0)
-    assert of(group.store(key("b"), number=0), do.Average)
+    assert of(group.store(key("b"), number=0), do.Commit)
     assert group.feed(BROUGHT) == []
     assert of(group.committed(1), CommitGlobal)
 
@@ -91,7 +91,7 @@ def test_the_end_of_the_run_is_not_held(group):
     group.feed(HoldAsked(0))
     group.store(key("a"), number=0)
     group.feed(DrainAsked("Ctrl-C"))
-    assert of(group.store(key("b"), number=0), do.Average)
+    assert of(group.store(key("b"), number=0), do.Commit)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_global_weights_in_the_last_round_do_not_close_it(group, look):
     for client in ("a", "b"):
         effects = group.store(key(client), number=0)
         assert look.sent(effects, client) == [msg.Accepted(key(client))]
-    assert of(effects, do.Average)
+    assert of(effects, do.Commit)
 
 
 def test_a_group_ends_without_a_last_global_round_that_does_not_come(ending, look):

@@ -184,14 +184,13 @@ def guarded(make_server):
 def test_a_clipped_delta_weighs_less(guarded, look):
     """Its weight is lowered; the average is divided by unclipped weights."""
     server = guarded(clip_norm=2.0)
-    effects = server.store(key("a", 2, 1), norm=8.0)
-    assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8.0)]
+    server.store(key("a", 2, 1), norm=8.0)
     server.store(key("b", 2, 1))
     effects = server.store(key("c", 2, 1))
-    (average,) = look.only(effects, do.Average)
+    (commit,) = look.only(effects, do.Commit)
     assert "a's delta of norm 8 counts as one of 2" in look.notes(effects)
-    assert [(one.weight, one.clip) for one in average.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
-    assert average.scale == 1 / 24
+    assert [(one.weight, one.clip) for one in commit.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
+    assert commit.scale == 1 / 24
 
 
 def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
@@ -201,8 +200,8 @@ def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
     server.fire()
     server.store(key("a"), norm=6.0)
     server.store(key("b"))
-    (average,) = look.only(server.store(key("c")), do.Average)
-    assert [(one.weight, one.clip) for one in average.merged] == [(8, 0.25), (8, 1), (8, 1)]
+    (commit,) = look.only(server.store(key("c")), do.Commit)
+    assert [(one.weight, one.clip) for one in commit.merged] == [(8, 0.25), (8, 1), (8, 1)]
 
 
 def test_an_outlier_is_quarantined(guarded, look):
@@ -213,10 +212,9 @@ def test_an_outlier_is_quarantined(guarded, look):
     effects = server.store(key("a", 2, 1), norm=50.0)
     reason = "its norm of 50 is above 10 x the median of 1"
     assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
-    assert not look.only(effects, do.Accumulate)
     assert look.sent(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
-    (average,) = look.only(effects, do.Average)
-    assert [one.key.client for one in average.merged] == ["b", "c"]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key.client for one in commit.merged] == ["b", "c"]
     assert look.sent(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
 
 
@@ -232,8 +230,8 @@ def test_a_held_outlier_is_released(guarded, look):
     server.store(key("c", 2, 1), norm=9.0)
     effects = server.committed(2)
     assert look.only(effects, do.Release) == [do.Release(held)]
-    assert [one.key for one in look.only(effects, do.Accumulate)] == [held]
-    assert server.machine.deltas.pending[held].staleness == 1
+    assert list(server.machine.deltas.pending) == [held]
+    assert server.machine.deltas.staleness(held) == 1
     assert not look.only(server.committed(3), do.Release)
 
 
@@ -282,7 +280,7 @@ def test_after_a_restart_the_same_is_excluded(make_server, look):
         1, "d1", digests={1: "d1"}, pending=pending, usual=usual([1.0, 1.0, 2.0])
     )
     assert [one.key.client for one in look.only(effects, do.Quarantine)] == ["a"]
-    assert [one.key.client for one in look.only(effects, do.Accumulate)] == ["b"]
+    assert [key.client for key in server.machine.deltas.pending] == ["b"]
 
 
 def test_a_rule_that_needs_more_clients_waits(make_server, look):
@@ -293,13 +291,13 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.store(key("a"))
     server.store(key("b"))
     effects = server.feed(ev.RoundSkipped("c", 0, "nothing trained"))
-    assert not look.only(effects, do.Average)
+    assert not look.only(effects, do.Commit)
     assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
     server.fire()
     server.store(key("a", 2))
     server.store(key("b", 2))
-    (average,) = look.only(server.store(key("c")), do.Average)
-    assert len(average.merged) == 5
+    (commit,) = look.only(server.store(key("c")), do.Commit)
+    assert len(commit.merged) == 5
 
 
 def test_the_end_does_not_wait_for_a_rule(make_server, look):
@@ -314,4 +312,4 @@ def test_the_end_does_not_wait_for_a_rule(make_server, look):
             break
         effects = server.fire()
     assert [one.exit_code for one in look.only(effects, Finish)] == [0]
-    assert not look.only(effects, do.Average)
+    assert not look.only(effects, do.Commit)

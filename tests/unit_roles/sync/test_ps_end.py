@@ -39,9 +39,9 @@ def test_drain_when_ready_calls_one_last_round(server, look):
     assert look.sent(effects) == [msg.Call(0, last=True)] * 2
     assert drain(server) == []
     server.store(key("a"))
-    (average,) = look.only(server.fire(), do.Average)
+    (commit,) = look.only(server.fire(), do.Commit)
     assert server.now == 10.0, "the last round lasts drain_s"
-    assert len(average.merged) == 1
+    assert len(commit.merged) == 1
     effects = server.committed(1)
     assert look.only(effects, Finish) == []
     assert look.only(server.hold("a", 1), Finish) == []
@@ -84,7 +84,7 @@ def test_drain_while_merging(server, look):
     server.fire()
     server.store(key("a"))
     effects = drain(server)
-    assert look.only(effects, do.Average) == []
+    assert look.only(effects, do.Commit) == []
     assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")]
     assert look.sent(server.fire()) == [msg.Call(1, last=True)]
     server.fire()
@@ -100,7 +100,7 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
     server.store(key("a"))
     if failed_before:
         server.feed(ev.CommitFailed(1, "no space left"))
-        assert len(look.only(drain(server), do.Average)) == 1, "one more try, at once"
+        assert len(look.only(drain(server), do.Commit)) == 1, "one more try, at once"
     else:
         drain(server)
     effects = server.feed(ev.CommitFailed(1, "no space left"))
@@ -175,12 +175,12 @@ def test_the_end_waits_for_a_slow_upload(make_server, look):
     server.store(key("b"))
     server.moving = ("a",)
     effects = server.fire()
-    assert look.only(effects, do.Average) == []
+    assert look.only(effects, do.Commit) == []
     assert server.machine.round.missing() == ["a"], "c, whose bytes do not advance, is given up"
     assert server.machine.next_deadline() == 10.0 + 60.0
     server.fire()
-    (average,) = look.only(server.store(key("a"), after_s=5.0), do.Average)
-    assert {one.key.client for one in average.merged} == {"a", "b"}
+    (commit,) = look.only(server.store(key("a"), after_s=5.0), do.Commit)
+    assert {one.key.client for one in commit.merged} == {"a", "b"}
 
 
 def test_the_end_waits_for_a_slow_download(make_server, look):
@@ -291,7 +291,7 @@ def test_a_hello_that_ends_the_last_round(server, look):
 
 
 def test_recovery_with_pending_deltas(make_server, look):
-    """Deltas acknowledged before the crash are accumulated and merged; offers get their answer."""
+    """Deltas acknowledged before the crash are merged; offers get their answer."""
     server = make_server()
     effects = server.recover(
         2,
@@ -302,7 +302,6 @@ def test_recovery_with_pending_deltas(make_server, look):
         tokens_total=100,
     )
     assert "version 2 with 1 delta " in look.notes(effects)
-    assert len(look.only(effects, do.Accumulate)) == 1
     server.join("a")
     server.join("b")
     server.join("c")
@@ -312,8 +311,8 @@ def test_recovery_with_pending_deltas(make_server, look):
     server.fire()
     for name in "abc":
         effects = server.feed(ev.RoundSkipped(name, 2, "nothing"))
-    (average,) = look.only(effects, do.Average)
-    assert [one.key for one in average.merged] == [key("a", 3, 1)]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key for one in commit.merged] == [key("a", 3, 1)]
     server.committed(3)
     assert server.machine.tokens_total == 110
 

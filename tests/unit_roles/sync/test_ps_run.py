@@ -97,15 +97,14 @@ def test_timer_calls_and_all_answer(server, look):
     assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Call(0)]
     offered = server.offer(key("a"))
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
-    assert offered[0].weight == 8.0, "the weight of its Accumulate"
+    assert offered[0].weight == 8.0, "its weight in the next version"
     effects = server.store(key("a"), after_s=5.0)
     assert look.sent(effects) == [msg.Accepted(key("a"))]
-    assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
     assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
     assert "1 of 2 called clients sent a delta, all have answered" in look.notes(effects)
-    (average,) = look.only(effects, do.Average)
-    assert (average.version, [one.key for one in average.merged]) == (1, [key("a")])
+    (commit,) = look.only(effects, do.Commit)
+    assert (commit.version, [one.key for one in commit.merged]) == (1, [key("a")])
     effects = server.committed(1)
     assert look.sent(effects) == [msg.Announce(1, "d1")] * 2
     assert server.machine.tokens_total == 8
@@ -122,17 +121,20 @@ def test_a_delta_is_received_and_merged_with_the_same_weight(server, look):
         offered = {
             one: look.only(server.offer(one), do.ReceiveDelta)[0].weight for one in (late, fresh)
         }
-        effects = [*server.store(late), *server.store(fresh)]
-        found = {one.key: one.weight for one in look.only(effects, do.Accumulate)}
-        assert found == offered
-        assert found[fresh] == 8.0
-        assert found[late] == 8.0 * (1 + age) ** -0.5
-        assert look.only(server.feed(ev.RoundSkipped("c", version, "nothing")), do.Average)
+        server.store(late)
+        server.store(fresh)
+        skipped = server.feed(ev.RoundSkipped("c", version, "nothing"))
+        found = {one.key: one.weight for one in look.only(skipped, do.Commit)[0].merged}
+        assert found[fresh] == offered[fresh] == 8.0
+        assert found[late] == offered[late] == 8.0 * (1 + age) ** -0.5
         (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
         assert soon.weight == 8.0 * 2**-0.5, "during a merge it is that of the next one"
         server.committed(version + 1)
-        (later,) = look.only(server.store(key("c", version, version)), do.Accumulate)
+        server.store(key("c", version, version))
+        ((later,), _) = server.machine.deltas.begin_merge()
         assert later.weight == soon.weight
+        server.machine.deltas.abandon_merge()
+        del server.machine.deltas.pending[later.key]
 
 
 def test_quorum_then_grace_then_merge_without_the_slow(server, look):
@@ -143,7 +145,7 @@ def test_quorum_then_grace_then_merge_without_the_slow(server, look):
     assert server.machine.next_deadline() == 665.0
     effects = server.fire()
     assert "without b" in look.notes(effects)
-    assert len(look.only(effects, do.Average)) == 1
+    assert len(look.only(effects, do.Commit)) == 1
 
 
 def test_grace_computed_from_earlier_rounds(server):
@@ -167,7 +169,7 @@ def test_member_leaves_and_the_round_goes_on(server, look):
     server.store(key("a"))
     effects = server.left("b")
     assert "round 0 goes on without it" in look.notes(effects)
-    assert len(look.only(effects, do.Average)) == 1
+    assert len(look.only(effects, do.Commit)) == 1
 
 
 def test_same_incarnation_is_called_again(server, look):
@@ -187,7 +189,7 @@ def test_relaunched_incarnation_and_late_joiner_are_not_waited_for(server, look)
     server.fire()
     server.store(key("a"))
     effects = server.hello("b", 2)
-    assert len(look.only(effects, do.Average)) == 1, "the old incarnation is not awaited"
+    assert len(look.only(effects, do.Commit)) == 1, "the old incarnation is not awaited"
     server.committed(1)
     server.attach("b")
     server.hold("a", 1)
@@ -225,7 +227,7 @@ def test_all_leave_and_all_skip(server, look):
     server.join("a", 2)
     server.fire()
     effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
-    assert look.only(effects, do.Average) == []
+    assert look.only(effects, do.Commit) == []
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.READY, 1800.0)
 
 
@@ -242,7 +244,7 @@ def test_stays_open_without_quorum_and_recalls_clients_that_skipped(make_server,
     server.store(key("a"))
     effects = server.fire()
     assert "no quorum after 195.0 s" in look.notes(effects)
-    assert len(look.only(effects, do.Average)) == 1, "clients that hang must not stop the others"
+    assert len(look.only(effects, do.Commit)) == 1, "clients that hang must not stop the others"
 
 
 def test_a_client_that_still_downloads_is_not_called(server, look):
@@ -254,7 +256,7 @@ def test_a_client_that_still_downloads_is_not_called(server, look):
     effects = server.fire()
     assert look.sent(effects, "a") == [msg.Call(0)]
     assert server.machine.round.called == 1
-    assert len(look.only(server.store(key("a")), do.Average)) == 1
+    assert len(look.only(server.store(key("a")), do.Commit)) == 1
 
 
 def test_min_clients_is_for_the_first_sync_only(make_server, look):
@@ -295,7 +297,7 @@ def test_after_space_is_made_the_next_try_is_soon(make_server, look):
         effects = server.feed(ev.CommitFailed(1, words))
         texts |= {look.notes(effects)}
         assert server.machine.next_deadline() - server.now < 10.01
-        assert look.only(server.fire(), do.Average)
+        assert look.only(server.fire(), do.Commit)
     (text,) = texts
     assert text == (
         "version 1 could not be written: No space left on device (/r/v); nothing is lost;"
@@ -328,8 +330,8 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
     assert look.sent(effects) == [msg.Accepted(key("b"))]
     server.fire()
     server.store(key("a", 2, 1))
-    (average,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Average)
-    assert {one.key.client: one.staleness for one in average.merged} == {"a": 0, "b": 1}
+    (commit,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Commit)
+    assert {one.key.client: one.staleness for one in commit.merged} == {"a": 0, "b": 1}
 
 
 def test_refusals_answer_the_round(make_server, look):
@@ -363,11 +365,11 @@ def test_a_known_key_gets_the_same_answer(server, look):
     assert look.only(effects, DeclineStream)[0].reason == "known"
     again = server.store(key("a"))
     assert look.sent(again) == [msg.Accepted(key("a"))]
-    assert look.only(again, do.Accumulate) == []
     server.fire()
     server.committed(1)
     assert look.sent(server.offer(key("a"), number=0)) == [msg.Accepted(key("a"))]
-    assert look.only(server.store(key("a")), do.Accumulate) == []
+    server.store(key("a"))
+    assert not server.machine.deltas.pending, "it is merged once"
 
 
 def test_quarantine(server, look):
@@ -381,8 +383,8 @@ def test_quarantine(server, look):
     ]
     (note,) = [one for one in look.only(effects, Note) if "quarantined delta a/1/0/1" in one.text]
     assert note.facts == {"alarm": "delta", "client": "a"}
-    (average,) = look.only(effects, do.Average)
-    assert [one.key.client for one in average.merged] == ["b"]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key.client for one in commit.merged] == ["b"]
     assert look.sent(server.offer(key("a"), number=0))[0].code == "quarantined"
     assert look.sent(server.store(key("a")))[0].code == "quarantined"
 
@@ -394,9 +396,8 @@ def test_a_delta_of_a_client_that_left_counts(server, look):
     server.left("a")
     effects = server.store(key("a"))
     assert look.sent(effects) == []
-    assert len(look.only(effects, do.Accumulate)) == 1
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
-    assert len(look.only(effects, do.Average)) == 1
+    assert [one.key for one in look.only(effects, do.Commit)[0].merged] == [key("a")]
 
 
 def test_a_transfer_that_broke_off_is_asked_for_again(server, look):
@@ -417,11 +418,11 @@ def test_disk_full_at_commit_is_retried_with_later_deltas(make_server, look):
     server.fire()
     assert server.machine.phase is Phase.MERGING
     effects = server.store(key("b"), number=0)
-    assert look.only(effects, do.Average) == [], "one version at a time"
+    assert look.only(effects, do.Commit) == [], "one version at a time"
     effects = server.feed(ev.CommitFailed(1, "no space left"))
     assert "no space left; nothing is lost; it is tried again within 100 s" in look.notes(effects)
-    (average,) = look.only(server.fire(), do.Average)
-    assert [one.key.client for one in average.merged] == ["a", "b"]
+    (commit,) = look.only(server.fire(), do.Commit)
+    assert [one.key.client for one in commit.merged] == ["a", "b"]
 
 
 def test_deltas_during_a_merge_go_to_the_next_version(server, look):
@@ -433,7 +434,7 @@ def test_deltas_during_a_merge_go_to_the_next_version(server, look):
     server.store(key("b"), number=0)
     server.committed(1)
     assert list(server.machine.deltas.pending) == [key("b")]
-    assert server.machine.deltas.pending[key("b")].staleness == 1
+    assert server.machine.deltas.staleness(key("b")) == 1
 
 
 def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
@@ -484,7 +485,7 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
     (reject,) = look.sent(effects, "b")
     assert (reject.code, "head.weight" in reject.text) == ("model", True)
     assert "b" not in server.machine.members
-    assert len(look.only(effects, do.Average)) == 1
+    assert len(look.only(effects, do.Commit)) == 1
     assert look.only(server.attach("b"), EndSession)[0].peer == "b"
 
 

@@ -60,7 +60,7 @@ def test_the_order_of_calls(run, look, trigger, at_first, after_a):
     assert server.now == 0.0, "as soon as there is a version"
     effects = server.store(key("b"))
     if after_a is None:
-        assert look.only(effects, do.Average)
+        assert look.only(effects, do.Commit)
         effects = server.committed(1)
         assert look.sent(effects) == [], "it is announced to the next one only"
         effects = server.fire()
@@ -69,7 +69,7 @@ def test_the_order_of_calls(run, look, trigger, at_first, after_a):
     assert called(effects) == after_a
     effects = server.store(key("a"))
     assert "2 of 2 called clients sent a delta" in look.notes(effects)
-    assert len(look.only(effects, do.Average)[0].merged) == 2
+    assert len(look.only(effects, do.Commit)[0].merged) == 2
     assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")] * 2
     assert called(server.fire()) == [(name, 1) for name, _ in at_first]
 
@@ -119,7 +119,7 @@ def test_a_client_that_hangs(run, look, trigger):
         assert "stays open: 0 of 2 called clients sent a delta" in look.notes(server.fire())
         effects = server.store(key("b"), after_s=7.0)
         assert "1 of 2 called clients sent a delta, none from a in time" in look.notes(effects)
-        assert look.only(effects, do.Average)
+        assert look.only(effects, do.Commit)
         return
     effects = server.fire()
     assert server.now == 100.0
@@ -188,7 +188,7 @@ def test_after_a_restart_no_client_trains_a_round_twice(make_server, look, trigg
     assert server.now == 10.0
     assert called(effects) == expected
     if trigger == "sequential":
-        assert len(look.only(effects, do.Average)) == 1
+        assert len(look.only(effects, do.Commit)) == 1
         server.committed(2)
         assert called(server.fire()) == [("a", 2)], "it starts from the first"
     else:
@@ -297,8 +297,8 @@ def test_deltas_during_the_last_merge_are_merged_too(run, look):
     server.store(key("b"))
     server.committed(1)
     server.hold("a", 1)
-    (average,) = look.only(server.hold("b", 1), do.Average)
-    assert [one.key for one in average.merged] == [key("b")]
+    (commit,) = look.only(server.hold("b", 1), do.Commit)
+    assert [one.key for one in commit.merged] == [key("b")]
     server.committed(2)
     server.hold("a", 2)
     server.hold("b", 2)
@@ -420,12 +420,12 @@ def test_a_buffered_trigger_is_a_completion_and_an_entry(run, look, monkeypatch)
         assert server.machine.phase is Phase.COLLECTING
         effects = server.store(key(name))
     assert f"{K} of {K} deltas buffered" in look.notes(effects)
-    assert [m.key.client for m in look.only(effects, do.Average)[0].merged] == ["a", "b", "c"]
+    assert [m.key.client for m in look.only(effects, do.Commit)[0].merged] == ["a", "b", "c"]
     server.committed(1)
     server.fire()
     assert server.now == 0.0, "the next round is open at once"
     server.store(key("a", 2, 1))
     server.store(key("b", 2, 0), number=0)
     effects = server.store(key("d"), number=0)  # it answers round 0, and completes this one
-    (average,) = look.only(effects, do.Average)
-    assert [(m.key.client, m.staleness) for m in average.merged] == [("a", 0), ("b", 1), ("d", 1)]
+    (commit,) = look.only(effects, do.Commit)
+    assert [(m.key.client, m.staleness) for m in commit.merged] == [("a", 0), ("b", 1), ("d", 1)]

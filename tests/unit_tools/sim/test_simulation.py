@@ -10,14 +10,14 @@ from buffered import K, buffered_by_clock
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
+from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.store import vectors
-from fsl_async.store.memory_files import MemoryFiles
-from fsl_async.store.replay import Replay
+from fsl_async.store.newest import Newest
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
@@ -128,13 +128,13 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
 def test_starts_make_versions_again(monkeypatch):
     """A checkpoint is written some time after its version, so most kills come before it."""
     made = []
-    advance = Replay.advance
+    make_again = Newest._make_again
 
-    def count(self, vectors, checkpoint, manifest):
+    def count(self, checkpoint, *arguments):
         made.append(checkpoint.record.version)
-        return advance(self, vectors, checkpoint, manifest)
+        return make_again(self, checkpoint, *arguments)
 
-    monkeypatch.setattr(Replay, "advance", count)
+    monkeypatch.setattr(Newest, "_make_again", count)
     worse = evolve(PROFILES["storm"], server_kill_every_s=200.0, server_return_s=(1.0, 5.0))
     monkeypatch.setitem(PROFILES, "storm", worse)
     assert simulate(hours=0.5, every_s=20.0).violations == []
@@ -217,13 +217,14 @@ def _forget_acknowledged(monkeypatch):
 
 
 def _apply_twice(monkeypatch):
-    apply = vectors.apply_change
+    decode = vectors.decode_into
 
-    def twice(weights, sent):
-        apply(weights, sent)
-        apply(weights, sent)
+    def twice(frame, out):
+        count = decode(frame, out)
+        out *= 2
+        return count
 
-    monkeypatch.setattr(vectors, "apply_change", twice)
+    monkeypatch.setattr(vectors, "decode_into", twice)
 
 
 def _prune_early(monkeypatch):

@@ -254,7 +254,7 @@ def _lose_moments(monkeypatch):
 
 
 def _lose_checkpoints(monkeypatch):
-    monkeypatch.setattr(ServerDisk, "seal", lambda self, staged: None)
+    monkeypatch.setattr(ServerDisk, "stage", lambda *_: lambda: None)
 
 
 def _send_a_message_of_the_server(monkeypatch):

@@ -12,8 +12,8 @@ from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
 from fsl_async.store.adapter_aggregator import AdapterAggregator
+from fsl_async.store.adapters import FlexLoRA
 from fsl_async.store.adapters.base import AdapterRule
-from fsl_async.store.adapters.flexlora import FlexLoRA
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SimulationSettings

@@ -244,6 +244,38 @@ def adapt(fed):
             break
 
 
+OWN_MERGE = """
+from fsl_async.store.adapters import HetLoRA
+
+class Mine(HetLoRA):
+    def merge(self, current, sites, scale, draw):
+        return super().merge(current, sites, scale, draw)
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "rule", "more"),
+    [
+        (train, "outer.aggregation", "by_metric.py:ByLoss", {}),
+        (adapt, "tune.rule", "mine.py:Mine", {"tune.method": "lora", "tune.targets": "0,1"}),
+    ],
+    ids=["aggregation", "merge"],
+)
+def test_the_operators_own_rules_make_the_versions(tmp_path, task, key, rule, more):
+    """As at a parameter server; the run has the text of its rule, and its digest."""
+    (tmp_path / "mine.py").write_text(OWN_MERGE)
+    folder = tmp_path if "mine" in rule else Path(EXAMPLE).parent / "rules"
+    result = simulated(tmp_path, task, settings={key: f"{folder / rule}", **more})
+    assert result.points[-1].loss < result.points[1].loss
+    (kept,) = (tmp_path / "run" / "rules").iterdir()
+    made_by = f"{rule.partition(':')[2]}@{kept.stem.rpartition('-')[2]}"
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in ledger]
+    assert {one["rule"] for one in lines if one.get("version", 0) > 0} == {made_by}
+    journal = (tmp_path / "run" / "journal.jsonl").read_text()
+    assert f'"rules":{{"{"tune.merge" if task is adapt else key}":' in journal
+
+
 def measure(fed):
     """Train by losses alone."""
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Files: every disk call of the store, in one small class.
+"""Files: every disk call on a run directory of a server, in one small class.
 
-Nothing else here calls `os` on the run directory. Tests can therefore count the calls, let call n
-fail with a full disk, end the "process" before, during or after it, and drop what was not synced,
-as a power cut would.
+The stores call `os` nowhere else. Tests can therefore count the calls, let call n fail with a full
+disk, end the "process" before, during or after it, and drop what was not synced, as a power cut
+would.
 
 A file's content is durable after `sync`; its name, a rename and a removal are durable after
 `sync_directory` of the folder that holds it (fsync(2), rename(2)). Crash safety depends on this
@@ -16,15 +16,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
-
-from fsl_async.files.private_files import FILE_MODE, FOLDER_MODE
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
 
 
 class Files:
@@ -113,10 +114,6 @@ class Files:
         """Whether the open file is the one at `path`."""
         return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
-    def size_at(self, path: Path) -> int:
-        """The length in bytes of the file at `path`."""
-        return path.stat().st_size
-
     def exists(self, path: Path) -> bool:
         """Whether a file or folder is at `path`."""
         return path.exists()
@@ -153,24 +150,48 @@ class Files:
 
     # --- built from the calls above ---
 
-    def read_whole(self, path: Path, limit: int) -> bytes:
-        """Return the content of a file; OSError (EFBIG) when it is longer than `limit` bytes."""
-        descriptor = self.open_existing(path)
+    @contextmanager
+    def opened(self, path: Path, *, writable: bool = False) -> Iterator[int]:
+        """Open the file at `path` for a block."""
+        descriptor = self.open_existing(path, writable=writable)
         try:
-            if self.size(descriptor) > limit:
-                raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-            return self.read(descriptor, limit, 0)
+            yield descriptor
         finally:
             self.close(descriptor)
 
-    def write_whole(self, path: Path, data: bytes) -> None:
-        """Create `path` with `data` and make the content (not the name) durable."""
+    @contextmanager
+    def created(self, path: Path) -> Iterator[int]:
+        """Create or empty the file at `path` for a block."""
         descriptor = self.create(path)
         try:
-            self.write(descriptor, data, 0)
-            self.sync(descriptor)
+            yield descriptor
         finally:
             self.close(descriptor)
+
+    def size_at(self, path: Path) -> int:
+        """Return the length in bytes of the file at `path`."""
+        with self.opened(path) as descriptor:
+            return self.size(descriptor)
+
+    def read_whole(self, path: Path, limit: int) -> bytes:
+        """Return the content of a file; OSError (EFBIG) when it is longer than `limit` bytes."""
+        with self.opened(path) as descriptor:
+            if self.size(descriptor) > limit:
+                raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+            return self.read(descriptor, limit, 0)
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        """Create `path` with `data` and make the content (not the name) durable."""
+        with self.created(path) as descriptor:
+            self.write(descriptor, data, 0)
+            self.sync(descriptor)
+
+    def replace_whole(self, path: Path, data: bytes) -> None:
+        """Create or replace `path` atomically; content and name are durable on return."""
+        temporary = path.with_name(f"tmp-{path.name}")
+        self.write_whole(temporary, data)
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)
 
     def remove_tree(self, path: Path) -> None:
         """Remove the folder `path`, which holds files only. An absent folder is ignored."""

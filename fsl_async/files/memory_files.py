@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from attrs import define, field
 
-from fsl_async.store.files import BytesLike, Files
+from fsl_async.files.files import BytesLike, Files
 
 T = TypeVar("T")
 Power = Literal["names", "all"] | int
@@ -74,45 +74,36 @@ class MemoryDisk:
     def find(self, path: Path) -> _File | _Folder:
         """Return the file or folder at an absolute path. Raises FileNotFoundError."""
         found: _File | _Folder = self.root
-        for part in os.fspath(path).split("/"):
-            if part:
-                if not isinstance(found, _Folder) or part not in found.names:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-                found = found.names[part]
+        for part in path.parts[1:]:
+            if not isinstance(found, _Folder) or part not in found.names:
+                raise _error(errno.ENOENT, path)
+            found = found.names[part]
         return found
 
     def folder(self, path: Path) -> _Folder:
         """Return the folder at a path. Raises FileNotFoundError, NotADirectoryError."""
-        found = self.find(path)
-        if not isinstance(found, _Folder):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        return found
+        if isinstance(found := self.find(path), _Folder):
+            return found
+        raise _error(errno.ENOTDIR, path)
 
     def file(self, path: Path) -> _File:
         """Return the file at a path. Raises FileNotFoundError, IsADirectoryError."""
-        found = self.find(path)
-        if isinstance(found, _Folder):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        return found
-
-    def damage(self, path: Path, position: int) -> None:
-        """Flip the bits of one byte of a file, as a bad block would."""
-        self.file(path).content[position] ^= 0xFF
+        if isinstance(found := self.find(path), _File):
+            return found
+        raise _error(errno.EISDIR, path)
 
     def lose_power(self, power: Power) -> None:
         """Take away what a power cut takes. No process may use the disk meanwhile."""
         chance = random.Random(power) if isinstance(power, int) else None  # noqa: S311
         names = {}
-        for one in list(_folders(self.root)):
-            if chance is not None:
-                names[one] = dict(chance.choice([one.durable, one.names]))
-            else:
-                names[one] = dict(one.durable if power == "all" else one.names)
-        if chance is not None:
+        for one in _folders(self.root):
+            kept = one.durable if power == "all" else one.names
+            names[one] = dict(chance.choice([one.durable, one.names]) if chance else kept)
+        if chance:
             self._keep_renamed(names)
         for one, kept in names.items():
             one.names, one.durable = kept, dict(kept)
-        for file in list(_files(self.root)):
+        for file in _files(self.root):
             _lose(file, chance)
 
     def _keep_renamed(self, names: dict[_Folder, dict[str, _File | _Folder]]) -> None:
@@ -186,6 +177,10 @@ def _lose(file: _File, chance: random.Random | None) -> None:
     file.owner = None
 
 
+def _error(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
 class Killed(SystemExit):
     """The process dies in a call to its disk."""
 
@@ -246,39 +241,33 @@ class Faults:
             self.by_others.append(is_other)
             if not self.at or not self.at <= len(self.calls) < self.at + self.failures:
                 return act()
-            return self._fail(act, torn)
-
-    def _fail(self, act: Callable[[], T], torn: Callable[[], object] | None) -> T:
-        self.fired = True
-        if torn is not None and self.mode in {"torn", "error"}:
-            torn()
-        if self.mode == "error":
-            raise OSError(self.number, os.strerror(self.number))
-        if self.mode == "after":
-            act()
-        self.dead = True
-        raise Killed("killed")
+            self.fired = True
+            if torn is not None and self.mode in {"torn", "error"}:
+                torn()
+            if self.mode == "error":
+                raise OSError(self.number, os.strerror(self.number))
+            if self.mode == "after":
+                act()
+            self.dead = True
+            raise Killed("killed")
 
 
-def _call(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method of `MemoryFiles` a call to the disk, which its `faults` count and let fail."""
+def _call(act: Callable[..., Any], *, reads: bool = False) -> Callable[..., Any]:
+    """Make a method of `MemoryFiles` a call to the disk, which its `faults` count and let fail.
+
+    reads: it changes nothing; `faults` count it if they count such calls.
+    """
 
     @functools.wraps(act)
     def called(files: MemoryFiles, *given: Any, **named: Any) -> Any:
+        if reads and not files.faults.reads:
+            return act(files, *given, **named)
         return files.faults.call(act.__name__, lambda: act(files, *given, **named), None)
 
     return called
 
 
-def _reading_call(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method that only reads a call to the disk, if `faults` count such calls."""
-    counted = _call(act)
-
-    @functools.wraps(act)
-    def called(files: MemoryFiles, *given: Any, **named: Any) -> Any:
-        return (counted if files.faults.reads else act)(files, *given, **named)
-
-    return called
+_reading_call = functools.partial(_call, reads=True)
 
 
 class MemoryFiles(Files):
@@ -287,7 +276,8 @@ class MemoryFiles(Files):
     def __init__(self, disk: MemoryDisk, faults: Faults | None = None) -> None:
         self.disk, self.faults = disk, faults or Faults()
         self._opened: dict[int, _File] = {}
-        self._next = 3
+        self._next = 1 << 30
+        """The newest descriptor; the system has none so high."""
 
     def die(self) -> None:
         """End the process: its files are closed, and no later call has an effect."""
@@ -302,22 +292,18 @@ class MemoryFiles(Files):
 
     @_call
     def make_directory(self, path: Path) -> None:
-        """See `Files.make_directory`."""
         self.disk.folder(path.parent).names.setdefault(path.name, _Folder())
         self.disk.folder(path)
 
     @_call
     def create(self, path: Path) -> int:
-        """See `Files.create`."""
-        file = self.disk.folder(path.parent).names.setdefault(path.name, _File())
-        if not isinstance(file, _File):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        self.disk.folder(path.parent).names.setdefault(path.name, _File())
+        file = self.disk.file(path)
         if file.content:
             file.change(0, b"", 0)
         return self._made(file)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
-        """See `Files.write`."""
         file, whole = self._opened[descriptor], memoryview(data).cast("B")
 
         def put(part: memoryview) -> None:
@@ -328,29 +314,21 @@ class MemoryFiles(Files):
 
     @_call
     def truncate(self, descriptor: int, size: int) -> None:
-        """See `Files.truncate`."""
         file = self._opened[descriptor]
         grown = bytes(max(0, size - len(file.content)))
         file.change(len(file.content), grown, size)
 
     @_call
     def sync(self, descriptor: int) -> None:
-        """See `Files.sync`."""
         self._opened[descriptor].undo.clear()
-
-    def sync_past_cache(self, descriptor: int, begin: int, end: int) -> None:
-        """Sync: there is no page cache."""
-        self.sync(descriptor)
 
     @_call
     def sync_directory(self, path: Path) -> None:
-        """See `Files.sync_directory`."""
         folder = self.disk.folder(path)
         folder.durable = dict(folder.names)
 
     @_call
     def rename(self, source: Path, target: Path) -> None:
-        """See `Files.rename`."""
         moved, inside = self.disk.find(source), self.disk.folder(target.parent)
         before = inside.names.get(target.name, moved)
         number = 0
@@ -361,73 +339,56 @@ class MemoryFiles(Files):
         elif before is not moved and isinstance(before, _Folder) and before.names:
             number = errno.ENOTEMPTY
         if number:
-            raise OSError(number, os.strerror(number), str(target))
+            raise _error(number, target)
         del self.disk.folder(source.parent).names[source.name]
         inside.names[target.name] = moved
 
     @_call
     def remove(self, path: Path) -> None:
-        """See `Files.remove`."""
         self.disk.file(path)
         del self.disk.folder(path.parent).names[path.name]
 
     @_call
     def remove_directory(self, path: Path) -> None:
-        """See `Files.remove_directory`."""
         if self.disk.folder(path).names:
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+            raise _error(errno.ENOTEMPTY, path)
         del self.disk.folder(path.parent).names[path.name]
 
     @_reading_call
     def open_existing(self, path: Path, *, writable: bool = False) -> int:
-        """See `Files.open_existing`."""
         return self._made(self.disk.file(path))
 
     def close(self, descriptor: int) -> None:
-        """See `Files.close`."""
         file = self._opened.pop(descriptor, None)
         if file is not None and file.owner == (self, descriptor):
             file.owner = None
 
     def lock(self, descriptor: int) -> bool:
-        """See `Files.lock`."""
         file = self._opened[descriptor]
-        if file.owner is None:
-            file.owner = self, descriptor
+        file.owner = file.owner or (self, descriptor)
         return file.owner == (self, descriptor)
 
     def size(self, descriptor: int) -> int:
-        """See `Files.size`."""
         return len(self._opened[descriptor].content)
 
-    def size_at(self, path: Path) -> int:
-        """See `Files.size_at`."""
-        return len(self.disk.file(path).content)
-
     def is_at(self, descriptor: int, path: Path) -> bool:
-        """See `Files.is_at`."""
         return self.exists(path) and self.disk.find(path) is self._opened[descriptor]
 
     @_reading_call
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        """See `Files.read_into`."""
         found = self._opened[descriptor].content[offset : offset + len(buffer)]
         buffer[: len(found)] = found
         return len(found)
 
     @_reading_call
     def names(self, path: Path) -> list[str]:
-        """See `Files.names`."""
         return sorted(self.disk.folder(path).names) if self.exists(path) else []
 
     def exists(self, path: Path) -> bool:
-        """See `Files.exists`."""
         try:
-            self.disk.find(path)
+            return bool(self.disk.find(path))
         except FileNotFoundError:
             return False
-        return True
 
     def is_directory(self, path: Path) -> bool:
-        """See `Files.is_directory`."""
         return self.exists(path) and isinstance(self.disk.find(path), _Folder)

@@ -1,0 +1,222 @@
+"""Recipes: which settings go together, as one table. Pure.
+
+`check` reads it, and the table of docs/ASYNCHRONOUS.md is made of it. A row is a kind of run: when
+it holds, why it limits settings, and the values that it leaves them. A run may be of several kinds.
+Settings that no row names are free. How many clients an aggregation needs is in
+`fsl_async.nodes.ps.aggregation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
+from fsl_async.config.settings import Config
+from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
+from fsl_async.config.split_rules import split_method
+from fsl_async.errors import ConfigError
+
+MOST_MOMENTUM = 0.5
+"""The largest outer momentum in a run whose versions are made of few deltas each."""
+
+
+@frozen
+class Only:
+    """The values that a setting may have, and what to do about others; by default, choose one.
+
+    others: the setting may have any value but these. `OWN` stands for all file.py:Class.
+    """
+
+    values: tuple[Any, ...]
+    advice: str = ""
+    others: bool = field(default=False, kw_only=True)
+
+    def allows(self, value: Any) -> bool:
+        """Whether the setting may have this value."""
+        plain = OWN if isinstance(value, str) and is_own(value) else value
+        return (plain in self.values) != self.others
+
+
+@frozen
+class Recipe:
+    """A kind of run. why: begins with what makes it one; {x} is the setting of that name."""
+
+    name: str
+    holds: Callable[[Config], bool]
+    why: str
+    settings: Mapping[str, Only]
+
+
+def _is_partial(config: Config) -> bool:
+    """Whether a version may be of fewer deltas than there are clients."""
+    return config.sync.trigger == "buffer" and config.sync.buffer_size < config.sync.clients
+
+
+def keeps_no_momentum(config: Config) -> bool:
+    """Whether "growing" stands for no momentum: it would move with each version of few clients.
+
+    Nor do adapters have any, unless outer.optimizer = nesterov asks for it.
+    """
+    return config.tune.is_on or _is_partial(config) or config.outer.aggregation == "latest"
+
+
+def _is_language(config: Config) -> bool:
+    return config.split.is_on and config.model.family in LANGUAGE_FAMILIES
+
+
+def _tunes(config: Config, rules: tuple[str, ...]) -> bool:
+    return config.tune.method == "lora" and config.tune.rule in rules
+
+
+_LEFT_OUT = "leave it out, or choose buffer"
+_DEFAULTS = {"buffer": 0, "least_s": 0, "local_steps": 0, "dylu": False, "pace": "run"}
+_UNUSED = {f"sync.{key}": Only((value,), _LEFT_OUT) for key, value in _DEFAULTS.items()}
+_ROUNDS = {
+    "sync.trigger": Only(("rounds",), "leave it out"),
+    "outer.optimizer": Only(("average",), "choose average: momentum would refer to other rounds"),
+}
+
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("pretraining by the built-in task",
+           lambda c: not (c.tune.is_on or c.split.is_on or c.train.task),
+           "needs a split.method: the built-in task of pretraining trains gpt", {
+        "model.family": Only(("gpt",)),
+    }),
+    Recipe("clients are called: `clock`, `rounds`, `turns`, `sequential`",
+           lambda c: c.sync.trigger != "buffer",
+           "is for sync.trigger = buffer, and sync.trigger is {sync.trigger}", _UNUSED),
+    Recipe("`sequential`", lambda c: c.sync.trigger == "sequential",
+           "compares clients, and sync.trigger = sequential merges one at a time", {
+        "outer.aggregation": Only(("mean",)),
+    }),
+    Recipe("`buffer` of fewer deltas than clients, and a momentum above 0.5",
+           lambda c: _is_partial(c) and c.outer.momentum > MOST_MOMENTUM,
+           "moves a momentum of {outer.momentum:g} with every {sync.buffer_size} deltas of"
+           " {sync.clients} clients, which diverges", {
+        "outer.optimizer": Only(("growing", "average", OWN),
+                                f"choose average, or outer.momentum <= {MOST_MOMENTUM:g}"),
+    }),
+    Recipe("`buffer` with versions further apart than `every_s`",
+           lambda c: c.sync.trigger == "buffer" and c.sync.least_s > c.sync.every_s,
+           "must not be above sync.every_s, {sync.every_s:g} s, after which a version is made", {
+        "sync.least_s": Only((), "lower it"),
+    }),
+    Recipe("`sync.pace = own`", lambda c: c.sync.pace == "own",
+           "with sync.pace = own each task calls fed.send when it likes", {
+        "sync.dylu": Only((False,), "leave out one of them"),
+        "sync.local_steps": Only((0,), "leave out one of them"),
+        "train.task": Only(("",), "which the built-in one does not: set train.task = own,"
+                           " or sync.pace = run", others=True),
+    }),
+    Recipe("`sync.dylu`", lambda c: c.sync.dylu, "is what sync.dylu divides by speed", {
+        "sync.local_steps": Only((0,), "set sync.local_steps", others=True),
+    }),
+    Recipe("`latest`", lambda c: c.outer.aggregation == "latest",
+           "outer.aggregation = latest uses the deltas of earlier versions again", {
+        "sync.trigger": Only(("buffer",)),
+        "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
+        "sync.weighting": Only(("auto", "anarchic"),
+                               "choose auto: a client's newest delta counts by its mean step"),
+        "tune.method": Only(("none",), "it is for pretraining: choose mean"),
+    }),
+    Recipe("groups (`ring.roster`)", lambda c: c.ring.is_on,
+           "groups merge pretraining runs by the clock", {
+        "split.method": Only(("none",), "remove ring.roster"),
+        "tune.method": Only(("none",), "remove ring.roster"),
+        "sync.trigger": Only(("clock",)),
+    }),
+    Recipe("split learning by rates that fall",
+           lambda c: c.split.is_on and c.split.schedule != "constant",
+           "split.schedule = {split.schedule} goes by the rounds of the run", {
+        "run.rounds": Only((0,), "set run.rounds", others=True),
+    }),
+    Recipe("split learning on text", _is_language,
+           "is for images, and model.family = {model.family} trains on text", {
+        "data.flip": Only((False,)),
+        "data.crop": Only((0,)),
+    }),
+    Recipe("full weights (`split.models = fp32`)", lambda c: c.split.sends_whole,
+           "compares or adds up differences, and clients of this run send full weights", {
+        "outer.aggregation": Only(("mean",), "set split.models to another format"),
+        "outer.optimizer": Only(("average",)),
+        "guard.clip_norm": Only((0,), "set split.models to another format"),
+        "guard.outlier_median": Only((0,), "set split.models to another format"),
+        "sync.weighting": Only(("batch",), "choose auto or tokens", others=True),
+    }),
+    Recipe("private fine-tuning (`tune.dp_epsilon`)", lambda c: c.tune.is_private,
+           "tune.dp_epsilon is a budget for all rounds of the run", {
+        "tune.method": Only(("lora",), "this one has no private training: choose lora"),
+        "tune.rule": Only(PRIVATE_RULES, f"choose {' or '.join(PRIVATE_RULES)}, by which sites"
+                          " train one factor of an adapter: noise on both is multiplied"),
+        "run.rounds": Only((0,), "set run.rounds", others=True),
+        "sync.trigger": Only(("rounds",), "tune.dp_epsilon needs rounds: leave it out"),
+    }),
+    Recipe("fine-tuning (`tune.method`)", lambda c: c.tune.is_on,
+           "a run tunes a base model or splits one", {
+        "split.method": Only(("none",), "leave out tune.method or split.method"),
+    }),
+    Recipe("zeroth order (`tune.method = zeroth`)", lambda c: c.tune.method == "zeroth",
+           "tune.method = zeroth needs rounds", _ROUNDS),
+    Recipe("rules of adapters by rounds: all but fedit and ffa",
+           lambda c: c.tune.method == "lora" and c.tune.by_rounds,
+           "tune.rule = {tune.rule} needs rounds", _ROUNDS),
+    Recipe(f"rules that merge products: {', '.join(PRODUCT_RULES)}",
+           lambda c: _tunes(c, PRODUCT_RULES),
+           "tune.rule = {tune.rule} merges products of factors", {
+        "outer.aggregation": Only(("mean",), "choose mean (others compare factors)"),
+        "sync.max_staleness": Only((0,), "choose 0 (older versions have other bases)"),
+        "sync.weighting": Only(("auto", "tokens", "uniform")),
+        "store.resident": Only((True,), "choose true (versions are merged in memory)"),
+    }),
+    Recipe(f"rules that change the basis: {', '.join(BASIS_RULES)}",
+           lambda c: _tunes(c, BASIS_RULES),
+           "tune.rule = {tune.rule} merges products of factors", {
+        "codec.feedback_up": Only((False,), "choose false (it is of the basis before)"),
+    }),
+)  # fmt: skip
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return a setting by its dotted key; of sync.max_staleness, what its default stands for."""
+    table, _, name = key.partition(".")
+    if key == "sync.max_staleness":
+        return config.sync.staleness_limit
+    return getattr(getattr(config, table), name)
+
+
+def plain(value: Any) -> str:
+    """Return a value as in TOML, texts without quotes."""
+    return value if value and isinstance(value, str) else show(value)
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError, in one line, for the first setting that does not go with the kind of run.
+
+    config: with what the kind of run implies.
+    """
+    for recipe in RECIPES:
+        if not recipe.holds(config):
+            continue
+        for key, only in recipe.settings.items():
+            value = value_of(config, key)
+            if not only.allows(value):
+                why = recipe.why.format(**attrs.asdict(config, recurse=False))
+                advice = only.advice or f"choose {' or '.join(map(plain, only.values))}"
+                raise ConfigError(f"{key}: {why}; {advice}, got {plain(value)}", key)
+    if config.split.is_on:
+        _check_trigger(config)
+
+
+def _check_trigger(config: Config) -> None:
+    """Raise ConfigError unless split learning has the trigger of its method and mode."""
+    split, wanted = config.split, split_method(config).trigger
+    if config.sync.trigger != wanted:
+        raise ConfigError(
+            f"sync.trigger is {config.sync.trigger}, and split.method = {split.method} in mode"
+            f" {split.mode} needs {wanted}: leave it out",
+            "sync.trigger",
+        )

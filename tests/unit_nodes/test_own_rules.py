@@ -1,0 +1,132 @@
+"""Rules that an operator has written: loaded once, tried, and named with file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from fsl_async.config.implied import with_implied
+from fsl_async.config.load import from_wire, load, to_wire
+from fsl_async.errors import ConfigError
+from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of
+from fsl_async.nodes.ps.node import rules_of, start_facts, store_settings_of
+from fsl_async.nodes.ps.own_rules import keep_texts, with_base_rule
+
+HEAD = """\
+import numpy as np
+from fsl_async.store.adapters import FedIT, FlexLoRA
+from fsl_async.store.aggregation import Rule
+"""
+MEAN = """\
+class Mine(Rule):
+    def combine(self, rows, clients, parts):
+        return rows.mean(axis=0)
+"""
+MERGE = """\
+class Mine(FlexLoRA):
+    def merge(self, current, sites, scale, draw):
+        return super().merge(current, sites[:1], scale, draw)
+"""
+EXAMPLES = Path(__file__).parents[2] / "examples" / "rules"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(key, code, *more):
+    Path("mine.py").write_text(HEAD + code)
+    config = with_implied(with_base_rule(load(None, [f"{key}=mine.py:Mine", *more])))
+    check_aggregation(config)
+    return config, store_settings_of(config)
+
+
+AGGREGATION = [
+    ("class Mine: pass", "does not derive from fsl_async.store.aggregation.Rule"),
+    ("class Yours(Rule): pass", "there is no such class"),
+    ("1 / 0", "importing it raised ZeroDivisionError at line 4"),
+    ("class Mine(Rule): pass", "base.py:.*NotImplementedError|mine.py:.*NotImplementedError"),
+    (MEAN.replace("rows.mean(axis=0)", "rows[1 // len(parts[9:])]"),
+     "mine.py:6: in Mine.combine: ZeroDivisionError"),
+    (MEAN.replace("rows.mean(axis=0)", "[c.metrics['loss'] for c in clients]"),
+     "mine.py:6: in Mine.combine.*: KeyError: 'loss'"),
+    (MEAN.replace("rows.mean", "rows.astype(float).mean"), r"mine.py:5: .*float64 \(2600,\), not"),
+    (MEAN.replace("axis=0", "axis=1"), r"returns float32 \(1,\), not float32 \(2600,\)"),
+    (MEAN.replace("rows.mean(axis=0)", "rows[0] * np.float32('nan')"), "is not finite"),
+    (MEAN.replace("rows.mean(axis=0)", "None"), "it returns NoneType, not an array"),
+    (MEAN.replace("rows.mean(axis=0)", "rows[0] + np.float32(np.random.random())"),
+     "gives other values for the same rows"),
+    (MEAN.replace("def", "least = 0\n    def"), "least must be a whole number"),
+    (MEAN.replace("def", "reuses = True\n    def"), "reuses false"),
+]  # fmt: skip
+ADAPTERS = [
+    ("class Mine(FedIT): pass", "must derive from a built-in rule that merges products: FedSVD"),
+    (MERGE.replace("def", "unequal_ranks = False\n    def"), "unequal_ranks is what clients train"),
+    (MERGE.replace("    def", "    def trains_a(self, v):\n        return v > 3\n    def"),
+     "trains_a is what clients train"),
+    (MERGE.replace("super()", "None"), "mine.py:6: in Mine.merge: AttributeError"),
+    (MERGE.replace("return super()", "return 0 * super()"), "TypeError"),
+    (MERGE.replace("return super()", "super()"), "it returns NoneType, not Merged"),
+    (MERGE.replace("def", "keeps_owed = True\n    def"), "the rule must return owed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "words"),
+    [
+        *(("outer.aggregation", *one) for one in AGGREGATION),
+        *(("tune.rule", *one) for one in ADAPTERS),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_one_line_before_the_start(folder, key, code, words):
+    """A rule that fails at the first merge costs a round of everybody's training."""
+    more = ["tune.method=lora"] if key == "tune.rule" else []
+    with pytest.raises(ConfigError, match=words) as caught:
+        started(key, code, *more)
+    assert "\n" not in caught.value.message
+    assert caught.value.key in {key, "tune.merge"}
+    assert caught.value.exit_code == 2
+
+
+def test_an_own_aggregation_is_named_by_its_digest_and_reloaded_when_it_changes(folder):
+    """Versions record which code has made them."""
+    config, settings = started("outer.aggregation", MEAN)
+    first = settings.rule_name
+    assert first.startswith("Mine@")
+    assert rule_of(config).name == first
+    assert rules_of(config).compares
+    facts = start_facts(config)["rules"]["outer.aggregation"]
+    assert (facts["class"], facts["sha256"][:8]) == ("Mine", first.partition("@")[2])
+    keep_texts(folder, config)
+    (kept,) = (folder / "rules").iterdir()
+    assert kept.read_text() == Path("mine.py").read_text()
+    assert started("outer.aggregation", MEAN + "# more")[1].rule_name != first
+
+
+def test_an_own_merge_of_adapters_leaves_clients_the_built_in_rule(folder):
+    """A parameter server must not choose code that runs on a client's machine."""
+    config, settings = started("tune.rule", MERGE, "tune.method=lora")
+    assert settings.product_rule.name.startswith("Mine@")
+    wire = to_wire(config)
+    assert wire["tune"]["rule"] == "flexlora"
+    assert "merge" not in wire["tune"]
+    aggregation, _ = started("outer.aggregation", MEAN)
+    assert to_wire(aggregation)["outer"]["aggregation"] == "own"
+    hostile = {"outer": {"aggregation": "/tmp/x.py:X"}, "tune": {"merge": "/tmp/x.py:X"}}
+    assert from_wire(hostile).outer.aggregation == "own"
+    assert not from_wire(hostile).tune.merge
+    with pytest.raises(ConfigError, match="expected one of fedit"):
+        from_wire({"tune": {"rule": "/tmp/x.py:X"}})
+
+
+def test_a_rule_is_relative_to_the_file_that_names_it(folder):
+    """As --set is to the current folder."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "mine.py").write_text("from fsl_async.store.aggregation import Rule\n" + MEAN)
+    (folder / "sub" / "run.toml").write_text('[outer]\naggregation = "mine.py:Mine"\n')
+    assert rule_of(load("sub/run.toml")).name.startswith("Mine@")
+    with pytest.raises(ConfigError, match="no such file"):
+        rule_of(load(None, ["outer.aggregation=mine.py:Mine"]))
+    with pytest.raises(ConfigError, match=r"latest or file.py:Class, got \"meen\", did you mean"):
+        load(None, ["outer.aggregation=meen"])
