@@ -19,7 +19,7 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
-from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
@@ -49,12 +49,11 @@ from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
-from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
-from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev

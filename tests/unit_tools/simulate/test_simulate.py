@@ -16,7 +16,7 @@ from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import measure_round
-from fsl_async.tools.simulate import client, residents
+from fsl_async.tools.simulate import client, places
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
 POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
@@ -156,13 +156,13 @@ def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimiz
     """With one model in memory the versions are those of all in memory, in a storm too; weights,
     gradients that are kept, and moments are moved.
     """
-    seen, move_out = [], residents.Model.move_out
+    seen, move_out = [], places.Model.move_out
 
     def watched(model):
         move_out(model)
         seen.append(sum(size for _, size in model.moved))
 
-    monkeypatch.setattr(residents.Model, "move_out", watched)
+    monkeypatch.setattr(places.Model, "move_out", watched)
 
     def adds_up(fed):
         torch.manual_seed(fed.seed)
