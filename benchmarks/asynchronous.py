@@ -34,7 +34,7 @@ from fsl_async.config.settings import Config
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.gpt import GPT, gpt_config
-from fsl_async.tools.sim.faults import PROFILES, FaultProfile
+from fsl_async.tools.sim.world import PROFILES, FaultProfile
 from fsl_async.tools.simulate.result import Result
 from fsl_async.tools.simulate.settings import SimulateSettings
 from fsl_async.tools.simulate.simulation import simulate

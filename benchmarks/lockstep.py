@@ -40,14 +40,14 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, weights
-from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.task import open_samples
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 METHODS = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
 RESULTS = Path(__file__).parent / "results" / "lockstep.jsonl"

@@ -4,7 +4,7 @@
 
 A client as in production, in this process: training (the built-in task) in one thread, the event
 loop with session and shell in another, codec and rebase work in a third, against a real `fsl-node
---role ps` process that calls for a sync every few seconds. `fsl_async.process.lag` measures the
+--role ps` process that calls for a sync every few seconds. `fsl_async.nodes.runtime` measures the
 loop's lag: how much later than asked a timer fires, ten times a second, from the first training
 step to the last, so without the import of torch. Before each case it is measured on an idle loop in
 a thread of this process. With uvloop the clock of a loop counts whole milliseconds.
@@ -35,7 +35,7 @@ from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
-from fsl_async.process.lag import LoopLag
+from fsl_async.nodes.runtime import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run as run_loop
 

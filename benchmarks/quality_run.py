@@ -32,10 +32,9 @@ from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import Corpus, windows

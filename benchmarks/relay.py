@@ -1,7 +1,7 @@
 """What a relay costs on loopback: a message there and back, and a stream, direct and relayed.
 
 The ends and the relays are processes of the production code (`ListenerEndpoint`, `nodes/relay`,
-`DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks (`process/heap.py`). The
+`DialerEndpoint`), set up as `fsl-node` does: the ends keep freed blocks (`process/memory.py`). The
 ways take turns, `--rounds` times. One JSON row for each, with medians:
 
     round_trip_us       a control message and its echo
@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.nodes.relay.node import serve
-from fsl_async.nodes.relay.relay import Route
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.nodes.relay.relay import Route, serve
+from fsl_async.process.memory import keep_freed_blocks
 from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve

@@ -38,11 +38,11 @@ from netlab.laboratory import Laboratory
 from fsl_async.config.load import load, to_dict
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.observe.evaluations import kept
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 NODE = [str(Path(sys.executable).with_name("fsl-node"))]
 CLIENTS = [f"client-{number}" for number in range(1, 5)]

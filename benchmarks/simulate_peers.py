@@ -258,7 +258,7 @@ def train(fed: Any) -> None:
 def simulate(workers: int = 1) -> nn.Module:
     """Simulate the run; return its newest version, read from the run directory."""
     from fsl_async.learn.client.buffers import ModelWeights
-    from fsl_async.tools.evaluation import load_last
+    from fsl_async.tools.versions import load_last
 
     run_dir = Path(task()["folder"], "run")
     fsl_async.simulate(

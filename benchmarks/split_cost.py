@@ -34,7 +34,7 @@ from lockstep import Plain
 from fsl_async.config.load import load
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build
-from fsl_async.learn.split.samples import open_samples
+from fsl_async.learn.split.task import open_samples
 
 SITES = ("site-a", "site-b", "site-c")
 ROUNDS = 6

@@ -38,10 +38,9 @@ import torch
 from split_grid import Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
 from split_tables import text_of
 
-from fsl_async.learn.data.find import open_dataset
+from fsl_async.learn.data.facts import open_dataset
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.places import net_of
-from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.runner import Stage, net_of
 from fsl_async.tools.compare.split import SplitComparison
 
 RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"

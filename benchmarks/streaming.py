@@ -36,7 +36,7 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.nodes.runtime import ThreadWorker
-from fsl_async.nodes.streams import Source
+from fsl_async.nodes.wire import Source
 from fsl_codecs import CodecSpec, bound, decode_accumulate, encode_into
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener

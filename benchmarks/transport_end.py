@@ -18,7 +18,7 @@ from typing import Any
 from transport_task import Meter, Task, end_with_input, say, task_of
 
 import fsl_transport as tp
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener

@@ -50,11 +50,9 @@ from fsl_async.config.site_tuning import Order
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.alone import TuningComparison
+from fsl_async.tools.compare.alone import SiteRecords, TuningComparison, load_records
 from fsl_async.tools.compare.outcome import Outcome
-from fsl_async.tools.compare.places import Loopback
-from fsl_async.tools.compare.records import SiteRecords, load_records
-from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.tune import LOCAL, METHODS, POOLED, TuningChoices
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"

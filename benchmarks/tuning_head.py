@@ -29,7 +29,7 @@ from torch import nn
 
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "tuning_head.jsonl"

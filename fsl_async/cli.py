@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the top of the program
-        from fsl_async.commands.line_stream import write_last
+        from fsl_async.commands.output import write_last
 
         out, err = io.StringIO(), io.StringIO()
         exit_code = report(

@@ -28,16 +28,11 @@ Exit codes, the same for every command:
     130  interrupted (Ctrl-C)
 """
 
-from __future__ import annotations
-
 import errno
 import json
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+from typing import NamedTuple, TextIO
 
 _NO_HOME = "determine home directory"
 """Part of pathlib's message for a ~user that does not exist, and for ~ without a home folder."""
@@ -116,7 +111,7 @@ class TaskRaisedError(TaskError):
 
 
 class PrivacyError(FslError):
-    """A site's privacy budget (`fsl_async.learn.tune.budget`) is used up, unknown or impossible."""
+    """A site's privacy budget (`learn.tune.privacy`) is used up, unknown or impossible."""
 
 
 class RunDirError(FslError):

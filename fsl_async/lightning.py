@@ -21,8 +21,6 @@ validation and checkpoints. Different in a run:
 Needs the extra `lightning`, and for adapters `hf`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

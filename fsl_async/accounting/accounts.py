@@ -3,8 +3,6 @@
 Each process counts from zero, so its last note has its sums. Directions are seen from the clients.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -9,17 +9,100 @@ Source of the estimates, all of a transformer: `python benchmarks/cut_bits.py` (
 benchmarks/results/cut_bits.jsonl) for activations, their gradients and weights, means over three
 cuts; docs/BENCHMARKS.md, "Quality at equal tokens", for deltas, means of up and down (e5m2 and
 uniform activations are taken to be like deltas). After a ReLU many values are zero and take less.
+
+A `ModelShapes` has the numbers of a cut model that its bytes and memory depend on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from attrs import frozen
+from attrs import astuple, frozen
 
-from fsl_async.accounting.shapes import Part, Summed
+
+@frozen
+class Summed:
+    """Adds attrs objects of one class up, number by number."""
+
+    def __add__(self, other: Self) -> Self:
+        pairs = zip(astuple(self, recurse=False), astuple(other, recurse=False), strict=True)
+        return type(self)(*(one + another for one, another in pairs))
+
+
+@frozen
+class Part(Summed):
+    """A part of a model, in values.
+
+    parameters: trained.
+    buffers: exchanged, not trained (running means).
+    counters: 64-bit integers; published figures count them, our wire leaves them out.
+    activations: kept per sample for the backward pass.
+    frozen: held, neither trained nor exchanged (LoRA).
+    """
+
+    parameters: int = 0
+    buffers: int = 0
+    counters: int = 0
+    activations: int = 0
+    frozen: int = 0
+
+    @property
+    def values(self) -> int:
+        """Values that are exchanged: parameters and buffers."""
+        return self.parameters + self.buffers
+
+
+@frozen
+class ModelShapes:
+    """A model cut in two, and in three for labels that stay at home.
+
+    client, server: the two parts that most methods have.
+    whole: the model in one piece; with tied weights less than their sum.
+    auxiliary: the client's small model that replaces the split server's part.
+    tail: what moves from the split server to the client when labels stay there (U-shaped), without
+        what the client has already.
+    cut_values, tail_values: values of one sample at the first and the second cut.
+    label_bytes: bytes of one sample's labels on the wire.
+    """
+
+    name: str
+    cut: str
+    client: Part
+    server: Part
+    whole: Part
+    auxiliary: Part
+    tail: Part
+    cut_values: int
+    tail_values: int
+    label_bytes: int
+
+
+def label_width(classes: int) -> int:
+    """Bytes of one label: 1, 2 or 4, the fewest that hold every class."""
+    return 1 if classes <= 1 << 8 else 2 if classes <= 1 << 16 else 4
+
+
+class Category(StrEnum):
+    """What bytes carry; a run's ledger has the same names."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    LABELS = "labels"
+    AUXILIARY = "auxiliary"
+    CLIENT_MODEL = "client model"
+    FULL_MODEL = "full model"
+    ADAPTERS = "adapters"
+    SCALARS = "scalars"
+
+
+class Direction(StrEnum):
+    """From (up) or to (down) the client."""
+
+    UP = "up"
+    DOWN = "down"
+
 
 RUN_VALUES = 128
 """Values that share one scale."""

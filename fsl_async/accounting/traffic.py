@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS
+from fsl_async.accounting.sizes import FORMATS, Category, Direction
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
 if TYPE_CHECKING:

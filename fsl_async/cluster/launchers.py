@@ -1,7 +1,5 @@
 """Launchers start clients: local processes, Slurm jobs, or any command. The launch file chooses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

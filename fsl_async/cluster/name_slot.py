@@ -10,8 +10,6 @@ process. Such locks do not exclude each other within one process, which lists it
 Machines that get a new host name at each start (containers, cloud instances) should use --name.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

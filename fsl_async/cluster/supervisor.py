@@ -8,8 +8,6 @@ executes the child's program. The signal is sent when the *thread* that launched
 the loop should run in the main thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -17,17 +15,16 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Self, TextIO
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Self, TextIO
 
 from attrs import field, frozen
 
-from fsl_async.cluster.restarts import End, RestartRules, Restarts, State, Wait
+from fsl_async.cluster.restarts import ALIKE, End, RestartRules, Restarts, State, Wait
 from fsl_async.errors import ExitCode, one_line
 from fsl_async.files.private_files import make_folder, opener
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SHOWN = 500
@@ -341,3 +338,42 @@ def _describe(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+class Deaths:
+    """Collects ends of child processes by their last error; false while there are none."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Counter[str]] = {}
+        """Ends by error, then by child."""
+        self._last: dict[str, tuple[str, int]] = {}
+        """The last error of each child, and how often in a row it ended with that."""
+        self._lost: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def add(self, end: ChildExited) -> None:
+        """Count an end."""
+        error = end.error or end.why
+        self._names.setdefault(error, Counter())[end.name] += 1
+        before, times = self._last.get(end.name, ("", 0))
+        self._last[end.name] = error, times + 1 if error == before else 1
+        if end.relaunch_in_s is None:
+            self._lost.add(end.name)
+
+    def are_hopeless(self, names: Iterable[str]) -> bool:
+        """Whether each of these ended for good, or `ALIKE` times in a row with one error."""
+        return all(
+            name in self._lost or self._last.get(name, ("", 0))[1] >= ALIKE for name in names
+        )
+
+    def lines(self) -> list[str]:
+        """A line for each error, the most frequent first: who ended, how often, with what."""
+        ordered = sorted(self._names.items(), key=lambda item: -item[1].total())
+        return [
+            f"{', '.join(sorted(names))} ended"
+            + (f" {names.total()} times" if names.total() > 1 else "")
+            + f": {error}"
+            for error, names in ordered
+        ]

@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from fsl_async.commands.options import Finite, RunDir, Whole
+from fsl_async.commands.options import (
+    Finite,
+    RunDir,
+    Whole,
+    WithJson,
+    argument,
+    option,
+    takes,
+)
 from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
 
@@ -30,40 +38,29 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
+class ChaosOptions(WithJson):
+    """The options of `fsl-node chaos`."""
+
+    run: Path = argument(RunDir())
+    faults_per_hour: float = option(
+        "Of all clients together.", Finite(0, 36_000, min_open=True), required=True
+    )
+    kill: bool = option("SIGKILL; the process's launcher launches it again.")
+    stop: bool = option("SIGSTOP, and SIGCONT after a while.")
+    partition: bool = option("Cut a client's link, and restore it after a while.")
+    slow: bool = option("Make a client's link slow (20 kB/s) for a while.")
+    server: bool = option("kill and stop may hit the parameter server too.")
+    away: tuple[float, float] = option(
+        "Seconds that a stop, a cut or a slow link lasts.",
+        Finite(0.1, 3600.0), "MIN MAX", default=(2.0, 20.0), nargs=2,
+    )  # fmt: skip
+    seed: int = option("", Whole(0), default=0)
+    lasts: str = option("How long.", None, "TIME", name="--for", default="5min")
+
+
 @click.command("chaos")
-@click.argument("run", type=RunDir())
-@click.option(
-    "--faults-per-hour", required=True, type=Finite(0, 36_000, min_open=True),
-    help="Of all clients together.",
-)  # fmt: skip
-@click.option("--kill", is_flag=True, help="SIGKILL; the process's launcher launches it again.")
-@click.option("--stop", is_flag=True, help="SIGSTOP, and SIGCONT after a while.")
-@click.option(
-    "--partition", is_flag=True, help="Cut a client's link, and restore it after a while."
-)
-@click.option("--slow", is_flag=True, help="Make a client's link slow (20 kB/s) for a while.")
-@click.option("--server", is_flag=True, help="kill and stop may hit the parameter server too.")
-@click.option(
-    "--away", nargs=2, default=(2.0, 20.0), show_default=True, type=Finite(0.1, 3600.0),
-    metavar="MIN MAX", help="Seconds that a stop, a cut or a slow link lasts.",
-)  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=Whole(0))
-@click.option("--for", "lasts", default="5min", show_default=True, metavar="TIME", help="How long.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    *,
-    run: Path,
-    faults_per_hour: float,
-    kill: bool,
-    stop: bool,
-    partition: bool,
-    slow: bool,
-    server: bool,
-    away: tuple[float, float],
-    seed: int,
-    lasts: str,
-    as_json: bool,
-) -> int:
+@takes(ChaosOptions)
+def command(options: ChaosOptions) -> int:
     """Inject faults into the clients of a running run, and report what they cost.
 
     Finds the processes of RUN, a run directory, on this machine; no other process is hit. Without
@@ -72,25 +69,21 @@ def command(
     RUN/chaos.jsonl logs every fault.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.chaos.fault_log import FILE, FaultLog
-    from fsl_async.tools.chaos.schedule import KINDS, Storm
-    from fsl_async.tools.chaos.storm import StormRunner
-    from fsl_async.tools.chaos.targets import Run
+    from fsl_async.tools.chaos.storm import FILE, FaultLog, Storm, StormRunner
+    from fsl_async.tools.chaos.targets import KINDS, Run
 
-    output = Output(as_json=as_json)
-    seconds = seconds_of(lasts)
+    output = Output(as_json=options.as_json)
+    seconds, away = seconds_of(options.lasts), options.away
     if away[0] > away[1]:
         raise UsageError(f"--away {away[0]:g} {away[1]:g}: MIN is above MAX")
-    chosen = dict(zip(KINDS, (kill, stop, partition, slow), strict=True))
-    kinds = tuple(kind for kind, is_on in chosen.items() if is_on) or KINDS[:2]
-    found = Run.at(run)
+    kinds = tuple(kind for kind in KINDS if getattr(options, kind)) or KINDS[:2]
+    found = Run.at(options.run)
     try:
         log = FaultLog(found.run_dir / FILE)
     except OSError as error:
-        raise UsageError(f"{run}: cannot write {FILE}: {error.strerror}") from None
-    storming = StormRunner(
-        found, Storm(faults_per_hour, kinds, seed, away), log, output.say, with_server=server
-    )
+        raise UsageError(f"{options.run}: cannot write {FILE}: {error.strerror}") from None
+    storm = Storm(options.faults_per_hour, kinds, options.seed, away)
+    storming = StormRunner(found, storm, log, output.say, with_server=options.server)
     stopper = Stopper()
     with stop_on_signals(stopper):
         try:
@@ -100,11 +93,7 @@ def command(
             log.close()
         time.sleep(_SETTLE_S)
     result = report_of(found.run_dir)
-    if as_json:
-        output.result(result)
-    else:
-        for line in text_lines(result):
-            output.say(line)
+    output.answer(result, *text_lines(result))
     return ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
 
 
@@ -112,8 +101,8 @@ def report_of(run_dir: Path) -> dict[str, Any]:
     """The report of a run's last storm."""
     from fsl_async.observe.journal import JournalReader
     from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-    from fsl_async.tools.chaos.fault_log import FILE
     from fsl_async.tools.chaos.report import report
+    from fsl_async.tools.chaos.storm import FILE
 
     ledger, _ = read_ledger(run_dir / LEDGER)
     own = {}

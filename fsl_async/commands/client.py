@@ -15,9 +15,8 @@ from fsl_async.config import address as addresses
 from fsl_async.config.site_policy import listed
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import DataError, TooShortError, UsageError
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.program import program
-from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -157,8 +156,7 @@ def _preemptible(
 
 def read_policy(keys: KeysFolder | None, allow: str | None) -> SitePolicy:
     """What may leave this site, by site.toml beside its keys and --allow. Raises FslError."""
-    from fsl_async.keys.folder import KeysFolder
-    from fsl_async.keys.site_file import site_policy
+    from fsl_async.keys.folder import KeysFolder, site_policy
 
     return site_policy(keys or KeysFolder(), allow)
 
@@ -197,7 +195,7 @@ def check_readable(data: str) -> None:
 
     What is streamed is looked at when the run has welcomed the client.
     """
-    from fsl_async.learn.data.find import is_text, open_dataset
+    from fsl_async.learn.data.facts import is_text, open_dataset
     from fsl_async.learn.data.sources import location_of, open_documents
 
     found = location_of(data)
@@ -274,7 +272,7 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     options: dotted key -> the option to name instead.
     """
     from fsl_async.learn.data.corpus import Corpus
-    from fsl_async.learn.data.find import is_text
+    from fsl_async.learn.data.facts import is_text
     from fsl_async.learn.data.sources import location_of
 
     path = config.data.path

@@ -168,8 +168,7 @@ def command(
     on all records in one process, and at each site alone.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.compare.places import net_of
-    from fsl_async.tools.compare.runner import Stage
+    from fsl_async.tools.compare.runner import Stage, net_of
     from fsl_async.tools.compare.table import lines
 
     given = {name: value for name, value in options.items() if value not in {None, "", ()}}
@@ -177,7 +176,7 @@ def command(
     all_seeds = tuple(dict.fromkeys(parse_numbers("--seeds", seeds))) or (choices.seed,)
     between = net_of(net, choices.names)
     if png_path is not None:
-        from fsl_async.tools.compare.plot import check_plot
+        from fsl_async.tools.compare.table import check_plot
 
         check_plot(png_path)
         _check_writable("--png", png_path)
@@ -205,7 +204,7 @@ def command(
     for line in lines(found):
         output.say(line)
     if png_path is not None:
-        from fsl_async.tools.compare.plot import draw
+        from fsl_async.tools.compare.table import draw
 
         used = choices.used(choices.run(choices.methods[0]))
         trained = Path(used.get("base") or used["model"]).name

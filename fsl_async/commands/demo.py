@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
+from attrs import evolve, fields_dict
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
-from fsl_async.commands.options import Finite, Preset, Whole
+from fsl_async.commands.options import Finite, Options, Preset, Whole, argument, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import ExitCode, UsageError
+from fsl_async.process.program import need_benchmarks
 from fsl_async.roles.split.methods import names_of
-from fsl_async.tools.clone import need_benchmarks
-from fsl_async.tools.demo.run_dir import make_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,88 +45,61 @@ _WHAT = ["pretrain", "split", "lora", "fsdp", "groups"]
 """Each is a function of its name, in a module of its name in `tools/demo`."""
 
 
+class DemoOptions(Options):
+    """The options of `fsl-node demo`. Those of `Choices` have its fields' names."""
+
+    what: str = argument(click.Choice(_WHAT), default="pretrain")
+    data: tuple[str, ...] = option(
+        "Train on this text; default: the source of Python's standard library. lora: a jsonl file"
+        " of records, once for each client; default: the English of Python's help().",
+        metavar="PATH",
+    )
+    seconds: float | None = option(
+        "Call the last round this long after the start; the end takes some seconds more."
+        " [default: 40; more with long round trips; lora: when its rounds are done]",
+        Finite(10.0, 86_400.0),
+    )
+    clients: int | None = option("How many. [default: 3; lora: one for each --data]", Whole(1, 64))
+    format: str = option(
+        "Number format of deltas and updates.",
+        click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), default="uniform",
+    )  # fmt: skip
+    every_s: float | None = option(
+        "Seconds from one sync to the next. [default: 5; more with long round trips]",
+        Finite(1.0, 3600.0), "SECONDS", name="--every",
+    )  # fmt: skip
+    seed: int = option("", Whole(0, 2**62), default=0)
+    preset: str = option(
+        "The model's size. [default: 0.5m; split: 8 blocks, 0.4m]", Preset(), default=""
+    )
+    run_dir: Path | None = option(
+        "Where the run is kept; default: runs/demo-DATE-TIME.", metavar="DIR"
+    )
+    dry_run: bool = option("Print the configuration of the run, resolved, and exit.")
+    net: str | None = option(
+        "Run servers and clients in sites of a network laboratory with such links: lan, campus,"
+        " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
+        metavar="PROFILE",
+    )
+    links: bool = option("Put each client behind a proxy that `chaos` can cut; not with --net.")
+    rounds: int = option("split, lora: rounds to train.", Whole(3, 10**6), default=12)
+    method: str = option(
+        "split: how to train.",
+        click.Choice(names_of(lambda method: method.has_server)), default="fsl-sage",
+    )  # fmt: skip
+    base: Path | None = option(
+        "lora: the model to tune; default: a small one that the demo makes.", metavar="MODEL_DIR"
+    )
+    rule: str = option(
+        "lora: how adapters are merged.", click.Choice(get_args(AdapterRuleName)), default="fedit"
+    )
+    rank: int | None = option("lora: of the adapters. [default: 8; bank: 16]", Whole(1, 4096))
+    as_json: bool = option("Print JSON objects, the result last.", name="--json")
+
+
 @click.command("demo")
-@click.argument("what", default="pretrain", type=click.Choice(_WHAT))
-@click.option(
-    "--data",
-    multiple=True,
-    metavar="PATH",
-    help="Train on this text; default: the source of Python's standard library. lora: a jsonl file"
-    " of records, once for each client; default: the English of Python's help().",
-)
-@click.option(
-    "--seconds", type=Finite(10.0, 86_400.0),
-    help="Call the last round this long after the start; the end takes some seconds more."
-    " [default: 40; more with long round trips; lora: when its rounds are done]",
-)  # fmt: skip
-@click.option(
-    "--clients", type=Whole(1, 64),
-    help="How many. [default: 3; lora: one for each --data]",
-)  # fmt: skip
-@click.option(
-    "--format", default="uniform", show_default=True,
-    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]),
-    help="Number format of deltas and updates.",
-)  # fmt: skip
-@click.option(
-    "--every", "every_s", type=Finite(1.0, 3600.0),
-    metavar="SECONDS",
-    help="Seconds from one sync to the next. [default: 5; more with long round trips]",
-)  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=Whole(0, 2**62))
-@click.option(
-    "--preset",
-    default="",
-    type=Preset(),
-    help="The model's size. [default: 0.5m; split: 8 blocks, 0.4m]",
-)
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR",
-    help="Where the run is kept; default: runs/demo-DATE-TIME.",
-)  # fmt: skip
-@click.option(
-    "--dry-run", is_flag=True, help="Print the configuration of the run, resolved, and exit."
-)
-@click.option(
-    "--net", metavar="PROFILE",
-    help="Run servers and clients in sites of a network laboratory with such links: lan, campus,"
-    " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
-)  # fmt: skip
-@click.option(
-    "--links",
-    is_flag=True,
-    help="Put each client behind a proxy that `chaos` can cut; not with --net.",
-)
-@click.option(
-    "--rounds",
-    default=12,
-    show_default=True,
-    type=Whole(3, 10**6),
-    help="split, lora: rounds to train.",
-)
-@click.option(
-    "--method", default="fsl-sage", show_default=True, help="split: how to train.",
-    type=click.Choice(names_of(lambda method: method.has_server)),
-)  # fmt: skip
-@click.option(
-    "--base", type=click.Path(path_type=Path), metavar="MODEL_DIR",
-    help="lora: the model to tune; default: a small one that the demo makes.",
-)  # fmt: skip
-@click.option(
-    "--rule", default="fedit", show_default=True, type=click.Choice(get_args(AdapterRuleName)),
-    help="lora: how adapters are merged.",
-)  # fmt: skip
-@click.option("--rank", type=Whole(1, 4096), help="lora: of the adapters. [default: 8; bank: 16]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
-def command(
-    *,
-    what: str,
-    run_dir: Path | None,
-    dry_run: bool,
-    net: str | None,
-    as_json: bool,
-    **given: Any,
-) -> int:
+@takes(DemoOptions)
+def command(options: DemoOptions) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
 
     A parameter server and its clients train a small GPT, or with `lora` adapters of a small Llama.
@@ -138,26 +111,23 @@ def command(
     """
     import asyncio
 
-    from attrs import evolve
-
     from fsl_async.config.load import load, resolved, to_dict, to_toml
     from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.demo.runner import make_run_dir
     from fsl_async.tools.demo.scenario import overrides
 
-    output = Output(as_json=as_json, waits=False)
-    chosen = _chosen(what, net, **given)
+    what, net = options.what, options.net
+    output = Output(as_json=options.as_json, waits=False)
+    chosen = _chosen(options)
     scenario = _scenario(what, chosen)
     # Bad settings or data raise here, before any process is started.
     config = resolved(load(None, overrides(scenario.settings), _OPTIONS))
     scenario.check()
     check_corpus(config, _OPTIONS)
-    if dry_run:
-        if as_json:
-            output.result(to_dict(config))
-        else:
-            output.say(*to_toml(config, comments=False).rstrip().split("\n"))
+    if options.dry_run:
+        output.answer(to_dict(config), *to_toml(config, comments=False).rstrip().split("\n"))
         return 0
-    chosen = evolve(chosen, run_dir=make_run_dir(run_dir, output.say))
+    chosen = evolve(chosen, run_dir=make_run_dir(options.run_dir, output.say))
     stopper = Stopper()
     with stop_on_signals(stopper):
         with _network(net, scenario, output) as places:
@@ -173,20 +143,19 @@ def command(
     output.say("", *found.lines)
     for problem in found.problems:
         output.warn(problem)
-    if as_json:
+    if options.as_json:
         output.result(found.summary)
     return int(ExitCode.BUG) if found.problems else 0
 
 
-def _chosen(
-    what: str, net: str | None, *, data: tuple[str, ...], base: Path | None, **given: Any
-) -> Choices:
+def _chosen(options: DemoOptions) -> Choices:
     """The options as choices. Raises UsageError for those that this demo does not take."""
     from fsl_async.tools.demo.scenario import Choices
 
+    what, net, data, base = options.what, options.net, options.data, options.base
     if net is not None:
         need_benchmarks("--net")
-    if given["links"] and (net is not None or what != "pretrain"):
+    if options.links and (net is not None or what != "pretrain"):
         raise UsageError(
             "--links is for a demo on this machine without --net, where links can be cut anyway,"
             " and not for demo split, demo lora and demo groups"
@@ -202,12 +171,12 @@ def _chosen(
         from netlab.laboratory import which
 
         which()
-    return Choices(
-        data=tuple(str(check_data(path)) for path in data),
-        base="" if base is None else str(check_base(base)),
-        late_s=late_s,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    named = fields_dict(Choices).keys() - {"run_dir"}
+    given = {name: value for name, value in vars(options).items() if name in named}
+    given["data"] = tuple(str(check_data(path)) for path in data)
+    given["base"] = None if base is None else str(check_base(base))
+    given = {name: value for name, value in given.items() if value is not None}
+    return Choices(late_s=late_s, **given)
 
 
 def _scenario(what: str, chosen: Choices) -> Scenario:

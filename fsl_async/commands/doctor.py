@@ -7,9 +7,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from attrs import asdict, field, frozen
@@ -18,9 +19,6 @@ from fsl_async.commands.options import WithJson, option, takes
 from fsl_async.commands.output import Output
 from fsl_async.process.program import NAME, to_install
 from fsl_async.roles.phrasing import counted, megabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 OK = "ok"
 WARNING = "warning"
@@ -269,7 +267,7 @@ def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
     capacities = importlib.import_module("fsl_async.nodes.capacity")
-    relays = importlib.import_module("fsl_async.nodes.relay.node")
+    relays = importlib.import_module("fsl_async.nodes.relay.relay")
     capacity = capacities.capacity_here(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}

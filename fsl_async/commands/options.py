@@ -61,7 +61,7 @@ class Declared:
         if annotation == "bool":
             more["is_flag"] = True
         elif annotation.startswith("tuple"):
-            more["multiple"] = True
+            more.setdefault("multiple", "nargs" not in more)
         return click.Option([self.name or f"--{field.replace('_', '-')}", field], **more)
 
 

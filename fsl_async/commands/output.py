@@ -5,22 +5,202 @@ writing never raises and, for a node, never waits. Text that cannot be written i
 
 Control and format characters are escaped here, in every line and in JSON, so no text acts on the
 terminal. Text of peers is made printable on arrival; a journal may come from elsewhere.
+
+The reader of a node's output may be slow, stopped (Ctrl-S) or missing. Lines queue in memory, and a
+thread that exists only that long writes them. Where there is room that is done before the call
+returns; a full pipe or terminal blocks the thread. Beyond `LIMIT_BYTES` the newest lines are
+dropped, and one line reports how many.
+
+A process that ends waits at most `END_S` for its queued lines, and at most `PATIENCE_S` for a
+reader that takes nothing. The rest is dropped, and nothing more is written to that stream, because
+it would continue a line that was written in part.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import math
+import os
+import select
+import stat
 import sys
+import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import attrs
 
 from fsl_async.accounting.accounts import account_lines
-from fsl_async.commands.line_stream import LineStream, silence
 from fsl_async.errors import printable
 from fsl_async.roles.phrasing import megabytes
+
+LIMIT_BYTES: Final = 1 << 20
+"""Bytes of queued lines at most."""
+PIECE_BYTES: Final = 1 << 14
+"""Bytes that are written at once: a reader that takes them makes progress."""
+AT_ONCE_S: Final = 0.02
+"""The first line of a queue waits so long for the reader, so that streams keep their order."""
+PATIENCE_S: Final = 2.0
+"""At the end of a process: the wait for a reader that takes nothing."""
+END_S: Final = 5.0
+"""At the end of a process: the wait for all readers together."""
+_RETRY_S: Final = 0.02
+
+_streams: weakref.WeakSet[LineStream] = weakref.WeakSet()
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a broken stream to /dev/null; else the interpreter reports it again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+def silence_when_full(stream: TextIO, patience_s: float = PATIENCE_S) -> None:
+    """Redirect a stream that has no room within `patience_s` to /dev/null."""
+    with contextlib.suppress(OSError, ValueError):
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        if not poll.poll(patience_s * 1000):
+            silence(stream)
+
+
+def finish_all(limit_s: float = END_S) -> None:
+    """Wait, at most `limit_s` in all, until the queued lines of all streams are written."""
+    end_at = time.monotonic() + limit_s
+    for lines in list(_streams):
+        lines.finish(max(0.0, end_at - time.monotonic()))
+
+
+def write_last(stream: TextIO, text: str) -> None:
+    """Write a process's last lines, after all queued ones, without blocking forever.
+
+    text: ends with a newline, or is empty.
+    """
+    finish_all()
+    silence_when_full(stream)
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+    if text:
+        lines = LineStream(stream)
+        lines.write(text.removesuffix("\n"))
+        lines.finish(PATIENCE_S)
+
+
+class LineStream:
+    """Writes lines to a text stream. Thread-safe; never raises, and waits long in `finish` only."""
+
+    def __init__(
+        self, stream: TextIO, *, limit_bytes: int = LIMIT_BYTES, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.dropped = 0
+        self._stream = stream
+        self._limit_bytes = limit_bytes
+        self._patience_s = patience_s
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._moved_at = 0.0
+        self._gave_up = False
+        self._file = -1
+        self._inode = (0, 0)
+        with contextlib.suppress(OSError, ValueError):
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                self._file = stream.fileno()
+                self._inode = (found.st_dev, found.st_ino)
+        _streams.add(self)
+
+    def write(self, text: str) -> None:
+        """Write a line, or queue it, or drop it."""
+        if self._file < 0:  # a file, or a test's buffer: there is always room
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                silence(self._stream)
+            return
+        data = (text + "\n").encode(self._stream.encoding or "utf-8", "backslashreplace")
+        with self._lock:
+            is_full = self._queue and self._queued_bytes + len(data) > self._limit_bytes
+            if is_full or self._gave_up:
+                self.dropped += 1
+                return
+            self._queue.append(data)
+            self._queued_bytes += len(data)
+            if self._thread is not None:
+                return
+            self._moved_at = time.monotonic()
+            thread = threading.Thread(target=self._drain, name="output", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there is no room for a thread: the next line tries again
+                return
+            self._thread = thread
+        thread.join(AT_ONCE_S)
+
+    def finish(self, limit_s: float = END_S) -> None:
+        """Wait at most `limit_s`, while the reader takes queued lines; then drop the rest."""
+        begun = self._moved_at = time.monotonic()
+        while not self._gave_up:
+            with self._lock:
+                thread = self._thread
+            if thread is None:
+                return
+            thread.join(_RETRY_S)
+            now = time.monotonic()
+            if now - begun > limit_s or now - self._moved_at > self._patience_s:
+                for lines in list(_streams):
+                    lines.give_up(self._inode)
+
+    def give_up(self, inode: tuple[int, int]) -> None:
+        """Write no more, if this stream has that reader; it may be shared (`2>&1`)."""
+        if inode == self._inode:
+            self._gave_up = True
+            silence(self._stream)
+
+    def _drain(self) -> None:
+        """Write until the queue is empty; the body of the thread."""
+        while True:
+            with self._lock:
+                if not self._queue or self._gave_up:
+                    self._thread = None
+                    return
+                line = self._queue[0]
+            try:
+                taken = os.write(self._file, line[:PIECE_BYTES])
+            except BlockingIOError:  # another process has made it so
+                time.sleep(_RETRY_S)
+                continue
+            except OSError:  # the reader is gone
+                silence(self._stream)
+                taken = len(line)
+            with self._lock:
+                self._advance(taken)
+
+    def _advance(self, taken: int) -> None:
+        """Remove `taken` bytes of the first line, with the lock held."""
+        line = self._queue.popleft()
+        self._queued_bytes -= taken
+        self._moved_at = time.monotonic()
+        if taken < len(line):
+            self._queue.appendleft(line[taken:])
+        elif not self._queue and self.dropped:
+            notice = f"({self.dropped} lines were dropped here because they were not read)\n"
+            self.dropped = 0
+            self._queue.append(notice.encode())
+            self._queued_bytes += len(notice)
+
+
+atexit.register(finish_all)
+
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
 

@@ -14,7 +14,7 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import ALIGNED, AUXILIARY, GRADIENTS, METHODS, names_of
 
 if TYPE_CHECKING:
-    from fsl_async.accounting.shapes import ModelShapes
+    from fsl_async.accounting.sizes import ModelShapes
     from fsl_async.plan.methods import PlannedMethod
 
 TUNED = ("lora", "zeroth")
@@ -138,9 +138,8 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
     from fsl_async.config.site_tuning import SiteTuning
-    from fsl_async.learn.tune.base_files import base_facts
-    from fsl_async.learn.tune.base_shapes import planned
-    from fsl_async.plan.tuning import adapter_shapes, adapter_values, planned_lora, planned_zeroth
+    from fsl_async.learn.tune.base_files import base_facts, planned
+    from fsl_async.plan.methods import adapter_shapes, adapter_values, planned_lora, planned_zeroth
     from fsl_async.store.adapters import adapter_rule_named
 
     given = [f"tune.method={json.dumps(options.method)}"]

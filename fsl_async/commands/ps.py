@@ -10,14 +10,14 @@ from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks
 from fsl_async.process.program import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsl_async.cluster.launch_file import Launching
+    from fsl_async.cluster.restarts import Launching
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
@@ -164,7 +164,7 @@ def listening_keys(
 
 def _read_launching(path: Path) -> Launching:
     """Read a launch file; raises ConfigError."""
-    from fsl_async.cluster.launch_file import read_launching
+    from fsl_async.cluster.restarts import read_launching
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ def command(options: NodeOptions) -> int:
         )
     listen = options.listen or DEFAULT_LISTEN
     routes = routes_of(address, listen, options.split, insecure=options.insecure)
-    from fsl_async.nodes.relay.node import serve
+    from fsl_async.nodes.relay.relay import serve
 
     output = Output(as_json=options.as_json, waits=False)
     if options.dry_run:
@@ -74,7 +74,7 @@ def command(options: NodeOptions) -> int:
 
 def _connections(output: Output) -> int:
     """Return how many fit, and say so where they are few. Raises UsageError for too few."""
-    from fsl_async.nodes.relay.node import COMFORTABLE_CONNECTIONS, checked_connections
+    from fsl_async.nodes.relay.relay import COMFORTABLE_CONNECTIONS, checked_connections
 
     found = checked_connections()
     if found < COMFORTABLE_CONNECTIONS:

@@ -17,7 +17,7 @@ from fsl_async.observe.clients import News, client_dict, lost_words
 from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.liveness import alive_words
+from fsl_async.observe.node_folders import alive_words
 from fsl_async.observe.odd_clients import idle_lines, site_lines
 from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState

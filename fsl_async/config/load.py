@@ -31,8 +31,8 @@ from fsl_async.config.presets import PUBLISHED, SIZES
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import ConfigError, printable
+from fsl_async.process.memory import threads_here
 from fsl_async.process.program import program
-from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

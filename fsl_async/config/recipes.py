@@ -170,7 +170,6 @@ RECIPES: tuple[Recipe, ...] = (
         "outer.aggregation": Only(("mean",), "choose mean (others compare factors)"),
         "sync.max_staleness": Only((0,), "choose 0 (older versions have other bases)"),
         "sync.weighting": Only(("auto", "tokens", "uniform")),
-        "store.resident": Only((True,), "choose true (versions are merged in memory)"),
     }),
     Recipe(f"rules that change the basis: {', '.join(BASIS_RULES)}",
            lambda c: _tunes(c, BASIS_RULES),

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
-Optimizer = Literal["growing", "nesterov", "average"]
+Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
-"""Or file.py:Class."""
+"""Both are one of these, or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 Pace = Literal["run", "own"]
 
@@ -252,7 +252,8 @@ class OuterConfig:
     optimizer: Optimizer = setting(
         "growing",
         "growing (momentum that grows from 0 to outer.momentum, and fades out with learning rates"
-        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)",
+        " of a planned run) | nesterov (SGD with Nesterov momentum) | average (add the mean delta)"
+        " | file.py:Class (your own, docs/OWN_RULES.md)",
         fixed=True,
     )
     learning_rate: float = setting(0.7, "outer learning rate of nesterov", span(above=0, most=10))

@@ -1,28 +1,220 @@
-"""Controls access to a listener: its key, the admission of names, and the reloads of the list."""
+"""Controls access to a listener: its key, the admission of names, and the reloads of the list.
+
+An encrypted listener admits these keys, under these names:
+
+    key                                            decision
+    not on the list                                no connection (ZAP); an open one is closed
+    this listener's own                            admitted, under its reserved name only
+    listed, the name is reserved                   refused, code `name`, unless the list assigns the
+                                                   name to it
+    listed, the list assigns the name to it        admitted
+    listed, the list assigns the name to another   refused, code `name`
+    listed, the list assigns other names to it     refused, code `name`
+    listed, the name is free in this run           admitted; the name is the key's in this run
+    listed, the name is its own in this run        admitted
+    listed, the name is another key's in this run  refused, code `name`
+
+A name remains its key's after the key was revoked; `names=` of the list assigns it to another key.
+The list is read again when its file has changed. A list that cannot be read, or is missing, changes
+nothing and is reported once. Reads and writes two small files on the loop's thread.
+
+`names.txt` in the run directory has the key of each client name. A line is `NAME KEY CRC`; the last
+one of a name counts. CRC is the checksum of all lines up to its own
+(`fsl_async.files.text_checksum`), so that a line that was altered, lost or moved does not match. A
+line is on disk before a client is admitted under the name. A line that a crash has torn is cut off
+at the next start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 import fsl_transport as tp
 from fsl_async.config import address as addresses
-from fsl_async.errors import ConfigError
-from fsl_async.keys.admission import Admission
+from fsl_async.errors import ConfigError, KeysError
+from fsl_async.files.files import Files
+from fsl_async.files.text_checksum import chained, unchained
+from fsl_async.keys.allow_list import AllowList, Refusal
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.holders import FILE, NameHolders
 from fsl_async.keys.phrasing import TO_TRUST, at_server
 from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
+from fsl_async.roles.names import NAME
 from fsl_async.roles.phrasing import MessageThrottle, counted
-from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve
+from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from fsl_async.keys.allow_list import Refusal
     from fsl_async.observe.reporter import Reporter
+
+
+FILE = "names.txt"
+MOST_NAMES = 1 << 16
+_MAX_BYTES = MOST_NAMES * 128
+
+
+class NameHolders:
+    """The names of one run. Raises KeysError where the file is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: dict[str, str] = {}
+        self._size = 0
+        self._checksum = 0
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise KeysError(f"{path}: {error.strerror}") from None
+        complete, _, _ = data.rpartition(b"\n")
+        lines = complete.split(b"\n") if complete else []
+        if len(data) > _MAX_BYTES:
+            raise KeysError(f"{path}: longer than {_MAX_BYTES:,} bytes")
+        for number, line in enumerate(lines, 1):
+            found = unchained(line, self._checksum)
+            body, self._checksum = found or (b"", 0)
+            name, _, key = body.decode("utf-8", "replace").partition(" ")
+            if not NAME.fullmatch(name) or not is_key(key):
+                raise KeysError(
+                    f"{path} line {number}: damaged; restore it, or remove the file and every name"
+                    " is free again"
+                )
+            self._keys[name] = key
+        self._size = len(complete) + 1 if lines else 0
+        tail = data[self._size :]
+        # A crash tears a line before its end, and no client was admitted by it. A complete line
+        # without its newline is damage, and so are zeros without a line before them.
+        if unchained(tail[:-1], self._checksum) or (not lines and b"\0" in tail):
+            raise KeysError(
+                f"{path}: damaged at its end; restore it, or remove the file and every name is free"
+                " again"
+            )
+
+    def get(self, name: str) -> str:
+        """Return the key that uses the name; empty where none does."""
+        return self._keys.get(name, "")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit of names is reached."""
+        return len(self._keys) >= MOST_NAMES or self._size >= _MAX_BYTES - 128
+
+    def hold(self, name: str, key: str) -> None:
+        """Assign the name to the key, durably. Blocks for a sync of the disk.
+
+        Raises OSError, and changes nothing then.
+        """
+        line, checksum = chained(f"{name} {key}".encode(), self._checksum)
+        files, is_there = Files(), self._path.exists()
+        opened = files.opened(self._path, writable=True) if is_there else files.created(self._path)
+        with opened as descriptor:
+            # A crash or a full disk may have left a part of a line.
+            files.truncate(descriptor, self._size)
+            files.write(descriptor, line, self._size)
+            files.sync(descriptor)
+        if not is_there:
+            files.sync_directory(self._path.parent)
+        self._size += len(line)
+        self._checksum = checksum
+        self._keys[name] = key
+
+
+NAME_CODE, KEY_CODE = "name", "key"
+
+
+@frozen
+class Looked:
+    """The list's file has changed.
+
+    keys: on the list in use. problem: why the file could not be read, so that the old list remains.
+    """
+
+    keys: int
+    problem: str = ""
+
+
+class Admission:
+    """The list in use, and the names of a run. Raises KeysError when the list cannot be read."""
+
+    def __init__(
+        self, folder: KeysFolder, holders: NameHolders, reserved: Mapping[str, str] | None = None
+    ) -> None:
+        """reserved: names of other nodes that use this listener's own pair, and its public key."""
+        self._reserved = {name: key for name, key in (reserved or {}).items() if name}
+        self._folder = folder
+        self._holders = holders
+        self._seen = self._signature()
+        self.list = folder.allowed() or AllowList()
+
+    def allows(self, key: str) -> bool:
+        """Whether a key may have a connection."""
+        return key in self.list.entries or key in self._reserved.values()
+
+    def admit(self, name: str, key: str) -> Refusal | None:
+        """Return None or the refusal of a HELLO with `name`. Reserves a free name for the key."""
+        if key and self._reserved.get(name) == key:
+            return None
+        entry = self.list.find(key)
+        if entry is None:
+            return KEY_CODE, "this key is not on the allow-list"
+        if name in self._reserved and name not in entry.names:
+            text = (
+                f"the name {name} is reserved: if this key is that node's, the operator here runs"
+                f" keys trust KEY --name {entry.label} --names {name};"
+                " start a client with another --name"
+            )
+            return NAME_CODE, text
+        owner = self.list.owner(name)
+        if owner is not None and owner.key != key:
+            return NAME_CODE, f"the name {name} belongs to another key; start with another --name"
+        if owner is None and entry.names:
+            named = ", ".join(entry.names[:8])
+            return NAME_CODE, f"this key may use the name {named} and not {name}; give that --name"
+        held = self._holders.get(name)
+        if held == key:
+            return None
+        if held and owner is None:
+            text = (
+                f"the name {name} belongs to another key in this run: start with another --name;"
+                " or, if this site has a new key, the operator here assigns it the name:"
+                f" keys trust KEY --name {entry.label} --names {name}"
+            )
+            return NAME_CODE, text
+        if self._holders.is_full:
+            return NAME_CODE, "this run has too many names; use one that it has"
+        try:
+            self._holders.hold(name, key)
+        except OSError as error:
+            return NAME_CODE, f"the name cannot be stored ({error.strerror})"
+        return None
+
+    def look(self) -> Looked | None:
+        """Read the list again if its file has changed since the last look."""
+        found = self._signature()
+        if found == self._seen:
+            return None
+        self._seen = found
+        try:
+            fresh = self._folder.allowed()
+        except KeysError as error:
+            return Looked(len(self.list.entries), error.message)
+        if fresh is None:
+            return Looked(len(self.list.entries), f"{self._folder.allowed_path} is gone")
+        self.list = fresh
+        return Looked(len(fresh.entries))
+
+    def _signature(self) -> tuple[int, ...] | None:
+        """Return what changes with the file: inode (rename), times, size (write), mode (chmod)."""
+        try:
+            found = self._folder.allowed_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
+
 
 LOOK_EVERY_S = 1.0
 

@@ -82,7 +82,7 @@ def split_curve(server: Address, keys: KeysFolder, *, encrypted: bool) -> Dialer
 class HandshakeReports:
     """Reports failed handshakes to people and to the client's journal. For the loop's thread.
 
-    is_reserved: the allow-list has to assign the name to the key (`keys.admission`).
+    is_reserved: the allow-list has to assign the name to the key (`keys.access_control`).
     """
 
     _server: Address

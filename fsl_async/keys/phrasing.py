@@ -5,8 +5,6 @@ Unauthenticated peers cause these messages, so they are limited, at a listener b
 only a key and an IP address, both checked.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from fsl_async.config.address import Address

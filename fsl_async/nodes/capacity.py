@@ -6,8 +6,6 @@ bulk. If the limit is low, clients get a lower `stripes_limit`: otherwise the fi
 take the connections that later ones need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec
 

@@ -7,6 +7,7 @@ carries out its effects.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -17,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from fsl_async.roles.machine import TimerFired
 
 if TYPE_CHECKING:
-    import asyncio
-
     from fsl_async.roles.machine import Effect, Event
     from fsl_transport import Cancellable, Scheduler
+
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -196,3 +196,37 @@ class ThreadWorker:
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join()
+
+
+EVERY_S = 0.1
+KEPT = 3000
+
+
+class LoopLag:
+    """Measures the lag of a running loop until closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lags_s: deque[float] = deque(maxlen=KEPT)
+        self._timer = loop.call_later(EVERY_S, self._fire, loop.time() + EVERY_S)
+
+    def _fire(self, asked_for: float) -> None:
+        now = self._loop.time()
+        self._lags_s.append(max(0.0, now - asked_for))
+        self._timer = self._loop.call_later(EVERY_S, self._fire, now + EVERY_S)
+
+    def summary(self) -> dict[str, float]:
+        """Return median, 99th percentile and maximum in milliseconds; empty at the beginning."""
+        lags = sorted(self._lags_s)
+        if not lags:
+            return {}
+        parts = {"lag_median_ms": 0.5, "lag_p99_ms": 0.99, "lag_max_ms": 1.0}
+        last = len(lags) - 1
+        return {
+            name: round(1000 * lags[min(last, int(part * len(lags)))], 3)
+            for name, part in parts.items()
+        }
+
+    def close(self) -> None:
+        """Stop measuring."""
+        self._timer.cancel()

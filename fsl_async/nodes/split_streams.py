@@ -4,15 +4,12 @@ Payload and coded bytes are counted by category and direction where a chunk is c
 arrives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attrs import define, field, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS
+from fsl_async.accounting.sizes import FORMATS, Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import (
     Payload,

@@ -12,8 +12,6 @@ is at least this. One whose session is lost may come back as the same process an
 until another process begins, its loss is open.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any

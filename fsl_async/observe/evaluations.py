@@ -1,7 +1,5 @@
 """Held-out losses of versions: reported by a client, or left by `fsl-node evaluate`. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

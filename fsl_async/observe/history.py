@@ -18,8 +18,6 @@ A client's timeline is a row of segments. Each begins at a time and lasts until 
 server ("waiting", "launched", "left alone", "failed", "gave up"), and "held", "refused" deltas.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

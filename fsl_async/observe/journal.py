@@ -11,17 +11,15 @@ A journal does not grow without end: a full one is put aside, and its successor 
 of all before it (`segments`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, BinaryIO, Self
 
 from attrs import define
 
@@ -30,10 +28,6 @@ from fsl_async.files.private_files import make_folder
 from fsl_async.observe import segments
 from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import body_of, encode, line_of, note_body, read_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
 
 JOURNAL = "journal.jsonl"
 """A node's journal, in its run directory."""

@@ -26,8 +26,6 @@ character that cannot be printed is a JSON escape in the file, so that `tail -f`
 safe for a terminal, and in what is read the escape of `fsl_transport.text`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

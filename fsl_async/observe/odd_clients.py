@@ -6,8 +6,6 @@ every delta, shares of labels where a site allows metrics, norms of products fro
 server's merge.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any

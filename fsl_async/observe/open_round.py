@@ -10,8 +10,6 @@ Answers go to the machine's own `Round`, and its rule (`QuorumAndGrace`) decides
 window closes, with the times in the journal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

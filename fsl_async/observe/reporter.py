@@ -3,8 +3,6 @@
 The lines are those of `fsl-node status --follow` and of the live table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

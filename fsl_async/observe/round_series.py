@@ -6,8 +6,6 @@ a gap. At `MAX_BUCKETS` buckets, `every` doubles and pairs of buckets become one
 whatever the length of the run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean

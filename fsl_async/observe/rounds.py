@@ -1,7 +1,5 @@
 """Deltas and versions as the parameter server's journal shows them. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping

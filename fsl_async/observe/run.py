@@ -1,7 +1,5 @@
 """What the journals of all roles have in common: a process, its clients, and news. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -13,8 +13,6 @@ A segment has its number before its successor takes its name: there is a `journa
 moment, and a crash in between leaves two names of one file (`tidy`).
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import math

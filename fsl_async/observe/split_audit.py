@@ -7,8 +7,6 @@ in one lineage, dropped without having been trained, trained after it was declin
 client's auxiliary model is given once, and versions grow.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path

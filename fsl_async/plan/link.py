@@ -4,8 +4,6 @@ The rate is that of one client's link, the same both ways, in bits per second wi
 The delay is one way, as in `tc netem`; a round trip takes twice that.
 """
 
-from __future__ import annotations
-
 import re
 
 from attrs import frozen

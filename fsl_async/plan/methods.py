@@ -31,20 +31,105 @@ parameter server, because clients only dial out: every turn begins with one tran
 with one up. The first turn needs no transfer: all clients have downloaded the weights before. After
 the last turn all download once more, so that every site ends with the run's weights. splitfed-v1
 averages the split server's copies inside one process.
+
+What a client must hold to train its part, and to train the whole model, are fp32 values:
+  * weights: 4 bytes for each parameter and buffer that the client holds;
+  * gradients: 4 bytes for each trained parameter; optimizer: 8 more, Adam's two moments;
+  * activations: 4 bytes for each value that a batch keeps for the backward pass
+    (`Part.activations`); with the split methods also the tensors at the cut, sent and received.
+An auxiliary model that the split server aligns (FSL-SAGE) is frozen at the client, but gradients
+pass through it: its weights and activations count, its gradients and moments do not. Left out,
+because they depend on the library and the device: temporary buffers, fragmentation, the framework
+itself (some hundred megabytes with CUDA), and in pretraining the synchronization's own vectors in
+host memory.
+
+A round of fine-tuning sends and receives:
+
+    lora     up: adapters and full modules, in the run's format; down: the same
+    zeroth   up: steps x probes numbers of 4 bytes; down: the same
+
+An adapted layer of `inputs` and `outputs` exchanges rank x (inputs + outputs) values, with ffa
+those of B alone; fedex and flora also have a dense matrix of each layer
+(`fsl_async.store.adapters`). Zeros in a delta (rows beyond a site's rank, the factor that rests in
+a round of rolora) cost about a bit each, coded.
+
+Methods: Hu et al., LoRA, arXiv:2106.09685; Li et al., DeComFL, arXiv:2405.15861.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from attrs import frozen
 
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.shapes import ModelShapes, Part
-from fsl_async.accounting.sizes import Accounting, Kind, Size
+from fsl_async.accounting.sizes import (
+    Accounting,
+    Category,
+    Direction,
+    Kind,
+    ModelShapes,
+    Part,
+    Size,
+    Summed,
+)
 from fsl_async.errors import UsageError
-from fsl_async.plan.memory import Memory, client_memory, whole_model_memory
 from fsl_async.roles.split.methods import METHODS, Method, SplitRules
+
+_VALUE_BYTES = 4
+_ADAM_BYTES = 8
+
+
+@frozen
+class Memory(Summed):
+    """Estimated bytes by purpose. The names are keys of `plan --json`."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum of all four."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def trained(part: Part, batch: int) -> Memory:
+    """Memory of a part that is trained on batches of `batch` samples."""
+    return Memory(
+        weights=_VALUE_BYTES * (part.values + part.frozen),
+        gradients=_VALUE_BYTES * part.parameters,
+        optimizer=_ADAM_BYTES * part.parameters,
+        activations=_VALUE_BYTES * batch * part.activations,
+    )
+
+
+def frozen_part(part: Part, batch: int) -> Memory:
+    """Memory of a part that only passes gradients on."""
+    return Memory(
+        weights=_VALUE_BYTES * (part.values + part.frozen),
+        activations=_VALUE_BYTES * batch * part.activations,
+    )
+
+
+def whole_model_memory(shapes: ModelShapes, batch: int) -> Memory:
+    """Memory of training the whole model in one process."""
+    return trained(shapes.whole, batch)
+
+
+def client_memory(method: Method, shapes: ModelShapes, batch: int) -> Memory:
+    """Memory of one client of `method`."""
+    if not method.has_server:
+        return whole_model_memory(shapes, batch)
+    crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
+    found = trained(shapes.client, batch) + crossing
+    if method.legs > 1:
+        second = Memory(activations=2 * _VALUE_BYTES * batch * shapes.tail_values)
+        found += trained(shapes.tail, batch) + second
+    if method.auxiliary == "trained":
+        found += trained(shapes.auxiliary, batch)
+    if method.auxiliary == "aligned":
+        found += frozen_part(shapes.auxiliary, batch)
+    return found
 
 
 @frozen
@@ -241,3 +326,107 @@ PRETRAIN = PlannedMethod(
     is_cut=False,
 )
 ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
+
+
+TUNED = ("lora", "zeroth")
+"""Methods whose row depends on the run's adapters."""
+ROUND_WAITS = PRETRAIN_WAITS - 1
+"""By rounds a version is sent with its announcement."""
+SCALAR_BYTES = 4
+
+
+class Linear(Protocol):
+    """A linear layer of a base model."""
+
+    @property
+    def inputs(self) -> int:
+        """Values that it takes."""
+
+    @property
+    def outputs(self) -> int:
+        """Values that it gives."""
+
+
+@frozen
+class Exchanged:
+    """Values of a round of adapters.
+
+    whole: of a version, and of the frames of a delta. trained: that a client trains in a round, on
+    average; the others of its delta are zeros.
+    """
+
+    whole: int
+    trained: int
+
+
+def adapter_values(
+    layers: Sequence[Linear], rule: str, *, rank: int, site_rank: int, full: int
+) -> Exchanged:
+    """Values that are exchanged for these adapted layers.
+
+    rank: of the run's adapters. site_rank: of this site's. full: values of modules that train
+    whole.
+    """
+    inputs = sum(layer.inputs for layer in layers)
+    outputs = sum(layer.outputs for layer in layers)
+    both = rank * (inputs + outputs) + full
+    if rule == "ffa":
+        return Exchanged(rank * outputs + full, site_rank * outputs + full)
+    if rule == "rolora":  # A and B in turns
+        return Exchanged(both, site_rank * (inputs + outputs) // 2 + full)
+    if rule == "fedsvd":
+        return Exchanged(both, site_rank * outputs + full)
+    if rule in {"fedex", "flora"}:
+        both += sum(layer.inputs * layer.outputs for layer in layers)
+    return Exchanged(both, site_rank * (inputs + outputs) + full)
+
+
+def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelShapes:
+    """Shapes of a base with adapters. parameters: of the base.
+
+    client: the base, frozen, with its adapters. whole: the base, all of which trains. Activations
+    are not counted: they depend on the architecture and the length of samples.
+    """
+    trained = exchanged.trained
+    client = Part(parameters=trained, buffers=exchanged.whole - trained, frozen=parameters)
+    nothing = Part()
+    whole = Part(parameters=parameters)
+    return ModelShapes(name, "", client, nothing, whole, nothing, nothing, 0, 0, 0)
+
+
+def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
+    """The planner's row of adapters."""
+
+    def flows(_: ModelShapes, __: Workload, count: Accounting) -> tuple[Flow, ...]:
+        down = count.values(exchanged.whole, Kind.DELTA)
+        coded = count.values(exchanged.trained, Kind.DELTA).coded
+        zeros = exchanged.whole - exchanged.trained
+        up = Size(down.payload, min(down.coded, coded + zeros // 8))
+        flow = Flow(Category.ADAPTERS, Direction.UP, up)
+        return flow, Flow(Category.ADAPTERS, Direction.DOWN, down)
+
+    return PlannedMethod(
+        "lora",
+        flows,
+        lambda shapes: {Category.ADAPTERS: shapes.client},
+        lambda _: ROUND_WAITS if by_rounds else PRETRAIN_WAITS,
+        lambda shapes, batch: trained(shapes.client, batch),
+        is_cut=False,
+    )
+
+
+def planned_zeroth(steps: int, probes: int) -> PlannedMethod:
+    """The planner's row of zeroth order: neither gradients nor moments, only numbers travel."""
+    size = Size(SCALAR_BYTES * steps * probes, SCALAR_BYTES * steps * probes)
+
+    def flows(*_: object) -> tuple[Flow, ...]:
+        return both_ways(Category.SCALARS, size)
+
+    return PlannedMethod(
+        "zeroth",
+        flows,
+        lambda shapes: {Category.ADAPTERS: shapes.client},
+        lambda _: ROUND_WAITS,
+        lambda shapes, batch: frozen_part(shapes.client, batch),
+        is_cut=False,
+    )

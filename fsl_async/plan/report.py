@@ -8,20 +8,32 @@ overlap with it cost less. Bytes on the links are the estimated coded ones (the 
 has no coding).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attrs import asdict, frozen
 
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.shapes import ModelShapes
-from fsl_async.accounting.sizes import FORMATS, Accounting, OurAccounting, PublishedAccounting, Size
+from fsl_async.accounting.sizes import (
+    FORMATS,
+    Accounting,
+    Category,
+    Direction,
+    ModelShapes,
+    OurAccounting,
+    PublishedAccounting,
+    Size,
+)
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
-from fsl_async.plan.memory import Memory, whole_model_memory
-from fsl_async.plan.methods import ALL_METHODS, PRETRAIN, Flow, PlannedMethod, Workload
-from fsl_async.plan.tuning import TUNED
+from fsl_async.plan.methods import (
+    ALL_METHODS,
+    PRETRAIN,
+    TUNED,
+    Flow,
+    Memory,
+    PlannedMethod,
+    Workload,
+    whole_model_memory,
+)
 from fsl_async.roles.phrasing import counted, megabytes
 
 GIB = 1 << 30
@@ -109,7 +121,7 @@ def make_plan(
 ) -> Plan:
     """Make a plan. An empty format means the default: bf16 for split learning, else uniform.
 
-    method: by name, or as `fsl_async.plan.tuning` makes it for adapters.
+    method: by name, or as `fsl_async.plan.methods` makes it for adapters.
 
     Raises UsageError for an unknown method or format, and with `as_published` for a method
     that has no published figures.

@@ -13,11 +13,9 @@ Values kept for the backward pass (`activations`), in fp32:
     steps of the squared ReLU. That is what torch saves.
 """
 
-from __future__ import annotations
-
 from attrs import evolve
 
-from fsl_async.accounting.shapes import ModelShapes, Part, label_width
+from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
 

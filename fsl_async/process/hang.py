@@ -9,8 +9,6 @@ Times are seconds of the caller's clock. The median, unlike the mean, does not c
 steps contain an evaluation or a checkpoint of the task.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

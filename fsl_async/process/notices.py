@@ -12,8 +12,6 @@ SIGUSR1 is left to NCCL. Slurm may send its signal a minute earlier than request
 time is exact.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ what they can: an FslError that nothing catches ends the script with its line an
 what was trained last is sent. Ctrl-C is then Python's KeyboardInterrupt.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import contextlib

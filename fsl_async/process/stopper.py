@@ -8,7 +8,7 @@ asyncio and uvloop.
     SIGINT, first   drain, exit code 130
     SIGTERM, first  drain, exit code 64: a launcher should start the process again (a parameter
                     server leaves, and its run goes on)
-    either, again   stop hard; a copy of the first SIGTERM is the same request (`stop_requests`)
+    either, again   stop hard; a copy of the first SIGTERM is the same request
     either, third   KeyboardInterrupt
     either, later   after the block of a process that ends: its exit code, at once
     SIGUSR2         drain, exit code 64, in clients only: a warning before SIGTERM, never a second
@@ -17,34 +17,124 @@ asyncio and uvloop.
 With `at_once` the second signal raises KeyboardInterrupt, and the process ends at most `AT_ONCE_S`
 later: the user's code may sleep, catch every exception, or be in a call that runs for minutes and
 lets no Python handler run.
+
+A Slurm job gets SIGTERM as a process group, and its batch script forwards another copy: the node
+receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of the first one is the
+same request, unless a terminal is attached, where a person may send it. Ctrl-C twice always stops
+at once.
+
+Lines are written without blocking: a terminal may not be read (Ctrl-S, a pty without a reader).
+After poll(2) a pipe takes `PIPE_BUF` bytes, but a terminal may take only one: a longer write(2)
+blocks. O_NONBLOCK would apply to the open file, which the shell and other processes share; so the
+terminal is opened again, for a flag of our own.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
+import enum
 import os
+import select
 import signal
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.errors import (
-    ExitCode,
-    InterruptedByUserError,
-    PreemptedError,
-    StopError,
-    describe,
-)
-from fsl_async.process.stop_requests import Asked, StopRequests
-from fsl_async.process.terminal import is_attended, write_if_room
+from fsl_async.errors import ExitCode, InterruptedByUserError, PreemptedError, StopError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     from fsl_async.process.notices import Notice
+
+
+_PATIENCE_S = 0.1
+
+
+def open_anew(file: int) -> int | None:
+    """Open the terminal behind `file` for non-blocking writes.
+
+    None where it is none, or may not be opened (after `su`).
+    """
+    with contextlib.suppress(OSError):
+        return os.open(os.ttyname(file), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return None
+
+
+def is_attended() -> bool:
+    """Whether standard input, output or error is a terminal, as it is not under a scheduler."""
+    return any(os.isatty(file) for file in (0, 1, 2))
+
+
+def write_if_room(file: int, data: bytes) -> None:
+    """Write up to `PIPE_BUF` bytes, as far as there is room. Safe in signal handlers; no errors."""
+    with contextlib.suppress(OSError):
+        if not os.isatty(file):
+            if select.select((), (file,), (), 0)[1]:
+                os.write(file, data)
+            return
+        anew = open_anew(file)
+        if anew is None:
+            _write_in_thread(file, data)
+            return
+        try:
+            os.write(anew, data)
+        finally:
+            os.close(anew)
+
+
+def _write_in_thread(file: int, data: bytes) -> None:
+    """Write in a thread, which may block for ever; wait at most `_PATIENCE_S`.
+
+    Not by `threading`: the code that a signal interrupted may hold its locks.
+    """
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(file, data)
+        over.release()
+
+    _thread.start_new_thread(write, ())
+    over.acquire(timeout=_PATIENCE_S)
+
+
+SAME_REQUEST_S = 2.0
+"""A forwarded copy comes within milliseconds, a scheduler's next SIGTERM many seconds later."""
+
+
+class Asked(enum.Enum):
+    """What a signal requests."""
+
+    END = "end"
+    """A drained end."""
+    SAME = "same"
+    """Nothing new: a copy of the first signal."""
+    AT_ONCE = "at once"
+    """An immediate end."""
+
+
+class StopRequests:
+    """Classifies SIGINT and SIGTERM. attended: a terminal is attached, so copies do not occur."""
+
+    def __init__(self, *, attended: bool) -> None:
+        self._attended = attended
+        self._first: tuple[str, float] | None = None
+
+    def ask(self, name: str, now: float) -> Asked:
+        """Take the signal `name` at `now` (monotonic seconds)."""
+        if self._first is None:
+            self._first = (name, now)
+            return Asked.END
+        first, at = self._first
+        is_copy = name == first == "SIGTERM" and now - at <= SAME_REQUEST_S
+        return Asked.SAME if is_copy and not self._attended else Asked.AT_ONCE
+
 
 _handles: set[Any] = set()
 """Handlers of the blocks that are open, which a forked process must not keep."""

@@ -33,8 +33,6 @@ Rules
     ready     timer "apart"                       Note
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

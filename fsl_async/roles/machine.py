@@ -10,8 +10,6 @@ digests are hexadecimal text.
 Each event and each effect has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
 """
 
-from __future__ import annotations
-
 from attrs import field, frozen
 
 from fsl_async.roles.messages import Message

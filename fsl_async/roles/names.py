@@ -1,7 +1,5 @@
 """The form of names, and the tags of messages, events and effects. Pure."""
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar, Final
 

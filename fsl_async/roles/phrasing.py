@@ -1,7 +1,5 @@
 """This module formats counts and sizes, and limits lines that peers cause. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 
 AGAIN_S = 60.0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.merge import Round
     from fsl_async.store.vectors import Vectors
 
@@ -94,7 +94,7 @@ class RowsMerge(SpooledMerge):
             with disk("cannot read the deltas of the round"):
                 clients = self._chosen(clients, weights)
         counted = {key for keys in clients for key in keys}
-        chunks = self._combined(clients, weights, a_round.merged)
+        chunks = self._combined(clients, weights, _described(clients, a_round))
         if self._kind.is_scalars:
             (mean,) = chunks
             return self._of_scalars(mean, counted, a_round, vectors)
@@ -135,13 +135,13 @@ class RowsMerge(SpooledMerge):
         self,
         clients: Clients,
         weights: Mapping[DeltaKey, float],
-        merged: Iterable[MergedDelta],
+        described: Sequence[RowClient] = (),
     ) -> Iterator[Rows]:
-        """Yield the rule's result, chunk by chunk. merged: the deltas as the version records them.
+        """Yield the rule's result, chunk by chunk. described: the clients, for the rule.
 
         Of buffers, the median over the clients, or where the rule uses deltas again their mean.
         """
-        rule, described = self._settings.rule, _described(clients, merged)
+        rule = self._settings.rule
         for index, rows in enumerate(self._rows(clients, weights)):
             if self._are_buffers(index):
                 # In double precision, so that equal buffers stay as they are, however large.
@@ -160,17 +160,16 @@ class RowsMerge(SpooledMerge):
         counts = Counter(one.key.client for one in merged)
         weights = {one.key: one.weight / counts[one.key.client] for one in merged}
         weights |= {one.key: one.weight for one in reused}
-        averages = self._combined(by_client(weights), weights, (*merged, *reused))
-        for index, average in enumerate(averages):
+        for index, average in enumerate(self._combined(by_client(weights), weights)):
             if not self._manifest.is_buffer(index):
                 np.multiply(average, np.float32(a_round.scale), out=average)
             yield average
 
 
-def _described(clients: Clients, merged: Iterable[MergedDelta]) -> tuple[RowClient, ...]:
+def _described(clients: Clients, a_round: Round) -> tuple[RowClient, ...]:
     """Return the client of each row. clients: the keys of each row, in their order."""
-    known = {one.key: one for one in merged}
-    rows = [[known[key] for key in keys if key in known] for keys in clients]
+    merged = {one.key: one for one in a_round.merged}
+    rows = [[merged[key] for key in keys] for keys in clients]
     return tuple(
         RowClient(
             ones[0].key.client,
@@ -178,8 +177,7 @@ def _described(clients: Clients, merged: Iterable[MergedDelta]) -> tuple[RowClie
             sum(one.delta.tokens for one in ones),
             sum(one.delta.steps for one in ones),
             max(one.staleness for one in ones),
-            ones[-1].delta.metrics,
+            a_round.deltas[ones[-1].key].delta.metrics,
         )
         for ones in rows
-        if ones
     )

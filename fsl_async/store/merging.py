@@ -130,12 +130,10 @@ class Merging:
         return checkpoint
 
     def _recorded(self, one: MergedDelta) -> MergedDelta:
-        """Return a delta as versions record it: with metrics, where the rule reads them."""
-        stored, metrics = self._facts.book.pending[one.key], {}
-        if self._settings.rule.reads_metrics:
-            metrics = stored.delta.metrics
-        work = Delta(one.key, "", one.delta.tokens, one.delta.steps, metrics=metrics)
-        return MergedDelta(work, one.staleness, one.weight, stored.norm, clip=one.clip)
+        """Return a delta as versions record it."""
+        norm = self._facts.book.pending[one.key].norm
+        work = Delta(one.key, "", one.delta.tokens, one.delta.steps)
+        return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._facts.book

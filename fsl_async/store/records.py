@@ -22,7 +22,7 @@ from fsl_async.store.adapters import AdapterRule
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.delta_kind import DeltaKind, Dense
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.outer import Growing, OuterOptimizer, OuterStep
+from fsl_async.store.outer import OPTIMIZERS, Growing, OuterOptimizer, OuterStep
 from fsl_async.store.ring_book import Adoption
 from fsl_async.store.seed_step import SeedStep
 from fsl_codecs import CodecSpec
@@ -141,8 +141,7 @@ class VersionRecord:
     """How many rollbacks came before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
-    """Without base digests and rounds, and with metrics only where the rule may read them: all are
-    in the lines with "accepted"."""
+    """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -207,13 +206,7 @@ class VersionRecord:
         merged, reused = (
             tuple(
                 MergedDelta(
-                    Delta(
-                        DeltaKey.parse(entry["key"]),
-                        "",
-                        entry["tokens"],
-                        entry["steps"],
-                        metrics=entry.get("metrics", {}),
-                    ),
+                    Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
                     entry["staleness"],
                     entry["weight"],
                     entry["norm"],
@@ -242,7 +235,6 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
-        **({"metrics": delta.metrics} if delta.metrics else {}),
     }
 
 
@@ -354,8 +346,10 @@ class StoreSettings:
 
     @property
     def rule_name(self) -> str:
-        """The rule of a merge, as recorded."""
-        return self.rule.name if self.product_rule is None else self.product_rule.name
+        """The rule of a merge, as recorded; with an outer optimizer of the operator's own."""
+        rule = self.rule if self.product_rule is None else self.product_rule
+        built_in = self.outer.name in OPTIMIZERS
+        return rule.name if built_in else f"{rule.name}, {self.outer.name}"
 
     @property
     def sets_weights(self) -> bool:

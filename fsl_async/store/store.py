@@ -665,6 +665,8 @@ class Store:
         if opened.newest is not None:
             opened.newest.snapshots.remove_later(leaving)
             opened.newest.begin_snapshot(checkpoint)
+            if self._settings.kind.is_full:  # no coded change leads to it
+                opened.newest.finish_snapshot()
         return Committed(
             record.version,
             record.digest,

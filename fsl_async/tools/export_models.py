@@ -135,8 +135,7 @@ def write_merged(folder: Path, run: KeptRun, loaded: Loaded, base: Path) -> None
 
     Raises ConfigError: the base cannot be loaded, or is another one.
     """
-    from fsl_async.learn.tune.base import save_base
-    from fsl_async.learn.tune.tuned import Tuned
+    from fsl_async.learn.tune.base import Tuned, save_base
 
     tune = run.tuning()
     tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)

@@ -1,7 +1,7 @@
 """Writes a version of a run as a folder that other programs load. NumPy only: no torch.
 
     adapters    PEFT: adapter_config.json, adapter_model.safetensors
-    merged      Hugging Face: the base with adapters in its weights (fsl_async.learn.tune.tuned)
+    merged      Hugging Face: the base with adapters in its weights (fsl_async.learn.tune.base)
     model       Hugging Face: a model that was trained whole; the built-in GPT is Arcee's
                 architecture there, with a tokenizer of bytes
     tensors     model.safetensors alone: any other model
@@ -25,9 +25,9 @@ import numpy as np
 
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.files.private_files import make_folder
+from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models import peft_folder
 from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors
-from fsl_async.learn.models.seeds import first_a
 from fsl_async.learn.models.targets import is_head
 from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError

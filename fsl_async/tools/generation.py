@@ -1,13 +1,14 @@
 """Text that a run's model or an export writes, piece by piece. Imports torch, so import it late."""
 
-from __future__ import annotations
-
 import codecs
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from fsl_async.errors import ConfigError, RunDirError, UsageError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
@@ -17,12 +18,6 @@ from fsl_async.learn.models.peft_folder import ADAPTER_CONFIG
 from fsl_async.tools.export_models import built_in_gpt
 from fsl_async.tools.exports import CONFIG, NOTE
 from fsl_async.tools.kept_run import KeptRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from torch import Tensor
 
 _LOOK_BACK = 6
 """Tokens of the prompt that are decoded with the first new one, for the space between them."""
@@ -156,7 +151,7 @@ def from_run(run_dir: Path, version: int | None, base: Path | None) -> tuple[Byt
             raise UsageError("this run classifies: its model writes no text")
         if base is None:
             raise UsageError("this run tunes a base model: give --base MODEL")
-        from fsl_async.learn.tune.tuned import Tuned
+        from fsl_async.learn.tune.base import Tuned
 
         loaded = run.chosen(version)
         tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)

@@ -1,10 +1,11 @@
 """Reads versions of a run from a parameter server's directory, while it runs or later. No torch."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 from fsl_async.config.fixed import read_settings
 from fsl_async.config.settings_tuning import TuneConfig
@@ -12,17 +13,10 @@ from fsl_async.errors import RunDirError
 from fsl_async.files.files import Files
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.manifest import Manifest
 from fsl_async.store.reading import read_version
+from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import read_manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import VersionRecord
 
 
 @frozen

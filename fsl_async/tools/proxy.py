@@ -19,8 +19,6 @@ A proxy can follow a file, read ten times a second, whose word is one of
                         arrives. Connections stay; new ones lead nowhere until it is open
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -7,15 +7,17 @@
 The parameter server takes no part in it: it reads the checkpoints, with cores of its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from attrs import frozen
+from numpy.typing import NDArray
 
 from fsl_async.errors import RunDirError, TaskError, UsageError, disk_words
 from fsl_async.learn.client.buffers import ModelWeights
@@ -23,16 +25,9 @@ from fsl_async.learn.client.pretrain import evaluate, is_bytes_of_text, open_cor
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
-from fsl_async.tools.kept_run import KeptRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from fsl_async.store.manifest import Manifest
-    from fsl_async.tools.kept_run import Loaded
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import VersionRecord
+from fsl_async.tools.kept_run import KeptRun, Loaded
 
 Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]
 
@@ -174,10 +169,10 @@ def _tuned(
         raise UsageError(
             "this run tunes a base model: give --base MODEL, and --data RECORDS to evaluate on"
         )
+    from fsl_async.learn.tune.base import Tuned
     from fsl_async.learn.tune.objectives import objective_of
     from fsl_async.learn.tune.records import Records
     from fsl_async.learn.tune.tokens import tokenize
-    from fsl_async.learn.tune.tuned import Tuned
 
     tune = run.tuning()
     records = Records(data, tune.objective, tune.label_names, columns=columns)
@@ -223,3 +218,41 @@ def _own(text: str, manifest: Manifest) -> Measure:
             ) from None
 
     return measure
+
+
+EVALUATED_BYTES = 1 << 15
+
+
+@frozen
+class Evaluated:
+    """A checkpoint and its loss in nats per byte."""
+
+    version: int
+    digest: str
+    loss: float
+
+
+def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
+    """Evaluate the newest checkpoint, in the built-in model, on the held-out tail of the data.
+
+    tables: the run's configuration ([model], [data]). The checkpoint is verified first.
+    Raises RunDirError, DataError.
+    """
+    # On a shared machine, threads that spin for each other can cost minutes instead of a second.
+    torch.set_num_threads(1)
+    config = gpt_config(tables)
+    model = GPT(config)
+    record = load_last(run_dir, ModelWeights(model))
+    corpus = open_corpus(tables, config.context)
+    loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
+    return Evaluated(record.version, record.digest, loss)
+
+
+def load_last(run_dir: Path, weights: ModelWeights) -> VersionRecord:
+    """Load the newest version of a parameter server, and check it. Raises RunDirError."""
+    run = KeptRun(run_dir)
+    if run.manifest.tensors != weights.manifest.tensors:
+        raise RunDirError(f"{run_dir} holds the versions of another model")
+    read = run.chosen(None)
+    weights.copy_in(read.vector)
+    return read.record

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fsl_async.cluster.members_file import MembersFile
+from fsl_async.cluster.relauncher import MembersFile
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,7 @@ from netlab.host import LabError, started
 from netlab.laboratory import Laboratory
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.chaos.links import link_of
-from fsl_async.tools.chaos.targets import Node, Run
+from fsl_async.tools.chaos.targets import Node, Run, link_of
 
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
@@ -151,7 +150,7 @@ def test_the_remains_of_a_crash_are_removed(sweeper, left, capsys):
     name = f"crash{os.getpid()}"
     sweeper(name)
     make = (
-        "import subprocess, sys; from fsl_async.tools.clone import has_benchmarks\n"
+        "import subprocess, sys; from fsl_async.process.program import has_benchmarks\n"
         "assert has_benchmarks(); from netlab.laboratory import Laboratory\n"
         f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
         "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, "

@@ -1,7 +1,7 @@
 """Both sides of a client in one process, without a network."""
 
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.roles.sync.events import Attached
 

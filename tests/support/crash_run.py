@@ -36,11 +36,10 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.simulation import NOON, Simulation, SimulationSettings
 from fsl_async.tools.sim.training import MANIFEST
-from fsl_async.tools.sim.world import World
+from fsl_async.tools.sim.world import FaultProfile, World
 
 POWERS = (None, "names", "all", 1, 2)
 """The part of the disk that the parameter server's death leaves: everything (None, kill -9), or the

@@ -14,10 +14,10 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules
 from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
 from fsl_async.tools.sim.split_processes import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
+from fsl_async.tools.sim.world import FaultProfile
 
 _RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {

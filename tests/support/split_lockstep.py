@@ -12,17 +12,17 @@ import torch
 
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.cuts import CutModel
-from fsl_async.learn.models.gpt_parts import GPTPart
+from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import ClientPartOptions
-from fsl_async.learn.split.samples import open_samples
-from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.learn.split.task import open_samples
 from fsl_async.roles.split.methods.base import Position
-from fsl_async.tools.evaluation import load_last
+from fsl_async.tools.versions import load_last
 
 
 class Lockstep:

@@ -1,7 +1,6 @@
 """Ends of children by their last error: what the one who started them reports."""
 
-from fsl_async.cluster.deaths import Deaths
-from fsl_async.cluster.supervisor import ChildExited
+from fsl_async.cluster.supervisor import ChildExited, Deaths
 
 
 def died(name, error="no disk", wait_s=1.0, why="exit code 1"):

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from fsl_async.cluster.launch_file import Launching, LaunchRule
 from fsl_async.cluster.launchers import (
     CommandLauncher,
     LaunchError,
@@ -27,7 +26,7 @@ from fsl_async.cluster.launchers import (
     ask,
 )
 from fsl_async.cluster.relauncher import AT_ONCE, Relauncher
-from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.restarts import Launching, LaunchRule, RestartRules
 
 STAND_INS = {
     "sbatch": 'echo "sbatch $*" >> "$DIR/asked"; [ -e "$DIR/full" ] && { echo "QOSMaxJobs" >&2; '

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fsl_async.cluster.members_file import FILE, MembersFile, MembersKeeper
+from fsl_async.cluster.relauncher import FILE, MembersFile, MembersKeeper
 from fsl_async.cluster.restarts import MOST_MEMBERS
 from fsl_async.errors import RunDirError
 from fsl_async.files.checksummed_json import to_checksummed

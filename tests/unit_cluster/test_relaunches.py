@@ -4,8 +4,7 @@ processes.
 
 import pytest
 
-from fsl_async.cluster.launch_file import LaunchRule, read_launching
-from fsl_async.cluster.restarts import End, Relaunches, Wait
+from fsl_async.cluster.restarts import End, LaunchRule, Relaunches, Wait, read_launching
 from fsl_async.errors import ConfigError
 from fsl_async.roles.goodbye import Goodbye
 

@@ -4,8 +4,8 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.errors import UsageError
-from fsl_async.tools import clone
-from fsl_async.tools.compare.places import net_of
+from fsl_async.process import program as clone
+from fsl_async.tools.compare.runner import net_of
 
 ALL = [
     ["bench", "codec", "--quick"],

@@ -12,8 +12,8 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
+from fsl_async.process.memory import threads_here
 from fsl_async.process.program import STAMP, program, to_install
-from fsl_async.process.threads import threads_here
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -10,11 +10,11 @@ from fsl_async.config.settings import Config
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
-from fsl_async.nodes.client.gang_context import options_from_wire, options_to_wire
+from fsl_async.nodes.client.gang import options_from_wire, options_to_wire
 from fsl_async.nodes.client.joining import context_of, start_line
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.wire import Welcome
-from fsl_async.process.threads import cores
+from fsl_async.process.memory import cores
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import time
 import pytest
 
 from fsl_async import cli
-from fsl_async.commands.line_stream import LineStream, finish_all, silence_when_full
-from fsl_async.commands.output import Output
+from fsl_async.commands.output import LineStream, Output, finish_all, silence_when_full
 from fsl_async.process import stopper
 
 

@@ -7,8 +7,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.commands.relay import join_line, routes_of
 from fsl_async.errors import UsageError
-from fsl_async.nodes.relay.node import MOST_CONNECTIONS, connections_allowed
-from fsl_async.nodes.relay.relay import Route
+from fsl_async.nodes.relay.relay import MOST_CONNECTIONS, Route, connections_allowed
 
 KEY = "a" * 40
 
@@ -72,7 +71,7 @@ def test_a_dry_run_opens_nothing(capsys):
 def test_no_more_connections_than_there_are_files(monkeypatch):
     """More connections than file descriptors would make the relay hang at accept."""
     found = [256]
-    monkeypatch.setattr("fsl_async.nodes.relay.node.descriptors", lambda: found[-1])
+    monkeypatch.setattr("fsl_async.nodes.relay.relay.descriptors", lambda: found[-1])
     assert connections_allowed() == (256 - 128) // 2
     found.append(100_000)
     assert connections_allowed() == MOST_CONNECTIONS == 4096

@@ -13,10 +13,10 @@ import pytest
 from tracked_run import TrackedRun
 
 from fsl_async import cli
-from fsl_async.commands import status_trackers
-from fsl_async.commands.status_trackers import PORT, Asked, watching
+from fsl_async.commands import status
+from fsl_async.commands.status import PORT, StatusOptions, watching
 from fsl_async.errors import UsageError
-from fsl_async.observe.liveness import SILENT_S, is_gone
+from fsl_async.observe.node_folders import SILENT_S, is_gone
 from fsl_async.observe.run import NodeState
 from fsl_async.process.program import to_install
 from fsl_async.tools.trackers import prometheus
@@ -141,7 +141,7 @@ def test_a_tracker_that_cannot_be_opened(tmp_path, uri, left):
         raise OSError(f"no answer from\n{uri}")
 
     with pytest.raises(UsageError) as error:
-        status_trackers._opened(f"--mlflow {uri}", fail, uri)
+        status._opened(f"--mlflow {uri}", fail, uri)
     assert error.value.message == (
         f"--mlflow {left} cannot be opened: OSError: no answer from; {left}"
     )
@@ -166,7 +166,7 @@ def test_a_tracker_that_fails_costs_a_line(tmp_path, monkeypatch):
             logged.append("closed")
 
     broken = Broken()
-    monkeypatch.setattr(status_trackers, "_trackers", lambda asked, run: iter([broken]))
+    monkeypatch.setattr(status, "_trackers", lambda asked, run: iter([broken]))
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     run = TrackedRun(tmp_path)
@@ -175,7 +175,8 @@ def test_a_tracker_that_fails_costs_a_line(tmp_path, monkeypatch):
     from fsl_async.commands.status_report import NodeStatus
 
     output = Lines()
-    with watching([NodeStatus(tmp_path)], Asked(mlflow="x"), output) as poll:
+    asked = StatusOptions(tensorboard=None, wandb=None, mlflow="x", metrics=None)
+    with watching([NodeStatus(tmp_path)], asked, output) as poll:
         assert output.said == ["Broken: there"]
         run.round("a")
         run.flush()

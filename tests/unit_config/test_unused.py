@@ -100,7 +100,6 @@ def named(*overrides):
          {"guard.max_share"}),
         (["guard.least=3", "guard.clip_median=0", "guard.max_tokens_median=0"], {"guard.least"}),
         (["guard.least=3", "guard.release=true", "guard.outlier_median=4"], set()),
-        (["store.resident=false", "store.snapshot_every=3"], {"store.snapshot_every"}),
         (["ring.every=3"], {"ring.every"}),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ from fsl_async.config import address
 from fsl_async.config import load as configs
 from fsl_async.errors import AddressError, FslError, RefusedError
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire

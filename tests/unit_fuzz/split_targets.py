@@ -40,9 +40,13 @@ from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import (
+    ServerSettings,
+    ServerTraining,
+    SplitServer,
+    UploadShape,
+)
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats

@@ -18,8 +18,8 @@ import split_targets
 from target_parts import ATTACKER, SESSION, Loopback, pack
 
 import fsl_transport as tp
-from fsl_async.cluster.launch_file import Launching, LaunchRule
 from fsl_async.cluster.relauncher import Relauncher
+from fsl_async.cluster.restarts import Launching, LaunchRule
 from fsl_async.config import load as configs
 from fsl_async.errors import RefusedError, describe
 from fsl_async.nodes import wire

@@ -6,11 +6,10 @@ import pytest
 
 from fsl_async.errors import KeysError
 from fsl_async.files.text_checksum import chained
-from fsl_async.keys import holders as holders_file
-from fsl_async.keys.admission import Admission, Looked
+from fsl_async.keys import access_control as holders_file
+from fsl_async.keys.access_control import Admission, Looked, NameHolders
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.holders import NameHolders
 from fsl_transport.zmq.curve import KeyPair
 
 A, B, C = (KeyPair.new().public for _ in range(3))

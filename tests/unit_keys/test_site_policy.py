@@ -8,8 +8,7 @@ import pytest
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
 from fsl_async.errors import KeysError, NotAllowedError, UsageError
-from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.site_file import site_policy
+from fsl_async.keys.folder import KeysFolder, site_policy
 
 SPLIT = ("split.method=cse-fsl",)
 

@@ -42,7 +42,6 @@ def test_refused_in_one_line(overrides, words):
     ("sync.weighting=batch", "choose auto or tokens or uniform"),
     ("sync.weighting=fednova", "choose auto or tokens or uniform"),
     ("codec.feedback_up=true", "choose false"),
-    ("store.resident=false", "choose true"),
 ])  # fmt: skip
 def test_rules_that_merge_products_are_refused_in_one_line(override, words):
     """With what they cannot work with. A mean of factors can."""

@@ -7,7 +7,7 @@ import pytest
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, UsageError
 from fsl_async.nodes.capacity import capacity_of, check_open_files, within
-from fsl_async.nodes.relay import node as relay_node
+from fsl_async.nodes.relay import relay as relay_node
 from fsl_transport.zmq.admission import connections_within, files_for, in_use
 
 

@@ -15,6 +15,7 @@ HEAD = """\
 import numpy as np
 from fsl_async.store.adapters import FedIT, FlexLoRA
 from fsl_async.store.aggregation import Rule
+from fsl_async.store.outer import OuterOptimizer
 """
 MEAN = """\
 class Mine(Rule):
@@ -45,13 +46,13 @@ def started(key, code, *more):
 AGGREGATION = [
     ("class Mine: pass", "does not derive from fsl_async.store.aggregation.Rule"),
     ("class Yours(Rule): pass", "there is no such class"),
-    ("1 / 0", "importing it raised ZeroDivisionError at line 4"),
+    ("1 / 0", "importing it raised ZeroDivisionError at line 5"),
     ("class Mine(Rule): pass", "base.py:.*NotImplementedError|mine.py:.*NotImplementedError"),
     (MEAN.replace("rows.mean(axis=0)", "rows[1 // len(parts[9:])]"),
-     "mine.py:6: in Mine.combine: ZeroDivisionError"),
+     "mine.py:7: in Mine.combine: ZeroDivisionError"),
     (MEAN.replace("rows.mean(axis=0)", "[c.metrics['loss'] for c in clients]"),
-     "mine.py:6: in Mine.combine.*: KeyError: 'loss'"),
-    (MEAN.replace("rows.mean", "rows.astype(float).mean"), r"mine.py:5: .*float64 \(2600,\), not"),
+     "mine.py:7: in Mine.combine.*: KeyError: 'loss'"),
+    (MEAN.replace("rows.mean", "rows.astype(float).mean"), r"mine.py:6: .*float64 \(2600,\), not"),
     (MEAN.replace("axis=0", "axis=1"), r"returns float32 \(1,\), not float32 \(2600,\)"),
     (MEAN.replace("rows.mean(axis=0)", "rows[0] * np.float32('nan')"), "is not finite"),
     (MEAN.replace("rows.mean(axis=0)", "None"), "it returns NoneType, not an array"),
@@ -60,12 +61,32 @@ AGGREGATION = [
     (MEAN.replace("def", "least = 0\n    def"), "least must be a whole number"),
     (MEAN.replace("def", "reuses = True\n    def"), "reuses false"),
 ]  # fmt: skip
+STEP = """\
+class Mine(OuterOptimizer):
+    vectors = ("sum",)
+    def step(self, average, state, numbers):
+        state["sum"] += average
+        return -average
+"""
+OPTIMIZER = [
+    (STEP.replace("sum", "residual"), "'residual' must be .* and none of weights, residual"),
+    (STEP.replace("sum", "Sum"), "'Sum' must be letters a-z and _"),
+    (STEP.replace('("sum",)', '["sum"]'), "vectors must be a tuple of different names"),
+    (STEP.replace("-average", "-average[1:]"), r"mine.py:7: .* \(2599,\), not float32 \(2600,\)"),
+    (STEP.replace("-average", "average / 0"), "its result is not finite"),
+    (STEP.replace("+= average", "/= 0"), r"state\['sum'\] is not finite"),
+    (STEP.replace('["sum"] += average', '["sum"] = average'), "change the vectors of state"),
+    (STEP.replace("-average", "average + state['all']"), "mine.py:9: in Mine.step: KeyError"),
+    (STEP.replace("    def", "    n = 0\n    def").replace("return", "self.n += 1;return self.n*"),
+     "step gives other values for the same average and state"),
+    (STEP + "    def numbers(self, *given):\n        return 0.1", "returns 0.1, not an OuterStep"),
+]  # fmt: skip
 ADAPTERS = [
     ("class Mine(FedIT): pass", "must derive from a built-in rule that merges products: FedSVD"),
     (MERGE.replace("def", "unequal_ranks = False\n    def"), "unequal_ranks is what clients train"),
     (MERGE.replace("    def", "    def trains_a(self, v):\n        return v > 3\n    def"),
      "trains_a is what clients train"),
-    (MERGE.replace("super()", "None"), "mine.py:6: in Mine.merge: AttributeError"),
+    (MERGE.replace("super()", "None"), "mine.py:7: in Mine.merge: AttributeError"),
     (MERGE.replace("return super()", "return 0 * super()"), "TypeError"),
     (MERGE.replace("return super()", "super()"), "it returns NoneType, not Merged"),
     (MERGE.replace("def", "keeps_owed = True\n    def"), "the rule must return owed"),
@@ -76,6 +97,7 @@ ADAPTERS = [
     ("key", "code", "words"),
     [
         *(("outer.aggregation", *one) for one in AGGREGATION),
+        *(("outer.optimizer", *one) for one in OPTIMIZER),
         *(("tune.rule", *one) for one in ADAPTERS),
     ],
 )

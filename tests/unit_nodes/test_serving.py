@@ -1,6 +1,6 @@
 """A version's chunks come from memory where they are there, and from the disk otherwise."""
 
-from fsl_async.nodes.streams import AT_ONCE, Sink, Source
+from fsl_async.nodes.wire import AT_ONCE, Sink, Source
 
 
 class Late:

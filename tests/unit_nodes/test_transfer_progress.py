@@ -1,6 +1,6 @@
 """Peers whose transfers advance, for which the end of a run waits."""
 
-from fsl_async.nodes.streams import TransferProgress
+from fsl_async.nodes.wire import TransferProgress
 from fsl_transport import Transfer
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.observe.ring_audit import audit_ring
+from fsl_async.observe.ledger_audit import audit_ring
 from fsl_async.observe.run_state import RunState
 
 VERSION = {"fact": "version", "version": 1, "merged": [], "tokens_total": 9}

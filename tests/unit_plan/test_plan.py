@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import cli
-from fsl_async.accounting.categories import Category, Direction
-from fsl_async.accounting.sizes import FORMATS, Kind
+from fsl_async.accounting.sizes import FORMATS, Category, Direction, Kind
 from fsl_async.commands.plan import TEXT_BATCH
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.plan.memory import whole_model_memory
-from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload
+from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, whole_model_memory
 from fsl_async.plan.report import GIB, as_dict, as_text, make_plan
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 

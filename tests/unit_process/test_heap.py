@@ -8,7 +8,7 @@ import pytest
 
 BOOKS = """
 import ctypes
-from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.memory import keep_freed_blocks
 
 class Books(ctypes.Structure):  # struct mallinfo2, mallinfo(3)
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

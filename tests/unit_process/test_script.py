@@ -12,7 +12,7 @@ BEGIN = """
 import sys
 from fsl_async.errors import FslError, TaskError
 from fsl_async.process.script import errors_in_one_line, leave_at_exit
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 errors_in_one_line()
 errors_in_one_line()
 """

@@ -15,8 +15,7 @@ import pytest
 import uvloop
 
 from fsl_async.process.notices import Notice
-from fsl_async.process.stop_requests import Asked, StopRequests
-from fsl_async.process.stopper import Stopper
+from fsl_async.process.stopper import Asked, Stopper, StopRequests
 from fsl_async.process.stopper import stop_on_signals as ending_on_signals
 
 stop_on_signals = functools.partial(ending_on_signals, ends=False)

@@ -110,7 +110,7 @@ def sent(store, which, seed, weight=3.0):
 
 def weights(store):
     """Return the complete deltas in the sum."""
-    return store._open.merging.merge.weights
+    return getattr(store._open.merging.merge, "weights", {})
 
 
 def raw(store):

@@ -13,7 +13,7 @@ from fsl_async.commands.quarantine import command
 from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import merging as merging_module
+from fsl_async.store import merge_products
 from fsl_async.store.checkpoint import WEIGHTS
 from fsl_async.store.errors import StoreError
 from fsl_async.store.records import VersionRecord, way_out
@@ -99,7 +99,7 @@ def go_on(made, recovered):
 @pytest.mark.parametrize("rule", ["bank", "fedsvd", "flexlora"])
 def test_a_destroyed_run_goes_on_after_the_named_command(tuning, rule, monkeypatch):
     """To the bit as if the liar had not been there; it is in quarantine, and nothing is lost."""
-    monkeypatch.setattr(merging_module, "LARGEST_PRODUCT", np.inf)
+    monkeypatch.setattr(merge_products, "LARGEST_PRODUCT", np.inf)
     made, other = tuning(rule, "lied to"), tuning(rule, "honest")
     for one in (made, other):
         one.start()

@@ -12,7 +12,6 @@ from fsl_async.store.delta_kind import FullWeights
 from fsl_async.store.digest import digest_of
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.outer import Average
-from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
@@ -86,9 +85,3 @@ def test_full_weights_have_no_update_and_survive_a_restart(make_run):
     assert run.open().digest == committed.digest
     wanted = (10.0 * noise(1).astype(float) + 30.0 * noise(2).astype(float)) / 40
     assert np.array_equal(run.weights(1), wanted.astype(np.float32))
-
-
-def test_full_weights_can_only_be_averaged():
-    """Momentum over weights instead of differences would be meaningless."""
-    with pytest.raises(ValueError, match="averaged"):
-        StoreSettings(kind=FullWeights())

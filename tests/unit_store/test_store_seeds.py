@@ -18,7 +18,6 @@ from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.frame_file import FrameWriter
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
-from fsl_async.store.records import StoreSettings
 from fsl_async.store.seed_step import Directions, SeedStep, keys_of
 from fsl_codecs import (
     CodecSpec,
@@ -346,11 +345,6 @@ def test_a_damaged_version_is_repaired_from_its_record(make_run):
     run.open()
     assert run.weights(2).tobytes() == weights.tobytes()
     assert run.store.notices
-
-
-def test_only_averages_of_scalars_are_possible():
-    with pytest.raises(ValueError, match="averaged"):
-        StoreSettings(kind=Seeds(RUN))
 
 
 def test_scalars_of_a_diverged_client_are_quarantined(make_run):

@@ -19,12 +19,11 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.chaos.recovery import Recovery
+from fsl_async.tools.chaos.report import Recovery
 from fsl_async.tools.demo.pretrain import lines, pretrain, problems_of, summarize
-from fsl_async.tools.demo.run_dir import make_run_dir
-from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.runner import Runner, make_run_dir
 from fsl_async.tools.demo.scenario import Choices, Played, overrides
-from fsl_async.tools.evaluation import Evaluated
+from fsl_async.tools.versions import Evaluated
 
 KEYS = (
     "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches"

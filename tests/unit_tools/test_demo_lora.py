@@ -16,8 +16,8 @@ from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.chaos.recovery import Recovery
-from fsl_async.tools.demo import lora, lora_data
+from fsl_async.tools.chaos.report import Recovery
+from fsl_async.tools.demo import lora
 from fsl_async.tools.demo.lora import lines, problems_of, summarize, sums_of, table
 from fsl_async.tools.demo.runner import Runner
 from fsl_async.tools.demo.scenario import Choices, Played, overrides
@@ -66,7 +66,7 @@ def summary_of(played, *, is_unchanged=True):
 def test_records_keep_every_paragraph_in_order():
     """A record is whole paragraphs; text must neither be lost nor doubled."""
     paragraphs = [f"paragraph {number} " * (number % 5 + 1) for number in range(30)]
-    records = lora_data.records_of("\n\n".join(paragraphs), 100)
+    records = lora.records_of("\n\n".join(paragraphs), 100)
     assert [one.strip() for record in records for one in record.split("\n\n")] == [
         one.strip() for one in paragraphs
     ]
@@ -74,20 +74,11 @@ def test_records_keep_every_paragraph_in_order():
     assert all(len(one) <= 100 or "\n\n" not in one for one in records)
 
 
-def test_topics_of_one_subject_go_to_one_site():
-    """Sites with the same subjects would have nothing to learn from each other."""
-    animals = {f"a{i}": "horse goat sheep cattle pasture meadow " * 20 for i in range(4)}
-    ships = {f"b{i}": "harbor anchor vessel captain sailor voyage " * 20 for i in range(4)}
-    mixed = dict(sorted((animals | ships).items(), key=lambda each: each[0][1]))
-    found = [set(names) for names in lora_data.dealt(mixed, 2)]
-    assert sorted(map(sorted, found)) == [sorted(animals), sorted(ships)]
-
-
 @pytest.mark.parametrize("sites", [1, 2, 3, 7, 64])
 def test_each_topic_goes_to_one_site_and_each_site_gets_one(sites):
     """A topic at two sites would be on both sides of the test; a site without any cannot train."""
-    topics = lora_data.python_topics()
-    found = lora_data.dealt(topics, sites)
+    topics = lora.python_topics()
+    found = lora.dealt(topics, sites)
     assert sorted(name for names in found for name in names) == sorted(topics)
     assert len(found) == sites
     assert all(found)
@@ -95,21 +86,21 @@ def test_each_topic_goes_to_one_site_and_each_site_gets_one(sites):
 
 def test_three_sites_get_about_the_same_amount_of_text():
     """Else the comparison with a site alone is one of amounts."""
-    topics = lora_data.python_topics()
-    sizes = [sum(len(topics[one]) for one in names) for names in lora_data.dealt(topics, 3)]
+    topics = lora.python_topics()
+    sizes = [sum(len(topics[one]) for one in names) for names in lora.dealt(topics, 3)]
     assert max(sizes) < 1.5 * min(sizes)
 
 
 def test_too_few_topics_are_an_error():
     """One line instead of a site without data."""
     with pytest.raises(DataError, match="2 topics cannot be dealt to 3 clients"):
-        lora_data.dealt({"a": "text", "b": "text"}, 3)
+        lora.dealt({"a": "text", "b": "text"}, 3)
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 100])
 def test_test_records_are_not_trained_on(count):
     """A loss on what was trained says nothing."""
-    train, test = lora_data.held_out([str(number) for number in range(count)])
+    train, test = lora.held_out([str(number) for number in range(count)])
     assert sorted([*train, *test], key=int) == [str(number) for number in range(count)]
     assert train
     assert test
@@ -119,14 +110,14 @@ def test_test_records_are_not_trained_on(count):
 def test_one_record_cannot_be_divided():
     """It would be trained on and tested with."""
     with pytest.raises(DataError, match="at least two records"):
-        lora_data.held_out(["one"])
+        lora.held_out(["one"])
 
 
 def test_the_pooled_records_are_those_of_all_sites(chosen):
     """The comparison in one place must see the same records, and the test all sites' tests."""
     chosen.run_dir.mkdir()
     lora.lora(chosen).prepare()
-    for part in (lora_data.TRAIN_FILE, lora_data.TEST_FILE):
+    for part in (lora.TRAIN_FILE, lora.TEST_FILE):
         mine = [
             lora.records_at(chosen.run_dir, name, part).read_text().splitlines() for name in NAMES
         ]

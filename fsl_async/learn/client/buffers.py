@@ -53,7 +53,6 @@ from torch.nn.parameter import is_lazy
 
 from fsl_async.config.settings_training import Buffers
 from fsl_async.errors import TaskError, one_line
-from fsl_async.learn.client.adapter_settings import adapter_settings
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.shards import (
     WRAPPED,
@@ -63,7 +62,7 @@ from fsl_async.learn.client.shards import (
     reshard,
     unwrapped,
 )
-from fsl_async.learn.models.exchanged import Exchanged, Part, View
+from fsl_async.learn.models.exchanged import Exchanged, Part, View, adapter_settings
 from fsl_async.learn.models.quantized import keep_packed
 from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError

@@ -5,8 +5,6 @@ data-parallel distributed training of speech DNNs", 2014. It needs one more vect
 size, and makes coarse formats usable, whose error would otherwise be lost in every round.
 """
 
-from __future__ import annotations
-
 from fsl_async.learn.client.ports import Vector
 from fsl_codecs import CodecSpec, bound, encode_into, new_vector
 

@@ -26,13 +26,16 @@ tell.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 from torch import nn
 
+from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS
@@ -40,9 +43,16 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed_base import ClientContext, FedBase, SplitPort
-from fsl_async.learn.client.orders import RunFinishedError
-from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
+from fsl_async.learn.client.ports import (
+    Move,
+    Moved,
+    Orders,
+    RebaseOrder,
+    RunFinishedError,
+    Vector,
+    Work,
+)
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole, numbers
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.causality import check_causal
@@ -51,6 +61,7 @@ from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
 from fsl_async.store.adapters import FedIT, HetLoRA, adapter_rule_named
+from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from fsl_async.learn.split.remote import SplitTraining
@@ -399,3 +410,98 @@ class Fed(FedBase):
     def status(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
         return {"version": self.version, **self.meter.report()}
+
+
+class _Alone:
+    """The `ExchangePort` of a process alone: its own first weights are version 0, the only one."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+
+    def free_vector(self, values: int) -> Vector:
+        return np.empty(values, np.float32)
+
+    def attach(self, manifest: Manifest, own: Vector) -> None:
+        self._orders.ask(RebaseOrder(discard=False))
+
+    def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
+        """Do nothing: a task that trains alone sends no snapshots."""
+
+    def reach_pace(self) -> None:
+        """Do nothing: there is no one to send to."""
+
+    def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
+        none = np.empty(0, np.float32)
+        move(Move(0, "stay", none, none))
+
+    def read_base(self, read: Callable[[Vector], None]) -> int:
+        return 0  # alone, the version is what was trained so far
+
+
+class LocalFed(Fed):
+    """The same API for one process alone: a baseline to compare with, and a way to try a task out.
+
+    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history`
+    keeps (step, metrics) of every step.
+    """
+
+    def __init__(
+        self, context: ClientContext, *, steps: int | None = None, seconds: float | None = None
+    ) -> None:
+        orders = Orders()
+        super().__init__(Training(orders, _Alone(orders)), context)
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self._orders = orders
+        self._last_step = steps
+        self._seconds = seconds
+        self._begun_at = time.monotonic()
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The attached model; None before `attach`."""
+        return self._training.module
+
+    def _expect_rounds(self) -> None:
+        """Do nothing: no one calls for rounds, and nothing that is trained leaves this process."""
+
+    def rounds(self) -> Iterator[int]:
+        """Raise TaskError: no one calls for rounds."""
+        raise TaskError("fed.rounds: no run calls for rounds here, where a task trains alone")
+
+    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
+        """Count a step; False once the steps or the time are used up."""
+        if not self.running:
+            return self._ended()
+        goes_on = super().step(tokens=tokens, metrics=metrics)
+        self.history.append((self.meter.steps, numbers("fed.step: metrics", metrics or {})))
+        out_of_steps = self._last_step is not None and self.meter.steps >= self._last_step
+        passed_s = time.monotonic() - self._begun_at
+        if out_of_steps or (self._seconds is not None and passed_s >= self._seconds):
+            self.stop()
+            return self._ended()
+        return goes_on
+
+    def send(self) -> None:
+        """Do nothing: there is no one to send to. Raises TaskError before `attach`."""
+        self._training.send()
+
+    def stop(self) -> None:
+        """End the run at the next step. For any thread."""
+        self._orders.stop()
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the steps or of the time that is used up; None without either limit."""
+        parts = []
+        if self._last_step is not None:
+            parts.append(self.meter.steps / max(1, self._last_step))
+        if self._seconds is not None:
+            parts.append((time.monotonic() - self._begun_at) / max(self._seconds, 1e-9))
+        return min(1.0, max(parts)) if parts else None
+
+    @property
+    def decays_from(self) -> float:
+        """Progress at which learning rates begin to fall, by `train.decay_share`."""
+        train = self.config.get("train", {})
+        usual = DECAY_SHARES[train.get("optimizer", "muon")]
+        return 1.0 - (float(train.get("decay_share", 0.0)) or usual)

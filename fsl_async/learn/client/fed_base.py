@@ -17,7 +17,7 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.script_values import NOT_GIVEN, Whole
 from fsl_async.learn.client.statistics import recalibrate
@@ -71,7 +71,7 @@ class ClientContext:
     tuning: SiteTuning = attrs.field(factory=SiteTuning)
     """This site's choices where the run tunes a base model."""
     privacy_folder: Path | None = None
-    """Where private training keeps what it has spent (`fsl_async.learn.tune.budget`)."""
+    """Where private training keeps what it has spent (`fsl_async.learn.tune.privacy`)."""
     position: Mapping[str, float] = attrs.field(factory=dict)
     """In the data, of this client's last acknowledged delta (`fsl_async.roles.sync.delta`)."""
     states_file: Path | None = None

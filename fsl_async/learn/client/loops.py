@@ -5,8 +5,6 @@ an optimizer, counts the batches of each optimizer step in a `Tally`, reports it
 and ends when that returns False.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

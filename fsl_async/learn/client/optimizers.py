@@ -11,8 +11,6 @@ Peak learning rates, where the run sets none (docs/adr/0107):
            0.003 sqrt(64 / width) alone; width is the smaller side of the largest hidden matrix.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

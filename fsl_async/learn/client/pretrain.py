@@ -14,16 +14,17 @@ them would cost two more models on the wire and was found not to help (DiLoCo, s
 
 import math
 import sysconfig
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
 
+from fsl_async.config.site_policy import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.held_out import HeldOut
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
 from fsl_async.learn.data.sources import location_of
 from fsl_async.learn.models.forward import evaluating
@@ -32,6 +33,7 @@ from fsl_async.roles.phrasing import figure
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.token_data import TokenData
+
 
 EVALUATED_BYTES = 1 << 14
 """The held-out tail is sampled down to this: half a second for the smallest model on one core."""
@@ -189,3 +191,33 @@ def nats_of(model: GPT, batches: Iterable[NDArray[Any]]) -> tuple[float, int]:
             total += loss.item() * predicted
             count += predicted
     return total, count
+
+
+class HeldOut:
+    """Measures new versions, one at a time. Nothing where the site keeps metrics to itself.
+
+    measure: returns metrics of the model as it is, with names that begin with eval_. share: of the
+    training thread's time that it may take; 0: never.
+    """
+
+    def __init__(self, fed: Fed, measure: Callable[[], Mapping[str, float]], share: float) -> None:
+        self._fed = fed
+        self._measure = measure
+        self._pause = 1.0 / share - 1.0 if share and fed.policy.lets(METRICS) else math.inf
+        self._seen = -1
+        self._next_at = 0.0
+
+    def due(self) -> dict[str, float]:
+        """Metrics of a new version, and its number; empty if none is due, or this client leaves."""
+        fed = self._fed
+        if self._pause == math.inf or fed.version == self._seen or fed.is_leaving():
+            return {}
+        begun = time.monotonic()
+        if begun < self._next_at:
+            return {}
+        with fed.at_version() as version:
+            found = dict(self._measure()) if version >= 0 else {}
+        self._seen = fed.version
+        ended = time.monotonic()
+        self._next_at = ended + self._pause * (ended - begun)
+        return {**found, "eval_version": float(version)} if found else {}

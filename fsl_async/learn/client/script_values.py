@@ -4,8 +4,6 @@ A value of another type would be refused by its receiver, in a message that the 
 Whole numbers may be of any kind that has one: int, np.int64, a tensor of one element, 64.0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping

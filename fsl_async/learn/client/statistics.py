@@ -11,8 +11,6 @@ Batch norm (Ioffe & Szegedy, arXiv:1502.03167) keeps means and variances of its 
 over clients lies between theirs, but is not that of the merged weights: `recalibrate` measures it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

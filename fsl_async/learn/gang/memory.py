@@ -6,8 +6,6 @@ that too little memory is an error here, not a SIGBUS in training, and no copy i
 for new pages. It is sealed: no process can shorten it under another.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

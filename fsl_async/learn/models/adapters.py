@@ -12,13 +12,15 @@ the order of the model,
 
 then the full modules by their names. At first A is uniform with variance 1 / (3 in), drawn from the
 run's seed and the layer's name, and B is zero, so the model's outputs are those of the base.
-"""
 
-from __future__ import annotations
+`apply_lora` does the same to a part of a cut model. Weights that are frozen never cross the wire
+and are not in checkpoints: every site must have the same ones, from the same seed or files.
+"""
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -27,15 +29,148 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.errors import ConfigError, TaskError
+from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models.exchanged import Exchanged, Part, View
-from fsl_async.learn.models.heads import heads_of, tied_layers, trunk_of
-from fsl_async.learn.models.hf import extra
-from fsl_async.learn.models.lora import inject, linear_layers
+from fsl_async.learn.models.forward import drawing
+from fsl_async.learn.models.hf import extra, has_marks, inject_adapters
 from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
-from fsl_async.learn.models.seeds import first_a
-from fsl_async.learn.models.targets import adapted_layers, without_adapters
+from fsl_async.learn.models.targets import HEADS, adapted_layers, is_head, without_adapters
 from fsl_async.store.adapters.base import AdapterRule
+
+_LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
+
+
+def trunk_of(model: nn.Module) -> str:
+    """Return the name of the module that all models of the family share, or "".
+
+    That is `base_model_prefix` of transformers. A module of your own around one transformers model
+    has that one as its trunk.
+    """
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and hasattr(model, prefix):
+        return str(prefix)
+    found = [name for name, part in model.named_children() if hasattr(part, "base_model_prefix")]
+    return found[0] if len(found) == 1 else ""
+
+
+def heads_of(model: nn.Module) -> list[str]:
+    """Return the names of the weights of new heads, in the model's order. They train whole.
+
+    That is what is outside the trunk, but for the head of a language model, which was pretrained
+    with it; and what the files lacked from which transformers (5 and newer) has loaded the model.
+    What a loader reports as missing is added by the caller (`Adapters(heads=...)`).
+    """
+    trunk = trunk_of(model)
+    weights = dict(model.named_parameters())
+    names, outputs = list(weights), _language_head(model)
+    if trunk:
+        found = set() if outputs is not None else {n for n in names if is_head(n, trunk)}
+    else:
+        heads = HEADS - _LANGUAGE_HEADS
+        found = {name for name in names if not heads.isdisjoint(name.split("."))}
+    # One of another size, after resize_token_embeddings, has lost its mark.
+    found |= {name for name in _not_loaded(model) if weights[name] is not outputs}
+    return [name for name in names if name in found]
+
+
+def tied_layers(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
+    """Return the layers whose weight another name holds too, and that name."""
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight.data_ptr() or id(weight), []).append(name)
+    tied = {}
+    for layer in layers:
+        own: Any = model.get_submodule(layer).weight
+        others = [one for one in names[own.data_ptr() or id(own)] if one != f"{layer}.weight"]
+        if others:
+            tied[layer] = others[0]
+    return tied
+
+
+def _language_head(model: Any) -> Tensor | None:
+    """The weight of the output layer, where the outputs are the tokens of the input embeddings."""
+    try:
+        layers = model.get_output_embeddings(), model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    outputs, inputs = (getattr(one, "weight", None) for one in layers)
+    is_same = outputs is not None and inputs is not None and len(outputs) == len(inputs)
+    return outputs if is_same else None
+
+
+def _not_loaded(model: nn.Module) -> set[str]:
+    """Names of weights that transformers has drawn because no file had them."""
+    marks = {
+        name: hasattr(weight, "_is_hf_initialized")
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point()
+    }
+    # Without any mark the model was built from a config, or in another way.
+    if not (has_marks() and any(marks.values())):
+        return set()
+    return {name for name, is_loaded in marks.items() if not is_loaded}
+
+
+def apply_lora(
+    module: nn.Module, *, rank: int = 8, alpha: float = 16.0, dropout: float = 0.0, seed: int = 0
+) -> list[str]:
+    """Freeze `module` and add adapters in place, before any optimizer is made.
+
+    Returns the names of what trains now.
+
+    All linear layers get adapters, but for heads and tied layers. The second factor starts at zero,
+    so the outputs do not change. Raises ConfigError: no `peft`, or nothing to adapt.
+    """
+    layers = linear_layers(module)
+    barred, trunk = tied_layers(module, layers), trunk_of(module)
+    found = [name for name in layers if name not in barred and not is_head(name, trunk)]
+    if not found:
+        raise ConfigError("LoRA finds no linear layers in this part", "split.lora")
+    with drawing(torch.device("cpu"), seed, "lora"):
+        inject(module, found, rank=rank, alpha=alpha, dropout=dropout, key="split.lora")
+    return [name for name, weight in module.named_parameters() if weight.requires_grad]
+
+
+def inject(
+    module: nn.Module,
+    layers: Sequence[str],
+    *,
+    rank: int,
+    alpha: float,
+    key: str,
+    dropout: float = 0.0,
+    name: str = "default",
+) -> None:
+    """Have peft put the adapters `name` into linear layers, in place, and freeze all others.
+
+    alpha: rank times the scale of the product. Raises ConfigError about the setting `key`.
+    """
+    config = extra("peft").LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=list(layers),
+        # GPT-2 keeps its linear layers transposed, as Conv1D; peft would warn and set this by
+        # itself
+        fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in module.modules()),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            inject_adapters(config, module, adapter_name=name)
+    except ValueError as error:
+        raise ConfigError(f"LoRA: {one_line(str(error))}", key) from error
+
+
+def linear_layers(module: nn.Module) -> list[str]:
+    """Full names of linear layers, heads too."""
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+    ]
+
 
 SITE, TAIL = "site", "tail"
 """Names of the two adapters in peft's layers."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.cuts import Chain, CutModel
 from fsl_async.learn.models.forward import Batch, call, drawing, evaluating
-from fsl_async.learn.models.gpt_parts import GPTPart
+from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.user_code import load_function
 

@@ -4,8 +4,6 @@ Encoders load as causal language models, too: BERT as BertLMHeadModel with `is_d
 loss of the next token then falls without anything being learned, because the token is in the input.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -27,7 +27,7 @@ import attrs
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models import gpt_parts, hf
+from fsl_async.learn.models import gpt, hf
 from fsl_async.learn.models.forward import call
 from fsl_async.learn.models.gpt import GPT
 
@@ -109,7 +109,7 @@ def _blocks(model: nn.Module) -> ModuleType | None:
     A cut of the former is the number of blocks in front of it. Raises CutError for other models.
     """
     if isinstance(model, GPT):
-        return gpt_parts
+        return gpt
     if hf.is_family(model):
         return hf
     if isinstance(model, nn.Sequential):

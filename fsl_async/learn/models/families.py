@@ -3,12 +3,21 @@
     gpt                            built in, over bytes
     gpt2 llama qwen2 qwen3 opt     Hugging Face's, with fresh weights (hf.py); sizes as those of the
                                    built-in GPT's presets
-    resnet18 small-cnn             for images (images.py)
+    resnet18 small-cnn             for images (here)
     file.py:function               the user's own: function(shape, classes) -> a model that can be
                                    cut (cuts.py). shape: of one sample, (context,) for text;
                                    classes: of the labels or tokens
 
 The same configuration gives the same weights on every node.
+
+Networks for images are rows of named children that can be cut after any of them. `resnet18` (He et
+al., arXiv:1512.03385) has the 7x7 stem and the names that torchvision uses, so its weights fit. Cut
+after "layer2" it is the split that FSL-SAGE (Nair et al., arXiv:2505.23182) was published with:
+2,740,048 bytes at the client, 42,025,080 at the split server (10 classes, batch norm's buffers and
+counters included), 128x4x4 values per 32x32 image.
+
+`small_cnn` trains on a CPU: two convolutions, two linear layers, no batch norm. Cut it after
+"pool1" or "pool2".
 """
 
 from collections.abc import Callable, Collection
@@ -16,19 +25,87 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
 
 from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.data.facts import Facts, context_of
-from fsl_async.learn.models import gpt_parts, hf
+from fsl_async.learn.models import gpt, hf
 from fsl_async.learn.models.cuts import CutError, cuts_of
 from fsl_async.learn.models.forward import Batch, drawing
 from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
-from fsl_async.learn.models.images import resnet18, small_cnn
 from fsl_async.learn.user_code import load_function
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where size or width changes."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, inputs, H, W) to (N, width, H / stride, W / stride)."""
+        across = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(x)) + across)
+
+
+def resnet18(classes: int = 10, *, channels: int = 3, seed: int = 0) -> nn.Sequential:
+    """ResNet-18: images float (N, channels, H, W) -> logits (N, classes)."""
+    with drawing(torch.device("cpu"), seed, "model"):
+        model = nn.Sequential()
+        model.add_module("conv1", nn.Conv2d(channels, 64, 7, 2, 3, bias=False))
+        model.add_module("bn1", nn.BatchNorm2d(64))
+        model.add_module("relu", nn.ReLU())
+        model.add_module("maxpool", nn.MaxPool2d(3, 2, 1))
+        for number, width in enumerate((64, 128, 256, 512), start=1):
+            inputs = width if number == 1 else width // 2
+            stage = nn.Sequential(
+                BasicBlock(inputs, width, 1 if number == 1 else 2), BasicBlock(width, width, 1)
+            )
+            model.add_module(f"layer{number}", stage)
+        model.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
+        model.add_module("flatten", nn.Flatten())
+        model.add_module("fc", nn.Linear(512, classes))
+        for part in model.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def small_cnn(
+    classes: int = 10, *, channels: int = 3, side: int = 32, width: int = 16, seed: int = 0
+) -> nn.Sequential:
+    """Two convolutions and two linear layers.
+
+    Images float (N, channels, side, side) -> logits (N, classes).
+    """
+    with drawing(torch.device("cpu"), seed, "model"):
+        model = nn.Sequential()
+        model.add_module("conv1", nn.Conv2d(channels, width, 3, padding=1))
+        model.add_module("relu1", nn.ReLU())
+        model.add_module("pool1", nn.MaxPool2d(2))
+        model.add_module("conv2", nn.Conv2d(width, 2 * width, 3, padding=1))
+        model.add_module("relu2", nn.ReLU())
+        model.add_module("pool2", nn.MaxPool2d(2))
+        model.add_module("flatten", nn.Flatten())
+        model.add_module("fc1", nn.Linear(2 * width * (side // 4) ** 2, 4 * width))
+        model.add_module("relu3", nn.ReLU())
+        model.add_module("fc2", nn.Linear(4 * width, classes))
+    return model
+
 
 _CUTS = {"resnet18": "layer2", "small-cnn": "pool1"}
 
@@ -51,7 +128,7 @@ def build_model(config: Config, facts: Facts, blocks: Collection[int] | None = N
     if family == "gpt":
         sizes = gpt_sizes(config, facts)
         if blocks is not None:
-            return gpt_parts.build(sizes, seed=seed, blocks=blocks, ends=True)
+            return gpt.build(sizes, seed=seed, blocks=blocks, ends=True)
         return GPT(sizes, seed=seed)
     if family in LANGUAGE_FAMILIES:
         return hf.build(family, hf_sizes(config, facts), seed=seed)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsl_async.learn.models.seeds import derived_seed
+from fsl_async.learn.data.counter import derived_seed
 
 
 @attrs.frozen(slots=True, eq=False)

@@ -13,8 +13,6 @@ cannot: rules that change the base, and weights that train whole but are part of
 A base that is in no folder is written beside its adapters, as `base/`.
 """
 
-from __future__ import annotations
-
 import json
 from contextvars import ContextVar
 from itertools import takewhile
@@ -25,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off
-from fsl_async.learn.models.heads import trunk_of
+from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off, trunk_of
 from fsl_async.learn.models.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

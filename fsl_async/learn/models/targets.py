@@ -3,15 +3,10 @@
 The planner has names from files, a client from the loaded model; both choose here, so they agree.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from fsl_async.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 HEADS = frozenset({"lm_head", "embed_out", "score", "classifier", "head"})
 """Names of output layers, of models that do not tell where their trunk is."""

@@ -21,15 +21,14 @@ from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.facts import Facts, facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
-from fsl_async.learn.models import gpt_parts
+from fsl_async.learn.models.adapters import apply_lora
 from fsl_async.learn.models.cuts import CutError, CutModel, cuts_of, in_one, split
 from fsl_async.learn.models.forward import call, evaluating
-from fsl_async.learn.models.lora import apply_lora
+from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
-from fsl_async.learn.split.server import ServerSettings, SplitServer
-from fsl_async.learn.split.server_training import UploadShape
+from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.methods import Method
@@ -173,11 +172,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     if aided:
         seen = model
         rest = model.server
-        if (
-            blocks is not None
-            and isinstance(rest, gpt_parts.GPTPart)
-            and pieces <= len(rest.blocks)
-        ):
+        if blocks is not None and isinstance(rest, GPTPart) and pieces <= len(rest.blocks):
             # the rest of the split server's part has no weights here, and the auxiliary model needs
             # none of them
             seen = CutModel(model.client, rest.first_blocks(pieces))

@@ -10,8 +10,6 @@ Labels take 1, 2 or 4 bytes each: as many as hold every class. Where some of the
 Little-endian.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fsl_async.accounting.shapes import ModelShapes, Part, label_width
+from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import facts_of

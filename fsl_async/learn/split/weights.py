@@ -10,6 +10,7 @@ a safetensors file.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from fsl_async.learn.client.buffers import ModelWeights, exchanged_names
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.smashed import ModelPartMisused
+from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.models.forward import Batch, call, evaluating
+from fsl_async.learn.split.smashed import IGNORED, Loss, ModelPartMisused, cross_entropy
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17
@@ -127,3 +130,33 @@ def device_of(module: nn.Module) -> torch.device:
     for weight in module.parameters():
         return weight.device
     return torch.device("cpu")
+
+
+@attrs.frozen(slots=True)
+class Score:
+    """Mean loss, share of right answers, and count of samples (of language models: tokens)."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+def evaluate(model: CutModel, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
+    """Loss and accuracy in evaluation mode, each batch moved to the device of each part in turn."""
+    parts = [part for part in (model.client, model.server, model.tail) if part is not None]
+    summed, right, count = 0.0, 0, 0
+    with torch.no_grad(), evaluating(*parts):
+        for batch in batches:
+            values, lengths = batch.inputs, batch.lengths
+            for part in parts:
+                device = device_of(part)
+                values = call(
+                    part, values.to(device), None if lengths is None else lengths.to(device)
+                )
+            labels = batch.labels.to(values.device)
+            counted = labels != IGNORED
+            found = int(counted.sum())
+            summed += loss(values, labels).item() * found
+            right += int((values.argmax(-1)[counted] == labels[counted]).sum())
+            count += found
+    return Score(summed / max(count, 1), right / max(count, 1), count)

@@ -8,7 +8,7 @@
 
 The first rows of each file decide which of them it holds, among those of the objective. A row that
 does not fit is skipped, and counted by its reason. `fsl_async.learn.tune.rows` reads the files,
-`fsl_async.learn.tune.chats` the messages.
+`fsl_async.learn.tune.templates` the messages.
 """
 
 import math
@@ -22,7 +22,8 @@ import attrs
 from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.sources import location_of
-from fsl_async.learn.tune.chats import (
+from fsl_async.learn.tune.rows import Numbered, Rows, open_rows
+from fsl_async.learn.tune.templates import (
     Chat,
     UnfitError,
     Weighed,
@@ -31,7 +32,6 @@ from fsl_async.learn.tune.chats import (
     tools_of,
     turns_of,
 )
-from fsl_async.learn.tune.rows import Numbered, Rows, open_rows
 
 FIRST_ROWS = 20
 """Rows that decide what a file holds."""

@@ -7,30 +7,59 @@ of zeroth order measures losses in directions that follow from the run's seed, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.held_out import HeldOut
-from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.pretrain import autocast
+from fsl_async.learn.client.fed import Fed, LocalFed
+from fsl_async.learn.client.pretrain import HeldOut, autocast
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.tune.base import Base, load_base
-from fsl_async.learn.tune.kept import KeptOutputs
-from fsl_async.learn.tune.objectives import objective_of
+from fsl_async.learn.tune.objectives import Tuning, objective_of
 from fsl_async.learn.tune.privacy import Privacy
 from fsl_async.learn.tune.records import Records
-from fsl_async.learn.tune.steps import GradientSteps
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
-from fsl_async.learn.tune.zeroth import measure_round
+from fsl_async.learn.tune.zeroth import KeptOutputs, measure_round
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync.delta import BALANCE
+
+
+class GradientSteps:
+    """The run's optimizer and schedule on a model that `fed` has. One call a step."""
+
+    def __init__(self, fed: Fed, model: nn.Module, objective: Tuning) -> None:
+        self._fed, self._model, self._objective = fed, model.train(), objective
+        self._optimizer = fed.optimizer(model)
+        self._scheduler = fed.scheduler(self._optimizer)
+        groups = self._optimizer.param_groups
+        self._trained = [weight for group in groups for weight in group["params"]]
+        clip_norm = float(fed.config.get("train", {}).get("clip_norm", 1.0))
+        self._clip_norm = clip_norm or math.inf
+
+    def step(self, batch: TokenBatch) -> tuple[int, dict[str, float]]:
+        """Make a step; returns what the batch counts, and metrics.
+
+        A batch whose gradients are not finite changes nothing.
+        """
+        with autocast(self._fed.device):
+            loss, count, metrics = self._objective.loss(self._model, batch)
+        if count:
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
+        is_skipped = not bool(torch.isfinite(norm))
+        if not is_skipped:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._scheduler.step()
+        return count, {**metrics, "skipped": float(is_skipped)}
+
 
 EVALUATED_SAMPLES = 256
 """Held-out samples on which versions are measured during training."""

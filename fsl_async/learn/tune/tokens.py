@@ -30,9 +30,8 @@ import numpy.typing as npt
 from fsl_async.config.settings_tuning import Objective, TrainedOn
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.tune.chats import Chat, UnfitError, chat_of, text_turn
 from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
-from fsl_async.learn.tune.templates import Rendered, render
+from fsl_async.learn.tune.templates import Chat, Rendered, UnfitError, chat_of, render, text_turn
 from fsl_async.roles.phrasing import counted
 
 Ints = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
@@ -35,13 +35,12 @@ from fsl_async.errors import (
     one_line,
 )
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
-from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import Welcome, exchanged_category
-from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
@@ -52,7 +51,7 @@ from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.exchange import Exchange
-    from fsl_async.nodes.client.split_session import SplitSession
+    from fsl_async.nodes.client.node import SplitSession
 
 
 @frozen

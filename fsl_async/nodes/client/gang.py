@@ -10,8 +10,6 @@ they go on from the base that the node has in memory.
 The node watches torchrun's process: once that has ended, nothing starts ranks again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -20,21 +18,64 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 from attrs import evolve
+from cattrs.preconf.json import make_converter
 
 from fsl_async.config import address as addresses
-from fsl_async.errors import FslError, TaskError
+from fsl_async.config.load import from_wire
+from fsl_async.errors import FslError, TaskError, UsageError
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.gang.link import ADDRESS, ERRORS, address_of, listener
 from fsl_async.nodes.client.client_node import LoopSide, Summary
-from fsl_async.nodes.client.gang_context import checked, options_from_wire, packed
 from fsl_async.nodes.client.gang_shell import GangShell
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
+from fsl_async.nodes.wire import Welcome
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import TrainingEnded
+
+_converter = make_converter()
+# The oldest cattrs that is supported has no paths.
+_converter.register_unstructure_hook(Path, str)
+_converter.register_structure_hook(Path, lambda path, _: Path(path))
+
+
+def options_to_wire(options: ClientOptions) -> dict[str, Any]:
+    """A site's options as plain values, for a process of the same site."""
+    wire: dict[str, Any] = _converter.unstructure(options)
+    return wire
+
+
+def options_from_wire(wire: dict[str, Any]) -> ClientOptions:
+    """What `options_to_wire` made."""
+    return _converter.structure(wire, ClientOptions)
+
+
+def packed(options: ClientOptions, member: Membership) -> bytes:
+    """The context of a gang's welcome."""
+    body = {"options": options_to_wire(options), "welcome": member.welcome.to_wire()}
+    context: bytes = msgpack.packb(body)
+    return context
+
+
+def unpacked(context: bytes) -> tuple[ClientOptions, Membership]:
+    """What `packed` made."""
+    body = msgpack.unpackb(context)
+    welcome = Welcome.from_wire(body["welcome"])
+    return options_from_wire(body["options"]), Membership(welcome, from_wire(welcome.config))
+
+
+def checked(options: ClientOptions, member: Membership) -> None:
+    """Raise UsageError for a run whose clients are one process each."""
+    if member.config.split.is_on:
+        raise UsageError("this run is of split learning, whose clients are one process each")
+    if options.tuning.is_zeroth(member.config.tune):
+        raise UsageError("steps of zeroth order are made by a client of one process")
+
 
 RELEASE_S = 10.0
 """How long ranks have to end once the run has."""
@@ -216,7 +257,7 @@ def main() -> int:
     """Run the node that `start` started; its standard input has the options."""
     from fsl_async.cluster.name_slot import claim_name
     from fsl_async.errors import report
-    from fsl_async.process.heap import keep_freed_blocks
+    from fsl_async.process.memory import keep_freed_blocks
     from fsl_async.process.script import print_line
     from fsl_async.process.stopper import stop_on_signals
 

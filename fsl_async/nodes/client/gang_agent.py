@@ -4,8 +4,6 @@ The ranks' errors are printed by themselves, and the exit code of a rank that di
 node says in one line why the gang ended.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 

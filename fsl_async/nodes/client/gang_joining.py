@@ -21,13 +21,12 @@ from attrs import evolve, frozen
 from fsl_async.errors import FslError, TaskError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.gang.link import Link, NodeLostError, address_of
-from fsl_async.learn.gang.orders import CHECK_S, RankOrders
+from fsl_async.learn.gang.orders import CHECK_S, RankOrders, RankTraining, store_of_ranks
 from fsl_async.learn.gang.remote import RemoteLink, RemoteRanks
-from fsl_async.learn.gang.training import RankTraining, store_of_ranks
 from fsl_async.nodes.client import gang
-from fsl_async.nodes.client.gang_context import options_to_wire, unpacked
+from fsl_async.nodes.client.gang import options_to_wire, unpacked
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.script import leave_at_exit
 from fsl_async.roles import gang_messages as msg

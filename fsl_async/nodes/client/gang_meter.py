@@ -1,7 +1,5 @@
 """What a gang has done, by what its ranks report about once a second. Imports no torch."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping

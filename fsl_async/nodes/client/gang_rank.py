@@ -44,7 +44,7 @@ def _rank() -> int:
 
 def _train(session: RankSession) -> None:
     from fsl_async.learn.client.fed import Fed
-    from fsl_async.learn.client.orders import RunFinishedError
+    from fsl_async.learn.client.ports import RunFinishedError
     from fsl_async.learn.user_code import load_task, own_failure
     from fsl_async.nodes.client.gang_joining import process_group
     from fsl_async.nodes.client.joining import built_in, context_of, start_line

@@ -5,8 +5,6 @@ exchange side one by one, as `learn.client.training` does, and has the ranks car
 it waits for them it goes on to serve connections.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -5,8 +5,6 @@ make a `ClientRuntime`, whose loop has a thread of its own, wait for the paramet
 train in the calling thread, and wait at the end until the last delta has arrived.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,14 +22,15 @@ from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.client.script_values import whole
 from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.client_node import Summary
 from fsl_async.nodes.client.gang_joining import JoinedRank, Place, join_ranks
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
-from fsl_async.process.memory import MemoryMark
+from fsl_async.process.memory import VARIABLE as OMP_THREADS
+from fsl_async.process.memory import MemoryMark, threads_here
 from fsl_async.process.script import (
     current_stopper,
     errors_in_one_line,
@@ -39,8 +38,6 @@ from fsl_async.process.script import (
     print_line,
 )
 from fsl_async.process.stopper import Stopper
-from fsl_async.process.threads import VARIABLE as OMP_THREADS
-from fsl_async.process.threads import threads_here
 from fsl_async.roles.phrasing import counted
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
@@ -278,7 +275,7 @@ def join(
 ) -> Joined | JoinedRank:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
-    from fsl_async.keys.site_file import site_policy
+    from fsl_async.keys.folder import site_policy
 
     errors_in_one_line()
     given = {"server": server, "name": name, "run_dir": run_dir, "keys": keys, "log": log}

@@ -4,21 +4,21 @@ It decides nothing. Coding, decoding and hashing go to the one worker, in order;
 by the training thread (`fsl_async.learn.client`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 
 from attrs import define, evolve, mutable
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.streams import Sink, Source, TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
+    Sink,
+    Source,
+    TransferProgress,
     Welcome,
     delta_stream,
     eager_bytes,

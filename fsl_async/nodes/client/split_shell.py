@@ -13,7 +13,7 @@ import attrs
 from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import PayloadError, Values
 from fsl_async.nodes.runtime import Journal, Node, Worker
@@ -55,27 +55,6 @@ class Facts:
     run: str
     shard: int
     architecture: dict[str, str]
-
-
-def event_of(message: Message) -> Event:
-    """A split server's message as an event. Raises MessageError for a message of a client's."""
-    match message:
-        case msg.Trained(key, loss):
-            return ev.UploadAcknowledged(key, loss)
-        case msg.AlreadyTrained(key, answer):
-            return ev.UploadAlreadyTrained(key, answer)
-        case msg.UploadRefused(key, code, text):
-            return ev.UploadDeclined(key, code, text)
-        case msg.Durable(key):
-            return ev.UploadsDurable(key)
-        case msg.RoundAcknowledged(number):
-            return ev.RoundAcknowledged(number)
-        case msg.AuxiliaryStays(number, version):
-            return ev.AuxiliaryUnchanged(number, version)
-        case msg.Ended(reason):
-            return ev.SplitServerEnded(reason)
-        case other:
-            raise MessageError(f"{type(other).__name__} is no message of a split server")
 
 
 @define(eq=False, slots=False)
@@ -197,7 +176,9 @@ class SplitClientShell:
         self._say(Note(f"{text}; trying again", "warning"))
 
     def _message(self, message: Message) -> None:
-        self.node.feed(event_of(message))
+        if not isinstance(message, msg.FromServer):
+            raise MessageError(f"{type(message).__name__} is no message of a split server")
+        self.node.feed(message)
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)

@@ -9,30 +9,40 @@ from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.adapters import adapter_rule_named
-from fsl_async.store.aggregation import rule_named
+from fsl_async.store.aggregation import RULES
+from fsl_async.store.outer import OPTIMIZERS
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.roles.sync.weighting import Weighting
     from fsl_async.store.adapters import AdapterRule
     from fsl_async.store.aggregation import Rule
+    from fsl_async.store.outer import OuterOptimizer
 
 
 def rule_of(config: Config) -> Rule:
     """The aggregation rule of a run. ConfigError: it is the operator's own and cannot be used."""
-    name, byzantine = config.outer.aggregation, config.outer.byzantine
-    if is_own(name):
-        own: Rule = own_rule("outer.aggregation", name)(byzantine)
-        return own
-    return rule_named(name, byzantine)
+    name = config.outer.aggregation
+    made: type[Rule] = own_rule("outer.aggregation", name) if is_own(name) else RULES[name]
+    return made(config.outer.byzantine)
 
 
 def adapter_rule_of(config: Config) -> AdapterRule | None:
     """How adapters are merged; None where the run has none. ConfigError as for `rule_of`."""
-    if config.tune.merge and config.tune.method == "lora":
-        own: AdapterRule = own_rule("tune.merge", config.tune.merge)()
-        return own
-    return adapter_rule_named(config.tune.rule) if config.tune.method == "lora" else None
+    tune = config.tune
+    if tune.method != "lora":
+        return None
+    if not tune.merge:
+        return adapter_rule_named(tune.rule)
+    made: type[AdapterRule] = own_rule("tune.merge", tune.merge)
+    return made()
+
+
+def optimizer_of(config: Config) -> OuterOptimizer:
+    """The outer optimizer of a run. ConfigError as for `rule_of`."""
+    name, outer = config.outer.optimizer, config.outer
+    made: type[OuterOptimizer] = OPTIMIZERS.get(name) or own_rule("outer.optimizer", name)
+    return made(outer.learning_rate, outer.momentum)
 
 
 def weighting_of(config: Config) -> Weighting:

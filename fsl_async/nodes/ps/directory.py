@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fsl_async.cluster.members_file import FILE as MEMBERS
+from fsl_async.cluster.relauncher import FILE as MEMBERS
 from fsl_async.errors import RunDirError
 from fsl_async.observe.journal import JOURNAL
 from fsl_async.observe.ledger_audit import LEDGER

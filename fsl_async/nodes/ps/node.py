@@ -19,7 +19,7 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
-from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
@@ -34,7 +34,13 @@ from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, within
-from fsl_async.nodes.ps.aggregation import adapter_rule_of, check_aggregation, rule_of, weighting_of
+from fsl_async.nodes.ps.aggregation import (
+    adapter_rule_of,
+    check_aggregation,
+    optimizer_of,
+    rule_of,
+    weighting_of,
+)
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
@@ -43,12 +49,11 @@ from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
-from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.reporter import GarbageWatch, Reporter
-from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
@@ -59,7 +64,6 @@ from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.outer import OPTIMIZERS
 from fsl_async.store.records import StoreSettings, VersionRecord
 from fsl_async.store.seed_step import directions_of
 from fsl_async.store.store import Store
@@ -165,7 +169,6 @@ def rules_of(config: Config) -> ParameterServerRules:
 
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
-    outer = OPTIMIZERS[config.outer.optimizer](config.outer.learning_rate, config.outer.momentum)
     codec, adapters = config.codec, adapter_rule_of(config)
     # Versions in bases of their own have no mean.
     has_bases = adapters is not None and adapters.merges_products
@@ -177,7 +180,7 @@ def store_settings_of(config: Config) -> StoreSettings:
     return StoreSettings(
         config.store.keep_versions,
         codec.spec_down,
-        outer,
+        optimizer_of(config),
         codec.threads,
         rule=rule_of(config),
         reuse=config.sync.staleness_limit if rule_of(config).reuses else 0,

@@ -7,16 +7,18 @@ arguments must give the same bits, because versions are made again after a crash
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
 from fsl_async.store.adapters import RULES, AdapterRule, Current, Draw, Factors, Merged, Site
 from fsl_async.store.aggregation import RowClient, Rule
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterOptimizer, OuterStep
 
 _SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
 _VECTORS = ("weights", "residual", "mean", "owed")
@@ -30,12 +32,11 @@ _CLIENT_FACTS = (
 
 @frozen
 class Kind:
-    """A kind of rule. calls: the checks by method. facts: attributes of each loaded class."""
+    """A kind of rule. calls: the checks by method."""
 
     base: type[Any]
     calls: Mapping[str, Callable[..., str]]
     trial: Callable[[type[Any]], str]
-    facts: Mapping[str, Any] = field(factory=dict)
 
 
 def vector_problem(result: Any, values: int) -> str:
@@ -79,14 +80,20 @@ def merged(rule: AdapterRule, result: Any, current: Current, *_more: Any) -> str
     return ""
 
 
-def stepped(optimizer: Any, result: Any, average: Any, state: Any, *_more: Any) -> str:
+def numbered(_: OuterOptimizer, result: Any, *_more: Any) -> str:
+    """Check the result of `OuterOptimizer.numbers`."""
+    fits = isinstance(result, OuterStep)
+    if not fits or not math.isfinite(result.learning_rate + result.momentum):
+        return f"it returns {result!r:.80}, not an OuterStep of finite numbers"
+    return ""
+
+
+def stepped(optimizer: OuterOptimizer, result: Any, average: Any, state: Any, *_more: Any) -> str:
     """Check the result of `OuterOptimizer.step`, and the vectors that it has changed."""
-    problem = vector_problem(result, len(average))
-    for name in optimizer.vectors:
-        problem = problem or vector_problem(state.get(name), len(average)).replace(
-            "it returns", f"state[{name!r}] is"
-        ).replace("its result", f"state[{name!r}]")
-    return problem
+    if problem := vector_problem(result, len(average)):
+        return problem
+    is_wrong = [name for name in optimizer.vectors if not np.isfinite(state[name]).all()]
+    return f"state[{is_wrong[0]!r}] is not finite" if is_wrong else ""
 
 
 def try_rule(rule: type[Rule]) -> str:
@@ -112,28 +119,26 @@ def try_rule(rule: type[Rule]) -> str:
     return ""
 
 
-def try_optimizer(optimizer: type[Any]) -> str:
+def try_optimizer(optimizer: type[OuterOptimizer]) -> str:
     """Try an outer optimizer on two random averages, three times."""
-    names = optimizer.vectors
-    if not isinstance(names, tuple) or len(set(names)) != len(names):
+    first, averages = optimizer(0.7, 0.9), _noise(2, 2600)
+    if not isinstance(first.vectors, tuple) or len(set(first.vectors)) != len(first.vectors):
         return "vectors must be a tuple of different names"
-    for name in names:
+    for name in first.vectors:
         if not re.fullmatch(r"[a-z_]{1,32}", str(name)) or name in _VECTORS:
             return f"vectors: {name!r} must be letters a-z and _, and none of {', '.join(_VECTORS)}"
-    averages = _noise(2, 2600)
-
-    def play(one: Any) -> bytes:
-        state = {name: np.zeros(2600, np.float32) for name in names}
-        held, bits = dict(state), b""
+    found, problem = set(), ""
+    for one in (first, first, optimizer(0.7, 0.9)):
+        held = {name: np.zeros(2600, np.float32) for name in one.vectors}
+        state, bits = dict(held), b""
         for version, average in enumerate(averages, 1):
             bits += one.step(average.copy(), state, one.numbers(version, 1.0, 50.0)).tobytes()
-        if any(state.get(name) is not held[name] for name in names) or len(state) > len(held):
-            raise ValueError("step must change the vectors of state in place")
-        return bits + b"".join(one.tobytes() for one in held.values())
-
-    first = optimizer(0.7, 0.9)
-    found = {play(one) for one in (first, first, optimizer(0.7, 0.9))}
-    return "" if len(found) == 1 else "step gives other values for the same average and state"
+        if state.keys() != held.keys() or any(state[name] is not held[name] for name in held):
+            problem = "step must change the vectors of state in place"
+        found.add(bits + b"".join(vector.tobytes() for vector in held.values()))
+    if len(found) > 1:
+        return "step gives other values for the same average and state"
+    return problem
 
 
 def try_adapter_rule(rule: type[AdapterRule]) -> str:
@@ -162,9 +167,8 @@ def _noise(rows: int, values: int) -> Any:
 
 
 KINDS: dict[str, Kind] = {
-    "outer.aggregation": Kind(
-        Rule, {"combine": combined, "choose": chosen}, try_rule, {"reads_metrics": True}
-    ),
+    "outer.aggregation": Kind(Rule, {"combine": combined, "choose": chosen}, try_rule),
+    "outer.optimizer": Kind(OuterOptimizer, {"numbers": numbered, "step": stepped}, try_optimizer),
     "tune.merge": Kind(AdapterRule, {"merge": merged}, try_adapter_rule),
 }
 """By setting."""

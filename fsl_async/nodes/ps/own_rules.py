@@ -116,7 +116,7 @@ def _made(kind: Kind, source: Source) -> type[Any]:
     calls = {
         name: source.checked(getattr(found, name), check) for name, check in kind.calls.items()
     }
-    facts = {"name": f"{source.name}@{source.digest[:8]}", "source": source, **kind.facts}
+    facts = {"name": f"{source.name}@{source.digest[:8]}", "source": source}
     made = type(source.name, (found,), facts | calls)
     try:
         problem = kind.trial(made)

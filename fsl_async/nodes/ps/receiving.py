@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
-from fsl_async.nodes.streams import Sink
+from fsl_async.accounting.sizes import Direction
+from fsl_async.nodes.wire import Sink
 from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsl_transport as tp
-from fsl_async.cluster.launch_file import Launching
-from fsl_async.cluster.members_file import FILE as MEMBERS
-from fsl_async.cluster.members_file import MembersFile, MembersKeeper
-from fsl_async.cluster.relauncher import Relauncher
+from fsl_async.cluster.relauncher import FILE as MEMBERS
+from fsl_async.cluster.relauncher import MembersFile, MembersKeeper, Relauncher
+from fsl_async.cluster.restarts import Launching
 from fsl_async.observe.reporter import Reporter
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync.ps import ParameterServerMachine

@@ -15,8 +15,7 @@ from attrs import define, frozen
 import fsl_transport as tp
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.streams import Sink, Source
-from fsl_async.nodes.wire import problem_of
+from fsl_async.nodes.wire import Sink, Source, problem_of
 from fsl_async.roles.machine import Effect, Event, Note, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from fsl_async.accounting.categories import Direction
-from fsl_async.nodes.streams import Source
-from fsl_async.nodes.wire import eager_bytes, version_stream
+from fsl_async.accounting.sizes import Direction
+from fsl_async.nodes.wire import Source, eager_bytes, version_stream
 from fsl_async.roles.machine import Note
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync import effects as do

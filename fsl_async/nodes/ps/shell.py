@@ -12,14 +12,21 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.streams import TransferProgress
-from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of, violation
+from fsl_async.nodes.wire import (
+    Hello,
+    TransferProgress,
+    Welcome,
+    beat_of,
+    delta_stream,
+    problem_of,
+    violation,
+)
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.machine import (
     ClientLeft,

@@ -13,8 +13,6 @@ limits; bad bytes of a peer end at most its own pair. The kernel detects a peer 
 takes nothing for a minute (`_tune`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

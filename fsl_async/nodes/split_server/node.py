@@ -38,15 +38,13 @@ from fsl_async.learn.split.server_training import ServerTraining
 from fsl_async.nodes.capacity import and_capacity, check_open_files, within
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
-from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
-from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.process.lag import LoopLag
+from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.stopper import Stopper
-from fsl_async.process.threads import threads_here
 from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.split.events import PsEnded
 from fsl_async.roles.split.messages import PS_ROLE

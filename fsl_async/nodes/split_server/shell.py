@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
 from fsl_async.nodes.runtime import Journal, Node, Worker

@@ -5,8 +5,6 @@ them at most. How fast an address connects, and which addresses may, is for a fi
 (docs/SECURITY.md).
 """
 
-from __future__ import annotations
-
 import enum
 from collections import Counter
 from typing import Final

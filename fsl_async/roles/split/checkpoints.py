@@ -5,8 +5,6 @@ made between two trainings, so that book and tensors are consistent. One is writ
 failed one is tried again after `retry_s`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attrs import mutable

@@ -25,30 +25,28 @@ Rules
 - When the run is over, or the split server has ended, nothing is waited for: all that waits is
   given up.
 
-    state     event                        -> effects
+    state     event or message             -> effects
     any       SplitWelcomed                   OfferUpload for all missing there; Send RoundDone
     any       UploadReady                     OfferUpload when a slot is free
-    joined    UploadAcknowledged              ReportLoss, FreeSlot
-    joined    UploadAlreadyTrained            FreeSlot; AbandonUpload if its gradient is gone
-    joined    UploadDeclined                  AbandonUpload, FreeSlot, DropUpload;
+    joined    Trained                         ReportLoss, FreeSlot
+    joined    AlreadyTrained                  FreeSlot; AbandonUpload if its gradient is gone
+    joined    UploadRefused                   AbandonUpload, FreeSlot, DropUpload;
                                               "later": timer "offer"
     joined    AnswerOffered, AnswerReceived   ReceiveAnswer; DeliverAnswer, FreeSlot
     joined    AuxiliaryOffered, ...Received   ReceiveAuxiliary; InstallAuxiliary
-    joined    AuxiliaryUnchanged              KeepAuxiliary
-    any       UploadsDurable                  DropUpload
+    joined    AuxiliaryStays                  KeepAuxiliary
+    any       Durable                         DropUpload
     training  RoundEnded                      Send RoundDone once all is settled; SettleRound
     joined    RoundAcknowledged               SettleRound where it was waited for
     any       StreamLost                      timer "offer", then OfferUpload
     any       RunEnded                        Send RunOver, AbandonUpload for all that waits,
                                               SendGoodbye
-    any       SplitServerEnded                AbandonUpload for all that waits, now and later
+    any       Ended                           AbandonUpload for all that waits, now and later
     any       HelloRefused                    the same, and Finish;
                                               "leaving": timer "dial", then DialAgain
     any       TrainingEnded                   SendGoodbye once all is settled, or after `drain_s`
     over      UploadReady, RoundEnded         AbandonUpload and FreeSlot; SettleRound
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -121,19 +119,19 @@ class SplitClientMachine:
             ev.SplitWelcomed: self._welcomed,
             SessionLost: self._lost,
             HelloRefused: self._refused,
-            ev.SplitServerEnded: self._server_ended,
+            msg.Ended: self._server_ended,
             ev.UploadReady: self._ready,
-            ev.UploadAcknowledged: self._acknowledged,
-            ev.UploadAlreadyTrained: self._already_trained,
-            ev.UploadDeclined: self._declined,
-            ev.UploadsDurable: self._durable,
+            msg.Trained: self._acknowledged,
+            msg.AlreadyTrained: self._already_trained,
+            msg.UploadRefused: self._declined,
+            msg.Durable: self._durable,
             ev.AnswerOffered: self._answer_offered,
             ev.AnswerReceived: self._answer_received,
             ev.AuxiliaryOffered: self._auxiliary_offered,
             ev.AuxiliaryReceived: self._auxiliary_received,
-            ev.AuxiliaryUnchanged: self._auxiliary_unchanged,
+            msg.AuxiliaryStays: lambda *_: self._keep_auxiliary(),
             ev.RoundEnded: self._round_ended,
-            ev.RoundAcknowledged: self._round_acknowledged,
+            msg.RoundAcknowledged: self._round_acknowledged,
             StreamLost: self._stream_lost,
             RunEnded: self._run_ended,
             TrainingEnded: self._training_ended,
@@ -200,14 +198,14 @@ class SplitClientMachine:
 
     def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
         if event.code == "finished":
-            return self._server_ended(ev.SplitServerEnded(event.text), now)
+            return self._server_ended(msg.Ended(event.text), now)
         if event.code == "leaving":
             if not self.over:
                 self.deadlines.set("dial", now + self.rules.reoffer_s)
             return []
         return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
 
-    def _server_ended(self, event: ev.SplitServerEnded, now: float) -> list[Effect]:
+    def _server_ended(self, event: msg.Ended, now: float) -> list[Effect]:
         if self.over:
             return []
         note = Note(f"the split server has ended: {event.reason}", "warning")
@@ -276,7 +274,7 @@ class SplitClientMachine:
             return self._leave("training has ended")
         return [*self._offer(now), *self._report_done()]
 
-    def _acknowledged(self, event: ev.UploadAcknowledged, now: float) -> list[Effect]:
+    def _acknowledged(self, event: msg.Trained, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
@@ -287,7 +285,7 @@ class SplitClientMachine:
                 effects.append(split.AbandonUpload(sent.key, "the split server gave no gradient"))
         return [*effects, *self._settle(sent, now)]
 
-    def _already_trained(self, event: ev.UploadAlreadyTrained, now: float) -> list[Effect]:
+    def _already_trained(self, event: msg.AlreadyTrained, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
@@ -301,7 +299,7 @@ class SplitClientMachine:
         )
         return [*effects, *self._settle(sent, now)]
 
-    def _declined(self, event: ev.UploadDeclined, now: float) -> list[Effect]:
+    def _declined(self, event: msg.UploadRefused, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
@@ -322,7 +320,7 @@ class SplitClientMachine:
             effects.append(split.FreeSlot(sent.key))
         return [*effects, split.DropUpload(sent.key)]
 
-    def _durable(self, event: ev.UploadsDurable, now: float) -> list[Effect]:
+    def _durable(self, event: msg.Durable, now: float) -> list[Effect]:
         durable = [
             sent.key for sent in self.sent.values() if sent.settled and sent.key <= event.key
         ]
@@ -369,9 +367,6 @@ class SplitClientMachine:
         self.auxiliary = event.version
         return [split.InstallAuxiliary(event.version, round_)]
 
-    def _auxiliary_unchanged(self, event: ev.AuxiliaryUnchanged, now: float) -> list[Effect]:
-        return self._keep_auxiliary()
-
     def _keep_auxiliary(self) -> list[Effect]:
         round_, self.aligning = self.aligning, None
         return [] if round_ is None else [split.KeepAuxiliary(round_)]
@@ -395,7 +390,7 @@ class SplitClientMachine:
         self.reported = True
         return [Send(SERVER, msg.RoundDone(round_, samples))]
 
-    def _round_acknowledged(self, event: ev.RoundAcknowledged, now: float) -> list[Effect]:
+    def _round_acknowledged(self, event: msg.RoundAcknowledged, now: float) -> list[Effect]:
         if event.round != self.done[0]:
             return []
         self.acknowledged = True

@@ -4,8 +4,6 @@ Those of `fsl_async.roles.machine` come too: Send, Note, DeclineStream, Refuse, 
 SendGoodbye, Finish.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from attrs import field, frozen

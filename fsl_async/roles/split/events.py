@@ -1,7 +1,8 @@
 """Events of the split server's machine, and of a client's machine towards it.
 
 Those of `fsl_async.roles.machine` come too: TimerFired, DrainAsked, StreamLost, ClientLeft,
-SessionLost, HelloRefused, RunEnded, TrainingEnded.
+SessionLost, HelloRefused, RunEnded, TrainingEnded. At a client so do the messages of the split
+server (`messages.FromServer`).
 """
 
 from __future__ import annotations
@@ -291,38 +292,6 @@ class UploadReady(Event, tag="upload_ready"):
 
 
 @frozen
-class UploadAcknowledged(Event, tag="upload_acknowledged"):
-    """The split server has trained an upload, and nothing comes back."""
-
-    key: UploadKey
-    loss: float
-
-
-@frozen
-class UploadAlreadyTrained(Event, tag="upload_already_trained"):
-    """The split server had trained an upload before; `answer`: its answer is streamed again."""
-
-    key: UploadKey
-    answer: bool
-
-
-@frozen
-class UploadDeclined(Event, tag="upload_declined"):
-    """The split server will not train an upload ("later": not now)."""
-
-    key: UploadKey
-    code: str
-    text: str
-
-
-@frozen
-class UploadsDurable(Event, tag="uploads_durable"):
-    """All uploads up to `key` are in a checkpoint of the split server's."""
-
-    key: UploadKey
-
-
-@frozen
 class AnswerOffered(Event, tag="answer_offered"):
     """The split server streams the answer to an upload."""
 
@@ -356,14 +325,6 @@ class AuxiliaryReceived(Event, tag="auxiliary_received"):
 
 
 @frozen
-class AuxiliaryUnchanged(Event, tag="auxiliary_unchanged"):
-    """No newer auxiliary model comes in this round."""
-
-    round: int
-    version: int
-
-
-@frozen
 class RoundEnded(Event, tag="round_ended"):
     """The last step of a round is done; the training thread waits for SettleRound."""
 
@@ -372,21 +333,7 @@ class RoundEnded(Event, tag="round_ended"):
 
 
 @frozen
-class RoundAcknowledged(Event, tag="round_acknowledged"):
-    """The split server has recorded that this client is done with the round."""
-
-    round: int
-
-
-@frozen
 class PsEnded(Event, tag="ps_ended"):
     """Split server: the parameter server in the same process has ended the run."""
-
-    reason: str
-
-
-@frozen
-class SplitServerEnded(Event, tag="split_server_ended"):
-    """The split server has ended in good order."""
 
     reason: str

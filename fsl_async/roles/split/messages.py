@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from attrs import Factory, frozen
 
+from fsl_async.roles.machine import Event
 from fsl_async.roles.messages import Form, Message, MessageError, Table, optional
 from fsl_async.roles.names import NAME
 from fsl_async.roles.split.events import UploadKey
@@ -36,6 +37,11 @@ _KEY = Form("an upload key", UploadKey.parse)
 Key = Annotated[UploadKey, _KEY]
 OptionalKey = Annotated[str, optional(_KEY)]
 Role = Annotated[str, Form("a role", NAME.fullmatch)]
+
+
+@frozen
+class FromServer(Message, Event, tag="from_server"):
+    """A message of the split server, which is an event of the client's machine as it came."""
 
 
 @frozen
@@ -110,7 +116,7 @@ class RoundDone(Message, tag="round_done/1"):
 
 
 @frozen
-class RoundAcknowledged(Message, tag="round_acknowledged/1"):
+class RoundAcknowledged(FromServer, tag="round_acknowledged/1"):
     """Server: the end of this round is recorded."""
 
     round: int
@@ -124,7 +130,7 @@ class RunOver(Message, tag="run_over/1"):
 
 
 @frozen
-class Trained(Message, tag="trained/1"):
+class Trained(FromServer, tag="trained/1"):
     """Server: this upload is trained, and has no answer."""
 
     key: Key
@@ -132,7 +138,7 @@ class Trained(Message, tag="trained/1"):
 
 
 @frozen
-class AlreadyTrained(Message, tag="already_trained/1"):
+class AlreadyTrained(FromServer, tag="already_trained/1"):
     """Server: this upload was trained before.
 
     `answer`: its answer is streamed again; else it is gone.
@@ -143,7 +149,7 @@ class AlreadyTrained(Message, tag="already_trained/1"):
 
 
 @frozen
-class UploadRefused(Message, tag="upload_refused/1"):
+class UploadRefused(FromServer, tag="upload_refused/1"):
     """Server: this upload is not trained; with the code "later" it may be offered again."""
 
     key: Key
@@ -152,14 +158,14 @@ class UploadRefused(Message, tag="upload_refused/1"):
 
 
 @frozen
-class Durable(Message, tag="durable/1"):
+class Durable(FromServer, tag="durable/1"):
     """Server: all uploads of this client up to this one are in a checkpoint."""
 
     key: Key
 
 
 @frozen
-class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
+class AuxiliaryStays(FromServer, tag="auxiliary_stays/1"):
     """Server: no newer auxiliary model comes in this round; the client goes on with `version`."""
 
     round: int
@@ -167,7 +173,7 @@ class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
 
 
 @frozen
-class Ended(Message, tag="ended/1"):
+class Ended(FromServer, tag="ended/1"):
     """Server: the run is over, and it ends in good order."""
 
     reason: str

@@ -7,8 +7,6 @@ all before it. A received upload waits for those offered before it; uploads behi
 received are dropped with the session, and the client offers them again.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 

@@ -60,8 +60,6 @@ Rules
     done       any but a hello             nothing
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -12,8 +12,6 @@ cannot be distinguished, so the split server waits `alone_s` and then leaves: a 
 started in its folder later goes on.
 """
 
-from __future__ import annotations
-
 from attrs import mutable
 
 from fsl_async.roles.machine import Deadlines, Effect, Refuse

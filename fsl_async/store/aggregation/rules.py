@@ -66,9 +66,6 @@ class Rule:
     needs_distances: ClassVar[bool] = False
     """Whether it selects by distances between complete rows: an extra pass over the deltas."""
 
-    reads_metrics: ClassVar[bool] = False
-    """Whether the clients' metrics are recorded with each version, for `combine`."""
-
     def __init__(self, byzantine: int = 1) -> None:
         self.byzantine = byzantine
 

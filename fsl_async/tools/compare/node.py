@@ -20,8 +20,6 @@ trains meanwhile. If that file holds `DRAIN`, the run ends in good order. Lines 
 Without a split server it does not import torch, so its memory is that of `--role ps`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -37,8 +35,7 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import FslError
 from fsl_async.files.private_files import make_folder
-from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.process.memory import peak_bytes
+from fsl_async.process.memory import keep_freed_blocks, peak_bytes
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import is_scored
 

@@ -4,8 +4,6 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. No
 a version is scored (`node`), so those seconds are subtracted from the run's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean

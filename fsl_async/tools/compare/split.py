@@ -4,17 +4,16 @@ Every node builds its parts from the configuration alone, so all methods begin w
 weights, and a client draws the same batches under every method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from attrs import frozen
 
 from fsl_async.config.load import parse_override
 from fsl_async.config.rules import is_own
+from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
@@ -22,9 +21,6 @@ from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
-
-if TYPE_CHECKING:
-    from fsl_async.config.settings import Config
 
 MODELS = ("small-cnn", "resnet18")
 GPT = "gpt-"
@@ -133,12 +129,12 @@ class SplitChoices(Choices):
 
         Raises FslError in one line.
         """
-        from fsl_async.learn.split import samples
+        from fsl_async.learn.split import task
 
         for method in self.methods:
             config = self.run(method).config
             SplitScorer(config)
-            samples.open_samples(config, facts_of(config), (0, self.clients))
+            task.open_samples(config, facts_of(config), (0, self.clients))
         return SplitComparison(self)
 
 
@@ -160,7 +156,7 @@ class SplitScorer:
         from torch import nn
 
         from fsl_async.learn.client.buffers import ModelWeights
-        from fsl_async.learn.split import build, samples
+        from fsl_async.learn.split import build, task
 
         self._parts = parts = build.build_parts(config, at_client=False)
         method = split_method(config)
@@ -169,14 +165,14 @@ class SplitScorer:
         part = build.client_part(method, parts.model, options, parts.auxiliary)
         kept = {name: part.part(name) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
-        self._batches = list(samples.held_out(config, facts_of(config)))
+        self._batches = list(task.held_out(config, facts_of(config)))
 
     def __call__(self, run_dir: Path) -> Score:
         """Score the newest version in `run_dir`. Raises RunDirError."""
         import torch
 
-        from fsl_async.learn.split import lockstep, weights
-        from fsl_async.tools.evaluation import load_last
+        from fsl_async.learn.split import weights
+        from fsl_async.tools.versions import load_last
 
         torch.set_num_threads(1)
         record = load_last(run_dir / PS if self._has_server else run_dir, self._client)
@@ -192,7 +188,7 @@ class SplitScorer:
             vectors = [found[name] for name in shares]
             average = weights.average(vectors, list(shares.values())) if shares else found[_OF_ALL]
             weights.load(server, average)
-        score = lockstep.evaluate(self._parts.model, self._batches)
+        score = weights.evaluate(self._parts.model, self._batches)
         return Score(score.accuracy, score.loss)
 
 

@@ -4,30 +4,184 @@ One asyncio loop does all: it takes new lines of the journals every `_READ_EVERY
 and each stream sends what its page has not got, at most every `_SEND_EVERY_S`, when the last
 message is out. So fifty lines a second or fifty thousand cost a page the same number of messages.
 Audits are made by threads.
+
+The page is read-only and for one person on this machine, but a browser also runs other people's
+pages, and every local user can connect to a port of loopback. So:
+
+- `Host` must name loopback and our port: a name that a foreign page points here (DNS rebinding)
+  is refused.
+- A random token in the printed URL becomes a cookie (HttpOnly, SameSite=Strict), named after the
+  port since cookies are shared by all ports of a host. Without it nothing but a refusal is sent.
+- GET only. Nothing of the run can be changed.
+- No inline script, no foreign source (`HEADERS`).
+
+A page holds a copy of the columns and timelines. `Cursor.parts` yields messages that bring the copy
+up to date: each is small enough that the loop is not held for long, and a page that reads slowly
+gets fewer and larger ones, because the next message is made when the last one is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import importlib.util
 import json
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define
+from attrs import define, field, frozen, mutable
 
 from fsl_async.errors import AddressError, UsageError
+from fsl_async.observe.history import STATES, History, Timeline
+from fsl_async.observe.round_series import as_dict, of_client
 from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import snapshot
-from fsl_async.tools.control_room.feed import Cursor
-from fsl_async.tools.control_room.gate import HEADERS, Gate
-from fsl_async.tools.control_room.watched import AUDIT_EVERY_S, WatchedNode
+from fsl_async.tools.control_room.snapshot import AUDIT_EVERY_S, WatchedNode
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+
+CLIENTS_A_PART = 8
+
+
+@mutable
+class _Place:
+    """What the page has of one client's timeline."""
+
+    line: Timeline
+    clock: int = -1
+    generation: int = 0
+    segments: int = 0
+
+
+@mutable
+class Cursor:
+    """What one page has of one node."""
+
+    node: int
+    _rounds: int = 0
+    _bytes: int = -1
+    _places: dict[str, _Place] = field(factory=dict)
+
+    def parts(self, history: History) -> Iterator[dict[str, Any]]:
+        """Messages, in order."""
+        series = history.rounds
+        if series.clock != self._rounds:
+            found = as_dict(series, self._rounds)
+            self._rounds = series.clock
+            begin = int(found["begin"])
+            yield {"node": self.node, "rounds": found}
+            names = list(series.clients)
+            for at in range(0, len(names), CLIENTS_A_PART):
+                columns = {
+                    name: of_client(series, name, begin) for name in names[at : at + CLIENTS_A_PART]
+                }
+                yield {"node": self.node, "begin": begin, "clients": columns}
+        if history.bytes.clock != self._bytes:
+            self._bytes = history.bytes.clock
+            samples = {name: list(column) for name, column in history.bytes.columns.items()}
+            yield {"node": self.node, "bytes": samples}
+        dropped = [
+            name
+            for name, place in self._places.items()
+            if history.timelines.get(name) is not place.line
+        ]
+        if dropped:
+            for name in dropped:
+                del self._places[name]
+            yield {"node": self.node, "dropped": dropped}
+        names = [name for name in history.timelines if self._is_new(name, history.timelines[name])]
+        for at in range(0, len(names), CLIENTS_A_PART):
+            some = names[at : at + CLIENTS_A_PART]
+            lines = {name: self._timeline(name, history.timelines[name]) for name in some}
+            yield {"node": self.node, "timelines": lines}
+
+    def _is_new(self, name: str, line: Timeline) -> bool:
+        place = self._places.get(name)
+        return place is None or place.clock != line.clock
+
+    def _timeline(self, name: str, line: Timeline) -> dict[str, Any]:
+        place = self._places.setdefault(name, _Place(line))
+        # The newest two segments may have changed since.
+        begin = max(0, place.segments - 2) if place.generation == line.generation else 0
+        place.clock, place.generation = line.clock, line.generation
+        place.segments = len(line.begins)
+        return {
+            "begin": begin,
+            "t": [round(t, 2) for t in line.begins[begin:]],
+            "states": [STATES[state] for state in line.states[begin:]],
+            "marks": [[round(t, 2), what] for t, what in line.marks],
+        }
+
+
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Of every answer."""
+
+
+@frozen
+class Verdict:
+    """status: 200 goes on; 303 sets the cookie and leads to the page; else a refusal."""
+
+    status: int
+    text: str = ""
+
+
+@frozen
+class Gate:
+    """The rules of one server at `port`."""
+
+    port: int
+    token: str = field(factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name."""
+        return f"fsl-control-room-{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What a person opens."""
+        return f"http://127.0.0.1:{self.port}/?token={self.token}"
+
+    def judge(
+        self, method: str, host: str, path: str, token: str | None, cookie: str | None
+    ) -> Verdict:
+        """Decide about a request.
+
+        host: the header. token: of the URL's query. cookie: the value of ours; None where missing.
+        """
+        if host.lower() not in {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost")}:
+            return Verdict(421, "this is no name of the control room")
+        if method != "GET":
+            return Verdict(405, "the control room is read-only")
+        if token is not None and path == "/":
+            if _same(token, self.token):
+                return Verdict(303)
+            return Verdict(403, "wrong token: open the address that fsl-node status has printed")
+        if cookie is None or not _same(cookie, self.token):
+            return Verdict(403, "no token: open the address that fsl-node status has printed")
+        return Verdict(200)
+
+
+def _same(found: str, expected: str) -> bool:
+    return hmac.compare_digest(found.encode(errors="replace"), expected.encode())
+
 
 _READ_EVERY_S = 0.1
 _SEND_EVERY_S = 0.25
@@ -227,7 +381,7 @@ async def serve(nodes: list[WatchedNode], port: int, announce: Callable[[str], N
 
 def run(run_dir: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page of `run_dir` until Ctrl-C. Raises FslError."""
-    from fsl_async.tools.control_room.watched import watch
+    from fsl_async.tools.control_room.snapshot import watch
 
     check_installed()
     nodes = watch(run_dir)

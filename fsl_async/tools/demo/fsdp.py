@@ -4,22 +4,17 @@ The client itself stays: its node process keeps the run's weights, torchrun star
 and they go on from the node's memory. Linux only, as FSDP clients are: it looks at /proc.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from fsl_async.cluster.supervisor import Supervisor
 from fsl_async.tools.demo.pretrain import pretrain
-
-if TYPE_CHECKING:
-    from fsl_async.cluster.supervisor import Supervisor
-    from fsl_async.tools.demo.scenario import Choices, Played, Scenario
+from fsl_async.tools.demo.scenario import Choices, Played, Scenario
 
 RANKS = 2
 _AGENT = "fsl_async.nodes.client.gang_agent"

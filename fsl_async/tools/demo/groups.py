@@ -9,25 +9,19 @@ Times are seconds after the first global round.
 The supervisor launches what was killed again. Then the ledgers are audited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.ring_audit import audit_ring
+from fsl_async.observe.clients import Line
+from fsl_async.observe.ledger_audit import audit_ring, audit_run
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Node, Played, Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fsl_async.observe.clients import Line
 
 START_S = 120.0
 PATIENCE_S = 60.0

@@ -1,41 +1,137 @@
 """`demo lora`: a model that knows Python learns English at sites that keep their texts.
 
-1  a small base model is made from the standard library's source (`lora_base`), unless given
-2  English records are dealt to the sites (`lora_data`), unless given
+1  a small base model is made from the standard library's source (`lora_work`), unless given
+2  English records are dealt to the sites, unless given
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
    quarter of them, is launched again and catches up; the others go on meanwhile
 4  the same number of steps is trained without federation, by each site alone and by one process
-   on all records (`lora_compare`), and all are measured on the held-out records of all sites
+   on all records (`lora_work`), and all are measured on the held-out records of all sites
 
 A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
 base is made or the run is played, not after.
-"""
 
-from __future__ import annotations
+The English texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte.
+Each site gets whole topics, so what a site has tells it little about the others' texts. The last
+part of each site's records is held out from training everywhere.
+"""
 
 import contextlib
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from attrs import evolve
 
 from fsl_async.cluster.supervisor import Child
 from fsl_async.config.load import load
-from fsl_async.errors import ConfigError, UsageError
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.errors import ConfigError, DataError, UsageError
+from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
-from fsl_async.tools.demo import lora_data, scenario
+from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+RECORD_CHARACTERS = 320
+"""A record is as many whole paragraphs as fit, and at least one."""
+HELD_OUT_SHARE = 0.1
+TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+def python_topics() -> dict[str, str]:
+    """The texts by topic. Raises DataError where this Python lacks them."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise DataError(
+            "this Python has no pydoc_data.topics, the English that the demo trains on: give"
+            " texts of your own with --data FILE.jsonl, once for each client"
+        ) from None
+    return dict(topics)
+
+
+def records_of(text: str, characters: int = RECORD_CHARACTERS) -> list[str]:
+    """Cut a text at blank lines into records of about so many characters."""
+    found: list[str] = []
+    for paragraph in filter(None, map(str.strip, _BLANK_LINES.split(text))):
+        if found and len(found[-1]) + len(paragraph) + 2 <= characters:
+            found[-1] += f"\n\n{paragraph}"
+        else:
+            found.append(paragraph)
+    return found
+
+
+def dealt(topics: Mapping[str, str], sites: int) -> list[list[str]]:
+    """Names of the topics of each site: neighbors in the alphabet, about as much text for each.
+
+    Raises DataError where there are fewer topics than sites.
+    """
+    if len(topics) < sites:
+        raise DataError(f"{len(topics)} topics cannot be dealt to {sites} clients")
+    order = sorted(topics)
+    ends = np.cumsum([len(topics[name]) for name in order])
+    cuts = [0]
+    for site in range(1, sites):
+        nearest = int(np.abs(ends - ends[-1] * site / sites).argmin()) + 1
+        # Each site gets at least one.
+        cuts.append(min(max(nearest, cuts[-1] + 1), len(order) - (sites - site)))
+    return [order[start:stop] for start, stop in pairwise([*cuts, len(order)])]
+
+
+def held_out(records: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide a site's records into those to train on and those to test with.
+
+    Every so-manieth is held out, so both parts are of all its texts. Raises DataError where there
+    are fewer than two.
+    """
+    if len(records) < 2:
+        raise DataError("a client needs at least two records: one to train on, one to test with")
+    every = min(round(1 / HELD_OUT_SHARE), len(records))
+    tested = set(range(every - 1, len(records), every))
+    return (
+        [record for place, record in enumerate(records) if place not in tested],
+        [records[place] for place in sorted(tested)],
+    )
+
+
+def topic_records(sites: int) -> list[tuple[list[str], list[str]]]:
+    """Deal Python's topics to sites: lines of JSON to train on, and to test with, of each."""
+    topics = python_topics()
+    return [
+        held_out(
+            [json.dumps({"text": record}) for topic in mine for record in records_of(topics[topic])]
+        )
+        for mine in dealt(topics, sites)
+    ]
+
+
+def own_records(path: Path) -> tuple[list[str], list[str]]:
+    """The same of a jsonl file of the user's, for one site. Raises DataError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data {str(path)!r} cannot be read: {error}") from None
+    try:
+        return held_out([line for line in text.splitlines() if line.strip()])
+    except DataError as error:
+        raise DataError(f"data {str(path)!r}: {error.message}") from None
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of text, in a folder that is made."""
+    make_folder(path.parent)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
 
 BASE_STEPS = 160
 """Steps in which the demo's base is made."""
@@ -159,7 +255,7 @@ def base_of(chosen: Choices) -> Path:
     return Path(chosen.base) if chosen.base else chosen.run_dir / "base"
 
 
-def records_at(run_dir: Path, name: str, part: str = lora_data.TRAIN_FILE) -> Path:
+def records_at(run_dir: Path, name: str, part: str = TRAIN_FILE) -> Path:
     """The file of a site's records."""
     return run_dir / "sites" / name / part
 
@@ -178,13 +274,13 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
 
 def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
     """Deal the records to the sites. Raises DataError."""
-    own = [lora_data.own_records(Path(each)) for each in files]
-    sites = own or lora_data.topic_records(len(names))
-    for number, part in enumerate((lora_data.TRAIN_FILE, lora_data.TEST_FILE)):
+    own = [own_records(Path(each)) for each in files]
+    sites = own or topic_records(len(names))
+    for number, part in enumerate((TRAIN_FILE, TEST_FILE)):
         for name, site in zip(names, sites, strict=True):
-            lora_data.write_lines(records_at(run_dir, name, part), site[number])
+            write_lines(records_at(run_dir, name, part), site[number])
         pooled = (line for site in sites for line in site[number])
-        lora_data.write_lines(run_dir / POOLED / part, pooled)
+        write_lines(run_dir / POOLED / part, pooled)
 
 
 def digest_of(folder: Path) -> str:
@@ -208,14 +304,14 @@ def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> lis
     common = {
         "overrides": scenario.overrides(settings),
         "base": str(base_of(chosen)),
-        "test": str(pooled / lora_data.TEST_FILE),
+        "test": str(pooled / TEST_FILE),
         "run": str(chosen.run_dir),
     }
     alone = [
         {"name": name, "data": str(records_at(chosen.run_dir, name)), "steps": count}
         for name, count in steps.items()
     ]
-    data = str(pooled / lora_data.TRAIN_FILE)
+    data = str(pooled / TRAIN_FILE)
     together = {"name": POOLED, "data": data, "steps": sum(steps.values())}
     return [
         {**common, "jobs": [together], "measures": True},

@@ -18,7 +18,7 @@ from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
 
 if TYPE_CHECKING:
-    from fsl_async.tools.evaluation import Evaluated
+    from fsl_async.tools.versions import Evaluated
 
 SHORT_TRIP_S = 0.1
 """The round trip that the default times of a demo allow for."""
@@ -108,7 +108,7 @@ def pretrain(
 
 def conclude(played: Played) -> Conclusion:
     """Audit the ledger, and evaluate the last checkpoint on held-out text."""
-    from fsl_async.tools.evaluation import evaluate_last
+    from fsl_async.tools.versions import evaluate_last
 
     settings, run_dir = played.scenario.settings, played.scenario.chosen.run_dir
     evaluated, missing = None, []

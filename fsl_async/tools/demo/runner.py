@@ -20,26 +20,56 @@ import importlib
 import json
 import math
 import signal
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsl_async.cluster.deaths import Deaths
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
+from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Deaths, Supervisor
 from fsl_async.config import address as addresses
-from fsl_async.errors import ExitCode, FslError
+from fsl_async.errors import ExitCode, FslError, UsageError
+from fsl_async.files.private_files import make_folder
 from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalReader
-from fsl_async.tools.chaos.links import FOLDER
-from fsl_async.tools.chaos.recovery import KILL, Recovery
+from fsl_async.tools.chaos.report import KILL, Recovery
+from fsl_async.tools.chaos.targets import FOLDER
 from fsl_async.tools.demo.scenario import Node, Played, Scenario
 from fsl_async.tools.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fsl_async.observe.table import View
     from fsl_async.process.stopper import Stopper
+
+
+def make_run_dir(run_dir: Path | None, say: Callable[[str], None]) -> Path:
+    """Create `run_dir`, or a new folder below runs/; where that cannot be written, a temporary one.
+
+    say: takes a line about a temporary one. Raises UsageError when `run_dir` cannot be created.
+    """
+    if run_dir is not None:
+        if (run_dir / "ledger.jsonl").exists():
+            raise UsageError(f"--run-dir {run_dir} holds a run already; give a new directory")
+        try:
+            make_folder(run_dir)
+        except OSError as error:
+            raise UsageError(f"--run-dir {run_dir}: {error.strerror}") from None
+        return run_dir.resolve()
+    name = time.strftime("demo-%Y%m%d-%H%M%S")
+    for number in range(100):
+        chosen = Path("runs") / (f"{name}-{number}" if number else name)
+        try:
+            make_folder(chosen, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return chosen
+    made = Path(tempfile.mkdtemp(prefix="fsl-demo-"))
+    say(f"cannot write here, so the run is kept in {made}")
+    return made
+
 
 HOLD_S = 2.0
 """How long a news line is held back: the journal, up to a second late, may have earlier ones."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from netlab.laboratory import Laboratory
 
     from fsl_async.observe.clients import Line, News
-    from fsl_async.tools.chaos.recovery import Recovery
+    from fsl_async.tools.chaos.report import Recovery
 
 Settings = Mapping[str, str | float | int]
 """A run's configuration by dotted key."""

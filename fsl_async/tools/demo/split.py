@@ -1,11 +1,10 @@
 """`demo split`: both servers in one process, clients that hold one block, one of them killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
@@ -15,9 +14,6 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_S = 600.0
 
@@ -154,9 +150,9 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     from fsl_async.config.load import load
     from fsl_async.config.split_rules import split_method
     from fsl_async.learn.data.facts import described, facts_of
-    from fsl_async.learn.split import build, lockstep, samples, weights
+    from fsl_async.learn.split import build, task, weights
     from fsl_async.learn.split.server_disk import ServerDisk
-    from fsl_async.tools.evaluation import load_last
+    from fsl_async.tools.versions import load_last
 
     torch.set_num_threads(1)
     config = described(load(None, overrides))
@@ -170,8 +166,8 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     assert parts.model.server is not None
     assert state.common is not None
     weights.load_named(parts.model.server, "server/", state.common)
-    batches = list(samples.held_out(config, facts_of(config), limit=64))
-    return round(lockstep.evaluate(parts.model, batches).loss, 4)
+    batches = list(task.held_out(config, facts_of(config), limit=64))
+    return round(weights.evaluate(parts.model, batches).loss, 4)
 
 
 def lines(found: dict[str, Any], victim: str) -> list[str]:

@@ -12,33 +12,29 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config.ring_rules import ring_rules
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.shell import ParameterServerShell
+from fsl_async.nodes.runtime import Journal
 from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import CoordinatorPhase
 from fsl_async.roles.ring.member import MemberPhase
-from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing
-from fsl_async.tools.sim.faults import PROFILES
-from fsl_async.tools.sim.ring_invariants import RingInvariants
+from fsl_async.roles.sync.client import ClientMachine
+from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     Simulation,
     SimulationSettings,
 )
-from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
-
-if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ParameterServerShell
-    from fsl_async.nodes.runtime import Journal
-    from fsl_async.roles.sync.client import ClientMachine
-    from fsl_async.roles.sync.ps import ParameterServerMachine
-    from fsl_async.store.store import Store
-    from fsl_async.tools.sim.training import Trainer
+from fsl_async.tools.sim.training import Trainer
+from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""

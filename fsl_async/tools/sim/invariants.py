@@ -10,16 +10,13 @@
 - A fresh node never replaces a version that exists (there would be a second version 0).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, mutable
 
 from fsl_async.learn.client.ports import Vector
-from fsl_async.roles.machine import Event, Send
+from fsl_async.roles.machine import Effect, Event, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
@@ -32,9 +29,6 @@ from fsl_async.store.ring_book import Adoption
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST, Sent, VirtualTraining
 from fsl_codecs import CodecSpec, decode, encode
-
-if TYPE_CHECKING:
-    from fsl_async.roles.machine import Effect
 
 TOLERANCE = 0.25
 """By how much of a step's work a delta may differ from its steps: fp32 rounds each rebase."""

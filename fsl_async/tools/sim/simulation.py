@@ -20,7 +20,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
@@ -40,10 +40,19 @@ from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
-from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, Process, ProcessClock, World
+from fsl_async.tools.sim.world import (
+    HOUR_S,
+    PROFILES,
+    STEP_S,
+    CheckedMachine,
+    FaultProfile,
+    Launch,
+    Process,
+    ProcessClock,
+    World,
+)
 
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S

@@ -25,8 +25,6 @@ checked after every event, values of tensors after every call of the split serve
 - Bytes by category are the streams' payloads: without faults, both sides count the same.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +42,7 @@ from fsl_async.observe.split_audit import LEDGER, audit_split, fates_of
 from fsl_async.roles.machine import Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
+from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules, method_of
@@ -226,11 +225,9 @@ class SplitSimulation(SplitServerSimulation):
     ) -> None:
         """Check what an event of a client's session may have touched."""
         self.counts.events += 1
-        if isinstance(
-            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
-        ):
+        if isinstance(event, msg.Trained | msg.AlreadyTrained | sev.AnswerReceived):
             self.settled[event.key] = "trained"
-        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
+        elif isinstance(event, msg.UploadRefused) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
         bound = machine.method.in_flight + machine.rules.retain
         if len(machine.sent) > bound:

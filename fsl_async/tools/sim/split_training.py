@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -36,9 +37,8 @@ from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, Ser
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey
-from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import ServerSettings, ServerTraining, UploadShape
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
@@ -48,9 +48,6 @@ from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGra
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
-
-if TYPE_CHECKING:
-    import threading
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""

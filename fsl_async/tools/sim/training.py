@@ -6,8 +6,6 @@ which is lost, doubled or applied to another base shows in the values. `VirtualW
 worker thread.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar

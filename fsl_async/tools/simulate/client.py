@@ -28,8 +28,7 @@ from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext, SplitPort
-from fsl_async.learn.client.orders import Orders, RunFinishedError
-from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.client.ports import Orders, RunFinishedError, Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.exchanged import View
@@ -43,7 +42,7 @@ from fsl_async.tools.sim.simulation import SERVER_NAME
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import Launch
 from fsl_async.tools.simulate.baton import Changed, TrainingThread
-from fsl_async.tools.simulate.residents import Residents
+from fsl_async.tools.simulate.places import Residents
 
 if TYPE_CHECKING:
     import threading

@@ -1,7 +1,5 @@
 """Settings of a simulated run of a user's training function. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from attrs import field, frozen
@@ -10,7 +8,7 @@ import fsl_transport as tp
 from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import parse_link
-from fsl_async.tools.sim.faults import PROFILES, FaultProfile
+from fsl_async.tools.sim.world import PROFILES, FaultProfile
 
 MOST_RATE = 1e6
 

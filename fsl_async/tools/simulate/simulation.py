@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 import fsl_transport as tp
-from fsl_async.accounting.categories import Direction
+from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.implied import with_implied
@@ -42,8 +42,7 @@ from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
 from fsl_async.observe.reporter import Reporter
-from fsl_async.process.heap import share_one_heap
-from fsl_async.process.memory import peak_bytes
+from fsl_async.process.memory import peak_bytes, share_one_heap
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta import MergedDelta
@@ -52,14 +51,12 @@ from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory import available_bytes
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import HOUR_S
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.world import Launch, ProcessClock, World
+from fsl_async.tools.sim.world import HOUR_S, Launch, ProcessClock, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import OwnTraining
-from fsl_async.tools.simulate.places import PlacedNetwork, Places
-from fsl_async.tools.simulate.residents import Residents
+from fsl_async.tools.simulate.places import PlacedNetwork, Places, Residents
 from fsl_async.tools.simulate.result import ClientPart, Point, Result, by_category, loss_of
 from fsl_async.tools.simulate.settings import SimulateSettings, bytes_of, check_simulated
 

@@ -5,8 +5,6 @@ directory, as `--role server` with the same --run-dir. The parameter server send
 run, as in production. Its jobs take no longer than those of a store.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from pathlib import Path

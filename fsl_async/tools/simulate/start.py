@@ -1,7 +1,5 @@
 """From the arguments of `fsl_async.simulate` and `fsl-node sim --task` to a simulated run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence

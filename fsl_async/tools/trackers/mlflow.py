@@ -6,12 +6,10 @@ The run is found by its tag `fsl_async.run`, in the experiment of MLFLOW_EXPERIM
 goes on from any machine.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 TAG = "fsl_async.run"
 EXPERIMENT = "fsl-async"

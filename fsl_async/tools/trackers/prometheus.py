@@ -5,8 +5,6 @@ waits for the journal. Only /metrics is served, only to a Host that is this mach
 a browser reads it through a name of its own.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

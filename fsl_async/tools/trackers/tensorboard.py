@@ -4,13 +4,11 @@ A restarted reader adds a file to the folder and goes on after the last step of 
 files that are there. Its own writer and protocol buffers are used: no torch is imported.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 EVENTS = "events.out.tfevents.*"
 

@@ -9,15 +9,13 @@ the time of the journal.
 are handed over: no code, no list of packages, no measurements of this machine, no output.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from fsl_async.tools.trackers.points import Point
+from fsl_async.tools.trackers.catalog import Point
 
 STEP, TOKENS = "version", "tokens/merged"
 

@@ -16,8 +16,8 @@ from transformers import (
 
 import fsl_async.hf
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 
 LORA = {"tune": {"method": "lora", "rank": 2}}
 ROW = torch.tensor([1, 2, 3, 4, 5, 6])

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 
 datasets = pytest.importorskip("datasets", reason="the extra datasets is not installed")
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 

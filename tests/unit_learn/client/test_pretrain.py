@@ -10,11 +10,10 @@ from client_sides import Sides
 
 from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
-from fsl_async.learn.client import held_out, pretrain
-from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.models.gpt import GPT, PRESETS
 
 TEXT = b"".join(b"line %d of a text that is easy to learn\n" % (i % 10) for i in range(600))
@@ -217,14 +216,14 @@ def test_evaluations_keep_to_their_share_of_time(monkeypatch):
     newest version, each once.
     """
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(held_out, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def measure():
         clock.now += 1.0
         return {"eval_loss": 2.0}
 
     fed = OneVersion()
-    watch = held_out.HeldOut(fed, measure, 0.25)
+    watch = pretrain.HeldOut(fed, measure, 0.25)
     found = []
     for fed.version, later_s in ((-1, 0.0), (0, 3.5), (0, 3.5), (1, 1.0), (2, 1.0), (3, 1.5)):
         begun = clock.now

@@ -9,7 +9,7 @@ from client_sides import Sides
 from torch import nn
 
 from fsl_async.errors import RefusedError, TaskError
-from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_codecs import decode
 

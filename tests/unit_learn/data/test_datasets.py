@@ -10,7 +10,7 @@ from fsl_async.errors import DataError
 from fsl_async.learn.data import arrays
 from fsl_async.learn.data.arrays import open_cifar, open_idx, open_npz, read_idx
 from fsl_async.learn.data.base import check_gaps
-from fsl_async.learn.data.find import open_dataset
+from fsl_async.learn.data.facts import open_dataset
 
 IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
 LABELS = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.uint8)

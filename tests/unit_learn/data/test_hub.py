@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.find import open_dataset
+from fsl_async.learn.data.facts import open_dataset
 from fsl_async.learn.data.hub import open_saved
 from fsl_async.process.program import to_install
 

@@ -7,11 +7,11 @@ import torch
 from split_lockstep import copies, whole_state
 from torch import nn
 
-from fsl_async.learn.models import auxiliary, gpt_parts
+from fsl_async.learn.models import auxiliary, gpt
 from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.models.images import resnet18, small_cnn
 from fsl_async.learn.split.weights import state_bytes, weights_of
 
 SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
@@ -116,11 +116,9 @@ def test_a_node_builds_its_part_of_a_gpt_without_the_rest(tail):
     same.
     """
     whole = split(GPT(SMALL, seed=7), 1, tail)
-    mine = gpt_parts.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
+    mine = gpt.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
     client = split(mine, 1, tail)
-    servers = gpt_parts.build(
-        SMALL, seed=7, blocks={1, 2} if tail is None else {1}, ends=tail is None
-    )
+    servers = gpt.build(SMALL, seed=7, blocks={1, 2} if tail is None else {1}, ends=tail is None)
     server = split(servers, 1, tail)
     pairs = [
         (client.client, whole.client),

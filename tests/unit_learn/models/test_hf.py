@@ -18,7 +18,7 @@ from fsl_async.learn.models.cuts import CutError, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.program import to_install
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of

@@ -13,14 +13,14 @@ from torch import nn
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
+from fsl_async.learn.models.adapters import apply_lora, inject
 from fsl_async.learn.models.cuts import split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.models.lora import apply_lora, inject
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.roles.split.methods import SplitRules, method_of
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")

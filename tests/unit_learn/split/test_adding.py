@@ -10,7 +10,7 @@ from torch import nn
 from fsl_async.learn.models.cuts import split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_methods
 from fsl_async.plan.report import make_plan

@@ -17,7 +17,7 @@ from fsl_async.learn.models.cuts import split, whole
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 
 SHARES = {"a": 3.0, "b": 1.0, "c": 2.0}

@@ -20,7 +20,6 @@ from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
-from fsl_async.learn.split.lockstep import evaluate
 from fsl_async.learn.split.model_parts import (
     ClientPart,
     ClientPartOptions,
@@ -29,8 +28,9 @@ from fsl_async.learn.split.model_parts import (
 )
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.server_training import ServerSettings, SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
+from fsl_async.learn.split.weights import evaluate
 from fsl_async.process.hang import HangRules, HangWatch, Hung
 from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
 from fsl_async.roles.split.methods.base import Activations, Position

@@ -9,7 +9,7 @@ from attrs import evolve
 from fsl_async.errors import PrivacyError, describe
 from fsl_async.files import private_files
 from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.learn.tune.budget import Budget, Wanted
+from fsl_async.learn.tune.privacy import Budget, Wanted
 
 WANTED = Wanted(epsilon=6.0, delta=1e-5, sample_rate=0.25, steps=3)
 

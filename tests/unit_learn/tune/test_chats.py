@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fsl_async.learn.tune.chats import Chat, UnfitError, chat_of, text_turn, tools_of, turns_of
+from fsl_async.learn.tune.templates import Chat, UnfitError, chat_of, text_turn, tools_of, turns_of
 
 USER = {"role": "user", "content": "2+2?"}
 ARGUMENTS = {"a": 2, "b": None}

@@ -21,13 +21,13 @@ from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
-from fsl_async.learn.models.heads import heads_of, tied_layers, trunk_of
+from fsl_async.learn.models.adapters import heads_of, tied_layers, trunk_of
 from fsl_async.learn.models.hf import has_marks
 from fsl_async.learn.tune.base import base_facts, load_base, quiet
-from fsl_async.learn.tune.base_shapes import planned
+from fsl_async.learn.tune.base_files import planned
 from fsl_async.tools.export_models import write_merged
 from fsl_async.tools.exports import write_adapters
 from fsl_async.tools.kept_run import KeptRun

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_async.learn.tune.kept import KeptOutputs
+from fsl_async.learn.tune.zeroth import KeptOutputs
 
 
 class Block(nn.Module):

@@ -74,10 +74,10 @@ def test_the_plan_counts_what_a_mixture_of_experts_exchanges(tmp_path, kind, tar
 
     from fsl_async.config.settings_tuning import TuneConfig
     from fsl_async.learn.client.buffers import ModelWeights
+    from fsl_async.learn.client.fed import LocalFed
     from fsl_async.learn.client.fed_base import ClientContext
-    from fsl_async.learn.client.local_fed import LocalFed
     from fsl_async.learn.tune.base import base_facts, load_base
-    from fsl_async.learn.tune.base_shapes import planned
+    from fsl_async.learn.tune.base_files import planned
 
     folder = tiny_base.write_kind(tmp_path, kind, auto="AutoModelForCausalLM")
     tune = {"method": "lora", "rank": 8, "targets": targets}

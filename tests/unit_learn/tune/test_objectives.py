@@ -17,8 +17,7 @@ if not importlib.util.find_spec("peft"):
 
 import tiny_base
 
-from fsl_async.learn.models.adapters import adapters_off
-from fsl_async.learn.models.lora import apply_lora
+from fsl_async.learn.models.adapters import adapters_off, apply_lora
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, objective_of
 from fsl_async.learn.tune.records import Records

@@ -15,13 +15,14 @@ from torch.nn import functional
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import Adapters
-from fsl_async.learn.tune.budget import Budget, Wanted
 from fsl_async.learn.tune.privacy import (
+    Budget,
     Privacy,
+    Wanted,
     epsilon_of,
     gaussians,
     noise_for,
@@ -161,7 +162,7 @@ def test_the_planned_noise_uses_the_budget_and_no_more(epsilon, rate, steps):
 
 
 def _spent(wanted, noise, done):
-    from fsl_async.learn.tune.budget import Spent
+    from fsl_async.learn.tune.privacy import Spent
 
     return epsilon_of(
         Spent(

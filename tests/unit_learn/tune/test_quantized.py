@@ -23,8 +23,8 @@ from tuned_runs import adapted, logits_of, make_run, tune_of
 import fsl_async.hf
 from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
-from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.quantized import (
     dense_weight,
@@ -33,7 +33,7 @@ from fsl_async.learn.models.quantized import (
     quantized_layers,
 )
 from fsl_async.learn.tune.base import base_facts, load_base, quiet
-from fsl_async.learn.tune.base_shapes import planned
+from fsl_async.learn.tune.base_files import planned
 from fsl_async.tools.export_models import write_merged
 from fsl_async.tools.exports import write_adapters
 from fsl_async.tools.kept_run import KeptRun

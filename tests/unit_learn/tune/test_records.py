@@ -11,9 +11,9 @@ import pytest
 
 from fsl_async.errors import DataError
 from fsl_async.learn.tune import rows as files
-from fsl_async.learn.tune.chats import Chat
 from fsl_async.learn.tune.records import Records, Sample, check_records, parse_columns
 from fsl_async.learn.tune.rows import csv_rows
+from fsl_async.learn.tune.templates import Chat
 
 LABELS = ("negative", "positive")
 

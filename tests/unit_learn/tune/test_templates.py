@@ -11,8 +11,7 @@ if not importlib.util.find_spec("transformers"):
 
 import tiny_base
 
-from fsl_async.learn.tune.chats import UnfitError, chat_of, tools_of, turns_of
-from fsl_async.learn.tune.templates import render
+from fsl_async.learn.tune.templates import UnfitError, chat_of, render, tools_of, turns_of
 
 USER = {"role": "user", "content": "Dose?"}
 CALL = {

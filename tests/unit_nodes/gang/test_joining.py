@@ -13,8 +13,7 @@ from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.gang.link import ERRORS
 from fsl_async.nodes.client import gang_joining, gang_rank
-from fsl_async.nodes.client.gang import last_error
-from fsl_async.nodes.client.gang_context import checked, packed, unpacked
+from fsl_async.nodes.client.gang import checked, last_error, packed, unpacked
 from fsl_async.nodes.client.gang_joining import Place
 from fsl_async.nodes.client.gang_meter import GangMeter
 from fsl_async.nodes.client.parts import ClientOptions, Membership

@@ -9,8 +9,7 @@ import pytest
 
 from fsl_async.errors import AddressError, RunDirError
 from fsl_async.nodes.relay import pair, relay
-from fsl_async.nodes.relay.node import serve
-from fsl_async.nodes.relay.relay import Route
+from fsl_async.nodes.relay.relay import Route, serve
 from fsl_async.process.stopper import Stopper
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)

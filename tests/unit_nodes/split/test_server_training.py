@@ -12,9 +12,14 @@ from fsl_async.errors import RunDirError
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.payload import Payload
-from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import MAX_VALUES, ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import (
+    MAX_VALUES,
+    ServerSettings,
+    ServerTraining,
+    SplitServer,
+    UploadShape,
+)
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, UploadKey

@@ -14,7 +14,7 @@ from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, DataError
 from fsl_async.learn.data.base import Dataset
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split.samples import open_samples
+from fsl_async.learn.split.task import open_samples
 
 CNN = ["split.method=splitfed-v2", "model.family=small-cnn", "model.sizes=width=4"]
 

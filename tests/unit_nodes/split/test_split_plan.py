@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from fsl_async.accounting.categories import Category
+from fsl_async.accounting.sizes import Category
 from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.link import parse_link
 from fsl_async.plan.methods import Workload

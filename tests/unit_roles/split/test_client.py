@@ -46,10 +46,10 @@ class ClientDriver(Driver):
         return self.feed(SessionLost("expired"))
 
     def trained(self, upload):
-        return self.feed(ev.UploadAcknowledged(upload, 2.5))
+        return self.feed(msg.Trained(upload, 2.5))
 
     def unwanted(self, upload, code):
-        return self.feed(ev.UploadDeclined(upload, code, "because"))
+        return self.feed(msg.UploadRefused(upload, code, "because"))
 
     def answer(self, upload):
         self.feed(ev.AnswerOffered(f"down:{upload.text}", upload, 2.5, 7))
@@ -91,7 +91,7 @@ def test_an_upload_without_an_answer(make):
     client.ready(0, wants=False)
     assert client.trained(key(0)) == [split.ReportLoss(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.trained(key(9)) == []
-    assert client.feed(ev.UploadAlreadyTrained(key(9), False)) == []
+    assert client.feed(msg.AlreadyTrained(key(9), False)) == []
     assert client.unwanted(key(9), "stale") == []
     assert client.feed(ev.AnswerReceived(key(9))) == []
 
@@ -142,7 +142,7 @@ def test_a_server_that_was_killed(make):
         client.ready(step)
         effects = client.answer(key(step))
     assert split.DropUpload(key(0)) in effects, "no more than `retain`"
-    assert client.feed(ev.UploadsDurable(key(1))) == [split.DropUpload(key(1))]
+    assert client.feed(msg.Durable(key(1))) == [split.DropUpload(key(1))]
     client.ready(3)
     client.lose()
     assert offered(client.welcome(last=key(1))) == [(2, False), (3, True)]
@@ -154,17 +154,17 @@ def test_known(make):
     """A trained upload's answer is sent again, or is gone, or is not needed."""
     client = make()
     client.ready(0)
-    assert client.feed(ev.UploadAlreadyTrained(key(0), True)) == []
+    assert client.feed(msg.AlreadyTrained(key(0), True)) == []
     assert of(client.answer(key(0)), split.DeliverAnswer)
     client.ready(1)
-    effects = client.feed(ev.UploadAlreadyTrained(key(1), False))
+    effects = client.feed(msg.AlreadyTrained(key(1), False))
     assert effects[:2] == [
         split.AbandonUpload(key(1), "the split server no longer has its gradient"),
         split.FreeSlot(key(1)),
     ]
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.feed(ev.UploadAlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
+    assert client.feed(msg.AlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
 
 
 @pytest.mark.parametrize("wants", [True, False])
@@ -219,13 +219,13 @@ def test_no_auxiliary_model_comes(make, how):
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     if how == "stays":
-        effects = client.feed(ev.AuxiliaryUnchanged(0, -1))
+        effects = client.feed(msg.AuxiliaryStays(0, -1))
     elif how == "broken":
         effects = client.feed(StreamLost("", "aux:a/3", "broken"))
     else:
         effects = client.unwanted(key(0), "stale")
     assert split.KeepAuxiliary(0) in effects
-    assert not of(client.feed(ev.AuxiliaryUnchanged(0, -1)), split.KeepAuxiliary)
+    assert not of(client.feed(msg.AuxiliaryStays(0, -1)), split.KeepAuxiliary)
 
 
 def test_an_alignment_is_lost_with_a_server(make):
@@ -261,8 +261,8 @@ def test_a_round_ends(make, method, waits):
     client.lose()
     assert client.machine.hello("run", 0, {}).done_round == -1
     assert told(client.welcome(key(0, number=1))) == [msg.RoundDone(0, 320)]
-    assert client.feed(ev.RoundAcknowledged(7)) == []
-    effects = client.feed(ev.RoundAcknowledged(0))
+    assert client.feed(msg.RoundAcknowledged(7)) == []
+    effects = client.feed(msg.RoundAcknowledged(0))
     assert effects == ([split.SettleRound(0)] if waits else [])
     hello = client.machine.hello("run", 3, {"cut": "1"})
     assert hello == msg.SplitHello("run", msg.ROLE, 3, {"cut": "1"}, -1, 0, 320)
@@ -304,7 +304,7 @@ def test_it_is_over(make, how):
     client.feed(ev.RoundEnded(0, 16))
     event = {
         "run": RunEnded("limit"),
-        "server": ev.SplitServerEnded("Ctrl-C"),
+        "server": msg.Ended("Ctrl-C"),
         "finished": HelloRefused("finished", "this run has ended"),
         "refused": HelloRefused("model", "cut differs"),
     }[how]
@@ -324,7 +324,7 @@ def test_it_is_over(make, how):
         split.DropUpload,
     ]
     assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
-    assert client.feed(ev.SplitServerEnded("again")) == []
+    assert client.feed(msg.Ended("again")) == []
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]
     assert client.feed(TrainingEnded(None)) == []
     assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), DeclineStream)

@@ -18,12 +18,9 @@ from fsl_async.commands import chaos as chaos_command
 from fsl_async.errors import UsageError
 from fsl_async.observe.journal import JournalReader
 from fsl_async.process import stopper
-from fsl_async.tools.chaos import fault_log, storm
-from fsl_async.tools.chaos.fault_log import FILE, FaultLog
-from fsl_async.tools.chaos.links import link_of
-from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
-from fsl_async.tools.chaos.storm import StormRunner
-from fsl_async.tools.chaos.targets import VALUED, Held, Node, Run, nodes
+from fsl_async.tools.chaos import storm
+from fsl_async.tools.chaos.storm import FILE, Fault, FaultLog, Storm, StormRunner
+from fsl_async.tools.chaos.targets import KINDS, VALUED, Held, Node, Run, link_of, nodes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 IDLE = "import time\nwhile True: time.sleep(0.1)"
@@ -369,10 +366,10 @@ def test_a_partial_line_does_not_damage_the_next(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return write(descriptor, taken)
 
-    monkeypatch.setattr(fault_log.os, "write", full)
+    monkeypatch.setattr(storm.os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         log.write("begin", fault=1)
-    monkeypatch.setattr(fault_log.os, "write", write)
+    monkeypatch.setattr(storm.os, "write", write)
     log.write("over")
     log.close()
     assert [line["what"] for line in JournalReader(path).read_all()] == ["storm", "storm", "over"]

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from fsl_async.tools.compare.outcome import Outcome, Point
-from fsl_async.tools.compare.plot import draw, figure_of
+from fsl_async.tools.compare.table import draw, figure_of
 
 
 def outcome(method, *accuracies, megabytes=1.0, **more):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fsl_async.learn.tune.tokens import Tokenized
-from fsl_async.tools.compare.records import joined
+from fsl_async.tools.compare.alone import joined
 
 
 def tokenized(first, labels, *, rows=None, width=1):

@@ -10,11 +10,10 @@ from split_lockstep import start
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError, FslError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.split import build, lockstep, samples
-from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split import build, task, weights
+from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.places import Loopback
-from fsl_async.tools.compare.runner import Stage
+from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.split import SplitChoices, SplitComparison
 from fsl_async.tools.compare.tune import TuningChoices
 
@@ -52,13 +51,13 @@ def in_one_process(choices, method_name):
         method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )
     own = {
-        name: samples.open_samples(config, facts, (number, choices.clients))
+        name: task.open_samples(config, facts, (number, choices.clients))
         for number, name in enumerate(choices.names)
     }
-    held_out = list(samples.held_out(config, facts))
+    held_out = list(task.held_out(config, facts))
     for number in range(choices.rounds):
         found.round({name: list(one.round(number)) for name, one in own.items()})
-        yield lockstep.evaluate(found.model(), held_out)
+        yield weights.evaluate(found.model(), held_out)
 
 
 def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from run_journals import JournalFile
 
 from fsl_async.tools.control_room.server import serve
-from fsl_async.tools.control_room.watched import watch
+from fsl_async.tools.control_room.snapshot import watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("aiohttp", reason="aiohttp (extra `web`) is not installed")

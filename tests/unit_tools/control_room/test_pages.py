@@ -12,9 +12,8 @@ from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.node_folders import find_nodes
 from fsl_async.observe.round_series import plain
 from fsl_async.tools.control_room import snapshot
-from fsl_async.tools.control_room.feed import Cursor
-from fsl_async.tools.control_room.gate import HEADERS, Gate
-from fsl_async.tools.control_room.watched import watch
+from fsl_async.tools.control_room.server import HEADERS, Cursor, Gate
+from fsl_async.tools.control_room.snapshot import watch
 
 
 def snapshots(nodes, now=1_790_000_100.0):

@@ -14,9 +14,8 @@ pytest.importorskip("aiohttp", reason="aiohttp (extra `web`) is not installed")
 
 from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import server
-from fsl_async.tools.control_room.gate import HEADERS, Gate
-from fsl_async.tools.control_room.server import Room, application, event, stream
-from fsl_async.tools.control_room.watched import watch
+from fsl_async.tools.control_room.server import HEADERS, Gate, Room, application, event, stream
+from fsl_async.tools.control_room.snapshot import watch
 
 
 @pytest.fixture

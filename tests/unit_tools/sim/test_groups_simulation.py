@@ -9,7 +9,7 @@ from fsl_async.roles.ring.coordinator import RingCoordinator
 from fsl_async.store.ring_book import RingBook
 from fsl_async.store.ring_store import RingStore
 from fsl_async.store.store import Store
-from fsl_async.tools.sim import faults, groups_simulation
+from fsl_async.tools.sim import groups_simulation, world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.simulation import SimulationSettings
 
@@ -22,7 +22,7 @@ def simulate(**changes):
     return simulation
 
 
-WORSE = faults.FaultProfile(
+WORSE = world.FaultProfile(
     client_kill_every_s=3600.0,
     server_kill_every_s=1200.0,
     server_return_s=(2.0, 20.0),
@@ -46,7 +46,7 @@ WORSE = faults.FaultProfile(
 @pytest.fixture
 def worse(monkeypatch):
     """A profile in which few global rounds go well at once."""
-    monkeypatch.setitem(faults.PROFILES, "storm", WORSE)
+    monkeypatch.setitem(world.PROFILES, "storm", WORSE)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from fsl_async.store import vectors
 from fsl_async.store.newest import Newest
 from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.faults import PROFILES
-from fsl_async.tools.sim.report import report
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import VirtualTraining
+from fsl_async.tools.sim.world import PROFILES, report
 
 
 def simulate(**changes):

@@ -4,7 +4,7 @@ import pytest
 
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
-from fsl_async.tools.sim.faults import PROFILES
+from fsl_async.tools.sim.world import PROFILES
 from fsl_async.tools.simulate.settings import (
     Link,
     SimulateSettings,

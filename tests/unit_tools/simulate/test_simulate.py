@@ -16,7 +16,7 @@ from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import measure_round
-from fsl_async.tools.simulate import client, residents
+from fsl_async.tools.simulate import client, places
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
 POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
@@ -156,13 +156,13 @@ def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimiz
     """With one model in memory the versions are those of all in memory, in a storm too; weights,
     gradients that are kept, and moments are moved.
     """
-    seen, move_out = [], residents.Model.move_out
+    seen, move_out = [], places.Model.move_out
 
     def watched(model):
         move_out(model)
         seen.append(sum(size for _, size in model.moved))
 
-    monkeypatch.setattr(residents.Model, "move_out", watched)
+    monkeypatch.setattr(places.Model, "move_out", watched)
 
     def adds_up(fed):
         torch.manual_seed(fed.seed)
@@ -257,9 +257,10 @@ class Mine(HetLoRA):
     ("task", "key", "rule", "more"),
     [
         (train, "outer.aggregation", "by_metric.py:ByLoss", {}),
+        (train, "outer.optimizer", "fedyogi.py:FedYogi", {"outer.learning_rate": 0.05}),
         (adapt, "tune.rule", "mine.py:Mine", {"tune.method": "lora", "tune.targets": "0,1"}),
     ],
-    ids=["aggregation", "merge"],
+    ids=["aggregation", "optimizer", "merge"],
 )
 def test_the_operators_own_rules_make_the_versions(tmp_path, task, key, rule, more):
     """As at a parameter server; the run has the text of its rule, and its digest."""
@@ -271,6 +272,7 @@ def test_the_operators_own_rules_make_the_versions(tmp_path, task, key, rule, mo
     made_by = f"{rule.partition(':')[2]}@{kept.stem.rpartition('-')[2]}"
     ledger = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
     lines = [json.loads(line) for line in ledger]
+    made_by = f"mean, {made_by}" if key == "outer.optimizer" else made_by
     assert {one["rule"] for one in lines if one.get("version", 0) > 0} == {made_by}
     journal = (tmp_path / "run" / "journal.jsonl").read_text()
     assert f'"rules":{{"{"tune.merge" if task is adapt else key}":' in journal

@@ -7,8 +7,7 @@ import pytest
 from tracked_run import TrackedRun
 
 from fsl_async.observe.run import NodeState
-from fsl_async.tools.trackers.feed import Feed, run_name
-from fsl_async.tools.trackers.outbox import Outbox
+from fsl_async.tools.trackers.outbox import Feed, Outbox, run_name
 
 
 class Kept:

@@ -6,8 +6,8 @@ from tracked_run import EVERY_S, SENT, TOKENS, VALUES, TrackedRun
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.sync import events as ev
+from fsl_async.tools.trackers.catalog import Point, Points, evaluated, newest_of_each
 from fsl_async.tools.trackers.outbox import BATCH, RETRY_S, Outbox
-from fsl_async.tools.trackers.points import Point, Points, evaluated, newest_of_each
 
 
 @pytest.fixture

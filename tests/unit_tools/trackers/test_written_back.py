@@ -6,8 +6,7 @@ import struct
 import pytest
 from tracked_run import EVERY_S, TrackedRun
 
-from fsl_async.tools.trackers.feed import Feed
-from fsl_async.tools.trackers.outbox import Outbox
+from fsl_async.tools.trackers.outbox import Feed, Outbox
 
 RUN = "run-1"
 LOSSES = [(1, 3.0), (2, 1.5), (3, 1.0)]

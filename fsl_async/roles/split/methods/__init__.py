@@ -4,8 +4,6 @@ To add one: a file beside these, and a line in METHODS. Settings, options and he
 planner, comparison, demo and simulator follow from it (docs/adding-a-method.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from fsl_async.roles.split.methods.base import Method, SplitRules

@@ -35,8 +35,6 @@ At the end of a round the client-side parts named in `averaged` are averaged, in
 clients, with shares renormalized over those present, and `end_round` does the split server's part.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Literal, Protocol
@@ -160,7 +158,7 @@ class Client(Protocol):
 
 
 class Server(Protocol):
-    """The split server's parts (`fsl_async.learn.split.server.SplitServer`)."""
+    """The split server's parts (`fsl_async.learn.split.server_training.SplitServer`)."""
 
     def part(self, client: str) -> Any: ...
     def alignment(self, client: str) -> Any: ...

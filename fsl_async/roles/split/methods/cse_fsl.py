@@ -11,8 +11,6 @@ An upload is made with the weights before the step that follows it. No signal of
 reaches clients.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from fsl_async.roles.split.methods.base import (

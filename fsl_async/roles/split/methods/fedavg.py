@@ -8,8 +8,6 @@ the object that holds the model's upper part trains it by one client after the o
 SplitFed V2 at the price of FedAvg.)
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from fsl_async.roles.split.methods.base import Client, Method, Position, Steps

@@ -15,8 +15,6 @@ clients before it have moved in this round. In free mode the client goes on with
 the new one is there. The alignment itself is `fsl_async.learn.split.alignment`.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from fsl_async.roles.split.methods.base import (

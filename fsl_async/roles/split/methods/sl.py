@@ -12,8 +12,6 @@ from. U-shaped (Vepakomma et al., arXiv:1812.00564), the tail is handed over wit
 labels stay at home.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fsl_async.roles.split.methods.base import GradientMethod

@@ -13,8 +13,6 @@ see each other before the round's end, so their order does not matter. Averaged 
 the clients that reported the round as done, before the first upload of a later one.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fsl_async.roles.split.methods.base import GradientMethod

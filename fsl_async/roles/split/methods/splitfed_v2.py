@@ -12,8 +12,6 @@ lockstep it is the order of the clients, each with all its batches; the paper dr
 free mode it is that of arrival.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fsl_async.roles.split.methods.base import GradientMethod
