@@ -89,7 +89,7 @@ class RowsMerge(SpooledMerge):
         weights = {
             one.key: one.weight for one in a_round.merged if one.weight or not a_round.is_decided
         }
-        clients = by_client(weights)
+        clients: Clients = by_client(weights)
         if not a_round.is_decided:
             with disk("cannot read the deltas of the round"):
                 clients = self._chosen(clients, weights)
