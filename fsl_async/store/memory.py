@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import StoreSettings
-
     Allocate = Callable[..., NDArray[Any]]
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 MODELS_IN_MEMORY = 4.4
-"""Fp32 models that the vectors of a run take: weights, momentum, residual, the sum, a coded change
-and chunks. A mean of versions is one more, and so is what a rule of adapters owes.
+"""Fp32 models that the vectors of a run take: weights, one of the outer optimizer, residual, the
+sum, a coded change and chunks. A mean of versions is one more, and so is what a rule of adapters
+owes.
 """
 
 
@@ -54,10 +52,12 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
     return min(found, default=None)
 
 
-def memory_lacking(settings: StoreSettings, manifest: Manifest) -> str:
-    """Return why the vectors do not fit into memory; empty if they do, or if that is unknown."""
-    models = MODELS_IN_MEMORY + settings.may_keep_mean + settings.keeps_owed
-    have, need = available_bytes(), int(models * 4 * manifest.values)
+def memory_lacking(values: int, more_vectors: int) -> str:
+    """Return why the vectors do not fit into memory; empty if they do, or if that is unknown.
+
+    more_vectors: beside those of MODELS_IN_MEMORY.
+    """
+    have, need = available_bytes(), int((MODELS_IN_MEMORY + more_vectors) * 4 * values)
     if have is None or need <= have:
         return ""
     return (

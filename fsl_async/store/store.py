@@ -237,7 +237,10 @@ class Store:
     def _load_newest(self) -> None:
         """Load the newest version, to go on from it. Raises CheckpointDamaged, StoreError."""
         opened, settings = self._open, self._settings
-        lacking = memory_lacking(settings, self.manifest) if settings.resident else ""
+        more = (
+            settings.may_keep_mean + settings.keeps_owed + max(0, len(settings.outer.vectors) - 1)
+        )
+        lacking = memory_lacking(self.manifest.values, more) if settings.resident else ""
         if lacking:
             self._report(lacking)
         is_mapped = bool(lacking) or not settings.resident

@@ -48,7 +48,7 @@ rest after a power cut at best, at worst, and by two seeds.
 KINDS = {
     "clock": ("called", []),
     # From disk to disk: no version is held in memory.
-    "rounds": ("called", ["sync.trigger=rounds", "store.resident=false"]),
+    "rounds": ("called", ["sync.trigger=rounds"]),
     "rough": ("called", []),
     "buffer": ("steps", ["sync.buffer=2", "sync.least_s=2", "sync.local_steps=4"]),
     "latest": ("own", ["sync.buffer=1", "sync.least_s=2", "run.rounds=6"]),
