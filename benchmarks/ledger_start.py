@@ -36,9 +36,9 @@ from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoints, VersionWriter
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.digest import digest_of
-from fsl_async.store.ledger_state import STATE_FILE, LedgerState
+from fsl_async.store.facts import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, VersionRecord, to_fact
 from fsl_async.store.recovery import LEDGER_FILE, MANIFEST_FILE

@@ -39,7 +39,7 @@ from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
-from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
+from fsl_async.store.chunk_files import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, decode_into, encode

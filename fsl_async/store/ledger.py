@@ -24,7 +24,7 @@ Rules.
    several of the later ones: the first torn line is cut off, with all that follows it.
 
 A start need not read all of it: `Ledger.position` names a place between two lines, and `open` reads
-the lines after one (see `fsl_async.store.ledger_state`).
+the lines after one (see `fsl_async.store.facts`).
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.chunk_files import FrameWriter
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.frame_file import FrameWriter
-    from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.merge import Average, Merge
     from fsl_async.store.newest import Newest
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.versions import KeptVersions
 
 MOST_HELD_BYTES_PER_VALUE = 1
 """Coded changes up to this size stay in memory while clients fetch them; others are read again."""

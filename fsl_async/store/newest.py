@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from fsl_async.store.checkpoint import UPDATE, WEIGHTS, is_flat
+from fsl_async.store.chunk_files import check_frame_file, each_frame
 from fsl_async.store.errors import Damage
-from fsl_async.store.frame_file import check_frame_file, each_frame
 from fsl_async.store.snapshots import Snapshots
 from fsl_async.store.vectors import Vectors
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.memory import Allocate
     from fsl_async.store.merge import Merge
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.versions import KeptVersions
 
 
 class Newest:

@@ -283,7 +283,7 @@ class Committed:
     global_base: str = ""
     """Both as in the event VersionCommitted."""
     alike: Mapping[str, float] = field(factory=dict)
-    """Pairs of clients whose deltas are almost the same (`fsl_async.store.sketches`)."""
+    """Pairs of clients whose deltas are almost the same (`fsl_async.store.spool`)."""
     opposite: str = ""
     """The client whose delta is opposite to the rest."""
 

@@ -5,7 +5,7 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
    Refuse one that is missing or empty beside versions (LedgerLost), unless `from_version` says
    where to continue: then move the spool to quarantine and begin a new ledger with one line,
    `renewed`. State of global rounds that such a ledger lacks comes from its copy
-   (fsl_async.store.ring_copy), with one line, `ring`
+   (fsl_async.store.global_files), with one line, `ring`
 2. remove temporary folders; rename versions that a rollback made void but a crash left in place
 3. choose the version: the newest folder, or `from_version`, and verify it; its vectors are verified
    when they are loaded, after these steps (fsl_async.store.newest), or now for `from_version`
@@ -31,13 +31,12 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.store.book import Book
 from fsl_async.store.checkpoint import UPDATE, Checkpoints, is_flat, update_lost
 from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
-from fsl_async.store.global_files import GlobalFiles
+from fsl_async.store.facts import STATE_FILE, LedgerState
+from fsl_async.store.global_files import COPY_FILE, GlobalFiles, RingCopy
 from fsl_async.store.ledger import Ledger
-from fsl_async.store.ledger_state import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import to_fact
 from fsl_async.store.ring_book import RingBook
-from fsl_async.store.ring_copy import COPY_FILE, RingCopy
 from fsl_async.store.spool import Spool
 
 if TYPE_CHECKING:

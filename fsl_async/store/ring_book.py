@@ -10,8 +10,8 @@
                counts the cuts of `contributors` (name -> begin, end)
     version    with `ring`: the version was made of G_`round`; the cut ends here, whether it
                `counted` or not
-    ring       the ledger was lost, or is older than the copy (fsl_async.store.ring_copy): `book` is
-               the state
+    ring       the ledger was lost, or is older than its copy (fsl_async.store.global_files): `book`
+               is the state
 
 A rollback to a version before the one made of the newest global weights is not possible: what was
 pending then may be in a decided round.

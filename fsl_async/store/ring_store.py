@@ -34,17 +34,21 @@ from attrs import asdict
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.ring.events import Cut, Decision
 from fsl_async.store.checkpoint import WEIGHTS, VersionWriter
+from fsl_async.store.chunk_files import (
+    DIGEST_CHARACTERS,
+    FlatWriter,
+    FrameWriter,
+    frame_places,
+    header_for,
+    read_frame,
+)
 from fsl_async.store.delta_kind import decode_checked
-from fsl_async.store.digest import DIGEST_CHARACTERS
 from fsl_async.store.errors import FrameRefused, StoreError, disk
-from fsl_async.store.flat_file import FlatWriter, header_for
-from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
-from fsl_async.store.global_files import GlobalFiles
+from fsl_async.store.global_files import GlobalFiles, RingCopy
 from fsl_async.store.outer import check_finite, squared_norm
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import MANIFEST_FILE
 from fsl_async.store.ring_book import Adoption
-from fsl_async.store.ring_copy import RingCopy
 from fsl_async.store.vectors import LOSSLESS
 from fsl_codecs import bound, decode_into, encode, encode_into, info, new_vector
 
@@ -59,12 +63,12 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.facts import Facts
-    from fsl_async.store.kept_versions import KeptVersions
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.newest import Newest
     from fsl_async.store.recovery import RunDirectory
     from fsl_async.store.ring_book import RingBook
     from fsl_async.store.vectors import Vectors
+    from fsl_async.store.versions import KeptVersions
     from fsl_codecs import CodecSpec
 
 

@@ -23,8 +23,7 @@ from attrs import asdict, define, evolve, field
 
 from fsl_async.errors import disk_words
 from fsl_async.store.checkpoint import WEIGHTS, StoredFile
-from fsl_async.store.digest import DIGEST_CHARACTERS
-from fsl_async.store.flat_file import FlatWriter
+from fsl_async.store.chunk_files import DIGEST_CHARACTERS, FlatWriter
 from fsl_async.store.folders import MANIFEST
 
 if TYPE_CHECKING:

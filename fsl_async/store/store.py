@@ -1,7 +1,7 @@
 """Store: the parameter server's durable state, one run directory.
 
     run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.ledger)
-    run_dir/ledger.state     what its lines add up to (fsl_async.store.ledger_state)
+    run_dir/ledger.state     what its lines add up to (fsl_async.store.facts)
     run_dir/manifest.json    the model's tensors
     run_dir/spool/           deltas as they arrived (fsl_async.store.spool)
     run_dir/quarantine/      deltas that must not be merged
@@ -42,11 +42,10 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.adapters import adapter_modules, has_adapters
+from fsl_async.store.checkpoint import InitialWeights
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.facts import Facts
-from fsl_async.store.initial import InitialWeights
-from fsl_async.store.kept_versions import KeptVersions
 from fsl_async.store.memory import Mapped, anonymous, memory_lacking
 from fsl_async.store.merge import SumMerge
 from fsl_async.store.merge_products import ProductsMerge
@@ -64,6 +63,7 @@ from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.store.ring_store import RingStore
 from fsl_async.store.seed_step import frame_of
 from fsl_async.store.vectors import LOSSLESS
+from fsl_async.store.versions import KeptVersions
 from fsl_codecs import encode
 
 if TYPE_CHECKING:

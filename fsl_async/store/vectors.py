@@ -25,7 +25,7 @@ import numpy as np
 from attrs import frozen
 
 from fsl_async.store.checkpoint import MEAN, OWED, RESIDUAL, WEIGHTS, flat_name, open_flat
-from fsl_async.store.digest import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
+from fsl_async.store.chunk_files import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
 from fsl_async.store.outer import add_to_mean, check_finite, squared_norm
 from fsl_codecs import CodecSpec, bound, decode_into, encode, encode_into, new_vector
 

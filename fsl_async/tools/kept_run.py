@@ -14,9 +14,9 @@ from fsl_async.files.files import Files
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.reading import read_version
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.recovery import read_manifest
+from fsl_async.store.versions import read_version
 
 
 @frozen

@@ -2,8 +2,8 @@
 
 from fsl_async.files.files import Files
 from fsl_async.store.book import Book
+from fsl_async.store.facts import LedgerState
 from fsl_async.store.ledger import Ledger
-from fsl_async.store.ledger_state import LedgerState
 
 
 def book_of_all_lines(run_dir, keep_versions, reuse=0):

@@ -60,8 +60,8 @@ from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.delta_kind import Mixed, Seeds
-from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, key_of_file, recordable

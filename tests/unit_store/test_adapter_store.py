@@ -23,7 +23,7 @@ from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.adapters import RULES
 from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
-from fsl_async.store.digest import digest_of
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Growing

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from fsl_async.store.chunk_files import (
+    check_chunk,
+    check_of,
+    chunk_digest,
+    digest_of,
+    vector_digest,
+)
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.digest import check_chunk, check_of, chunk_digest, digest_of, vector_digest
 from fsl_async.store.errors import Damage
 from fsl_async.store.manifest import CHUNK_VALUES
 

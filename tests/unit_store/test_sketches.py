@@ -6,7 +6,7 @@ from deltas import key
 
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.sketches import Sketches
+from fsl_async.store.spool import Sketches
 from fsl_codecs import CodecSpec
 
 VALUES = 3 * CHUNK_VALUES + 1000

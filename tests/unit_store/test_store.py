@@ -10,7 +10,7 @@ import pytest
 from deltas import delta_of, merged_of, noise
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.digest import digest_of
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.outer import OPTIMIZERS, Average

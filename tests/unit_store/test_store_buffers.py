@@ -13,9 +13,9 @@ from fsl_async.store.manifest import Manifest
 from fsl_async.store.memory import anonymous
 from fsl_async.store.merge import SumMerge
 from fsl_async.store.outer import OPTIMIZERS, Average
-from fsl_async.store.reading import read_version
 from fsl_async.store.records import StoreSettings
 from fsl_async.store.seed_step import Directions
+from fsl_async.store.versions import read_version
 from fsl_codecs import CodecSpec, encode, encode_seeds
 
 MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])

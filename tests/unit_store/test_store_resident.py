@@ -11,13 +11,13 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import digest as digests_module
+from fsl_async.store import chunk_files as digests_module
 from fsl_async.store import memory
 from fsl_async.store.checkpoint import WEIGHTS, Checkpoints, flat_name
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Nesterov
-from fsl_async.store.reading import read_version
+from fsl_async.store.versions import read_version
 
 CHUNK = 20
 """A model of several chunks."""

@@ -11,9 +11,9 @@ from deltas import delta_of, merged_of
 from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
+from fsl_async.store.chunk_files import FrameWriter, frame_places, read_frame
 from fsl_async.store.delta_kind import Dense
 from fsl_async.store.errors import DeltaDamaged, FrameRefused, StoreError
-from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import StoreSettings, file_name, key_of_file, recordable
 from fsl_async.store.spool import Spool

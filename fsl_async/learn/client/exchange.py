@@ -58,8 +58,8 @@ from fsl_async.learn.client.ports import (
 )
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector

@@ -13,7 +13,7 @@ import numpy as np
 
 from fsl_async.files.files import Files
 from fsl_async.learn.models.targets import HEADS
-from fsl_async.store.flat_file import header_for
+from fsl_async.store.chunk_files import header_for
 from fsl_async.store.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.digest import digest_of
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import VersionRecord
 from fsl_async.store.ring_book import Adoption

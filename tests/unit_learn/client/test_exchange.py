@@ -12,7 +12,7 @@ from torch import nn
 
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
-from fsl_async.store.digest import digest_of
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_codecs import CodecSpec, decode, encode

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fsl_async.learn.client import fetching
 from fsl_async.learn.client.fetching import Fetch
 from fsl_async.store import manifest as manifest_module
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.digest import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, decode, encode

@@ -11,7 +11,7 @@ from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.events import Rebased, Snapshotted
 from fsl_async.store import manifest as manifest_module
-from fsl_async.store.digest import digest_of
+from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.seed_step import Directions, frame_of, keys_of
 from fsl_codecs import CodecSpec, add_signs, decode, decode_seeds, encode, encode_seeds

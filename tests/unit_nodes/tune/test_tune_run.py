@@ -14,7 +14,7 @@ from fsl_async.files.files import Files
 from fsl_async.process.stopper import Stopper
 from fsl_async.store.adapters import RULES
 from fsl_async.store.checkpoint import Checkpoints
-from fsl_async.store.reading import read_version
+from fsl_async.store.versions import read_version
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
