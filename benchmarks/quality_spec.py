@@ -142,6 +142,7 @@ CODE = (
     "learn/models/gpt.py",
     "roles/sync/progress.py",
     "store/outer.py",
+    "store/vectors.py",
 )
 """Modules that decide a row's loss; a row carries a digest of their code.
 

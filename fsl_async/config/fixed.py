@@ -27,21 +27,24 @@ from fsl_async.files.private_files import replace_bytes
 FILE = "settings.json"
 _PRESET = "model.preset"
 _MAX_BYTES = 1 << 20
+_RULES = frozenset({"outer.optimizer", "outer.aggregation", "tune.merge"})
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
     """Return the fixed settings by dotted key, resolved; of an own rule without its folder."""
     filled = resolved(config)
     return {
-        f"{name}.{field.name}": _without_folder(getattr(getattr(filled, name), field.name))
+        (key := f"{name}.{field.name}"): _without_folder(
+            key, getattr(getattr(filled, name), field.name)
+        )
         for name, table in TABLES.items()
         for field in attrs.fields(table)
         if field.metadata["fixed"]
     }
 
 
-def _without_folder(value: Any) -> Any:
-    return Path(value).name if isinstance(value, str) and is_own(value) else value
+def _without_folder(key: str, value: Any) -> Any:
+    return Path(value).name if key in _RULES and is_own(str(value)) else value
 
 
 def keep_settings(run_dir: Path, config: Config, version: int) -> None:

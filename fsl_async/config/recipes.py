@@ -118,10 +118,14 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("`latest`", lambda c: c.outer.aggregation == "latest",
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "sync.trigger": Only(("buffer",)),
-        "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
         "sync.weighting": Only(("auto", "anarchic"),
                                "choose auto: a client's newest delta counts by its mean step"),
         "tune.method": Only(("none",), "it is for pretraining: choose mean"),
+    }),
+    Recipe("`latest` and momentum",
+           lambda c: c.outer.aggregation == "latest" and c.outer.momentum > 0,
+           "outer.aggregation = latest uses the deltas of earlier versions again", {
+        "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
     Recipe("groups (`ring.roster`)", lambda c: c.ring.is_on,
            "groups merge pretraining runs by the clock", {

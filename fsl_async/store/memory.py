@@ -71,6 +71,16 @@ def anonymous(values: int, dtype: type[np.floating[Any]] = np.float32) -> NDArra
     return new_vector(values, dtype)
 
 
+def _reserve(descriptor: int, size: int) -> None:
+    """Give a new file its blocks. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(1 << 20)
+    for at in range(0, size, len(zeros)):
+        os.pwrite(descriptor, zeros[: size - at], at)
+
+
 class Mapped:
     """Makes vectors that are mapped from files in a folder."""
 
@@ -83,7 +93,7 @@ class Mapped:
         try:
             with tempfile.TemporaryFile(prefix="scratch-", dir=self._folder) as file:
                 # A write to a page for which the disk has no space would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
+                _reserve(file.fileno(), size)
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise StoreError(

@@ -22,7 +22,7 @@ Rules, which hold whenever the process dies, at any call to the disk:
    delta whose sync failed is dropped, and its client sends it again.
 
 Everything here is synchronous and runs in one worker thread; `threads` others help it with chunks,
-and are idle when a call returns; another one writes checkpoints. It holds the accumulator, one fp32
+and are idle when a call returns; another one writes checkpoints. It holds the sum, one fp32
 vector of model size, the resident vectors, and a few chunks. Methods raise StoreError (or a
 subclass) when the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
 """
@@ -634,6 +634,8 @@ class Store:
         if self.version < 0:
             self.start_run("run")
         ring = self._open.ring
+        if self._open.merging is not None:
+            self._merging.restore(self.version)
         checkpoint = ring.make_version(
             decision, self._open.newest, counted=counted, keeps_momentum=keeps_momentum
         )

@@ -231,8 +231,9 @@ class Vectors:
         average_squared = squared_norm(average)
         state = {name: self._chunk(self.named[file], index) for name, file in self._state.items()}
         residual = self._chunk(self.named[RESIDUAL], index) if RESIDUAL in self.named else None
-        desired = self._outer.step(average, state, step)
-        np.add(desired, 0.0 if residual is None else residual, out=desired)
+        change = self._outer.step(average, state, step)
+        # Into memory of this job: an optimizer may return one of its vectors.
+        desired = np.add(change, 0.0 if residual is None else residual, out=average)
         if frame is None:
             frame = bytes(scratch.coded[: encode_into(desired, scratch.coded, self._spec)])
         decode_into(frame, sent)

@@ -171,9 +171,9 @@ class KeptVersions:
                 except Damage as damage:
                     damaged.add(damage.file)
                     self._report(f"version {version} is damaged on disk: {damage}")
-                    if damage.file == MANIFEST:
-                        break
                     self.lose(version, update=damage.file == UPDATE)
+                    if damage.file == MANIFEST:  # it is written again with the vectors
+                        break
         return not damaged
 
 

@@ -26,7 +26,11 @@ def store_on(disk, **settings):
     if hasattr(disk, "newest"):
         disk.newest.die()
     disk.newest = MemoryFiles(disk)
-    return Store(RUN_DIR, StoreSettings(keep_versions=2, **settings), files=disk.newest)
+    return Store(
+        RUN_DIR,
+        StoreSettings(keep_versions=2, snapshot_thread=False, **settings),
+        files=disk.newest,
+    )
 
 
 def publish(store, manifest=MANIFEST):

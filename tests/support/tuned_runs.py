@@ -95,6 +95,7 @@ def make_versions(run_dir, weights, config, versions=2):
             store.spool_write(delta.key, index, encode(step[chunk], LOSSLESS))
         store.spool_finish(delta.key)
         digest = store.commit(version, [MergedDelta(delta, 0, 1.0)], 1.0).digest
+    store.finish_snapshot()
     store.close()
     keep_settings(run_dir, config, -1)
 

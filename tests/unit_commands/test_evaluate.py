@@ -54,6 +54,7 @@ def run_dir(tmp_path):
     store.spool_write(delta.key, 0, encode(0.1 * own, LOSSLESS))
     store.spool_finish(delta.key)
     store.commit(1, [MergedDelta(delta, 0, 1.0)], 1.0)
+    store.finish_snapshot()
     store.close()
     keep_settings(tmp_path / "run", load(None, [*SIZES, "data.holdout=0.1"]), -1)
     return tmp_path / "run"

@@ -47,10 +47,12 @@ class Source:
         """SHA-256 of the file, in hexadecimal."""
         return hashlib.sha256(self.text).hexdigest()
 
-    def failed(self, method: Any, problem: str | Exception) -> RuleFailed:
+    def failed(self, method: Any, problem: str | BaseException) -> RuleFailed:
         """Return the error of a call, with file and line."""
-        line, name = getattr(method, "__code__", _NO_CODE).co_firstlineno, method.__qualname__
-        if isinstance(problem, Exception):
+        code = getattr(method, "__code__", None)
+        line = 1 if code is None else code.co_firstlineno
+        name = getattr(method, "__qualname__", type(method).__name__)
+        if isinstance(problem, BaseException):
             for frame, number in traceback.walk_tb(problem.__traceback__):
                 if frame.f_code.co_filename == str(self.path):
                     line, name = number, frame.f_code.co_qualname
@@ -67,16 +69,13 @@ class Source:
                     result = method(rule, *given)
             except StoreError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self.failed(method, error) from error
             if problem := check(rule, result, *given):
                 raise self.failed(method, problem)
             return result
 
         return call
-
-
-_NO_CODE = (lambda: None).__code__
 
 
 def own_rule(key: str, text: str) -> type[Any]:
@@ -87,6 +86,8 @@ def own_rule(key: str, text: str) -> type[Any]:
     """
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().resolve()
+    if not place:
+        raise ConfigError(f"{key} = {text}: name your class as file.py:Class", key)
     if not path.is_file():
         raise ConfigError(f"{key} = {text}: no such file {path}", key)
     return _loaded(key, Source(path, name, path.read_bytes()))
@@ -122,7 +123,7 @@ def _made(kind: Kind, source: Source) -> type[Any]:
         problem = kind.trial(made)
     except RuleFailed:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise source.failed(found, error) from error
     if problem:
         raise RuleFailed(f"{label}: {problem}")

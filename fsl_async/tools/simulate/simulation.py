@@ -45,6 +45,7 @@ from fsl_async.observe.reporter import Reporter
 from fsl_async.process.memory import peak_bytes, share_one_heap
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -203,7 +204,7 @@ class OwnSimulation(Simulation):
         """The traffic of all processes of the servers."""
         self._store_open: Store | None = None
         self._wants_calm = False
-        self._reason = ""
+        self._reason = self._commit_failed = ""
         """Why the run has ended; empty while it goes on."""
         self._over_s: float | None = None
         """When clients have had time to receive the end of the run."""
@@ -359,10 +360,11 @@ class OwnSimulation(Simulation):
         newest = self._points[-1].version if self._points else -1
         if newest == before and not self._reason:
             hours = f"{NO_VERSION_S / HOUR_S:.0f} virtual hours"
-            raise FslError(
-                f"no version was made within {hours} after version {newest}: do enough clients"
-                " train (sync.quorum, sync.min_clients), and do deltas arrive (--link)?"
+            why = self._commit_failed or (
+                "do enough clients train (sync.quorum, sync.min_clients), and do deltas arrive"
+                " (--link)?"
             )
+            raise FslError(f"no version was made within {hours} after version {newest}: {why}")
         self._at(NO_VERSION_S, self._check_versions, newest)
 
     # --- the parameter server ---
@@ -424,6 +426,8 @@ class OwnSimulation(Simulation):
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
             self._add_point(machine)
+        if isinstance(event, ev.CommitFailed):
+            self._commit_failed = event.reason
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged = effect.merged

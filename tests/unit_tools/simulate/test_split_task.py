@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_run_in_a_storm(tmp_path, data, method):
         assert first.faults[fault] > 0
     audit = audit_split_dir(first.run_dir / "server")
     assert not audit.problems
-    assert audit.trained > 20
+    assert audit.trained >= 20
     assert first.points[-1].loss < 0.95 * first.points[1].loss
 
 
