@@ -22,7 +22,7 @@ import sys
 import threading
 from pathlib import Path
 
-NODES = ("client.joining", "ps.node", "relay.node", "split_server.node")
+NODES = ("client.joining", "ps.node", "relay.relay", "split_server.node")
 """Modules of `fsl_async.nodes` that commands import when they need them."""
 MESSAGE_BYTES = 1 << 17
 NETWORK = 0x40000000
