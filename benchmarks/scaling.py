@@ -30,7 +30,7 @@ class Measured:
     snapshot_s: float = 0.1 / 201.5e6
     disk: float = 12e9 / 55
     memory: float = 4.3
-    lean_memory: float = 1.2
+    lean_memory: float = 1.5
 
 
 @frozen

@@ -293,7 +293,7 @@ class Resume:
     def folder(self, asked: Any) -> Iterator[str | None]:
         """The checkpoint to resume from, in a `with` block around training; None: begin.
 
-        asked: by the script, as `resume_from_checkpoint`. Raises TaskError where that is none.
+        asked: the script's `resume_from_checkpoint`. Raises TaskError where it names no checkpoint.
         """
         self._asked = self._checkpoint(asked) if asked else ""
         if self.fed.ranks > 1:
@@ -390,7 +390,7 @@ class Resume:
         return self._position.to_facts()
 
     def _batches(self, epoch_iterator: Any, *arguments: Any, **named: Any) -> Any:
-        """Those of an optimizer step."""
+        """Return the batches of one optimizer step, and their number of items."""
         if self.is_stream:
             self._stream = epoch_iterator = self._stream or self._endless()
         return self._get_batch_samples(epoch_iterator, *arguments, **named)

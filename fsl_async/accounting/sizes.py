@@ -85,7 +85,7 @@ def label_width(classes: int) -> int:
 
 
 class Category(StrEnum):
-    """What bytes carry; a run's ledger has the same names."""
+    """The categories of traffic; a run's ledger has the same names."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 POLL_S = 0.5
 SETTLE_S = 2.0
-"""Of a process with two servers the journals do not begin at one moment."""
+"""Slack between starts: two servers in one process do not begin their journals at once."""
 PORT = 9720
-"""Of `fsl_async.tools.trackers.prometheus`, which a test compares."""
+"""The default of `fsl_async.tools.trackers.prometheus`; a test compares them."""
 PROJECT = "fsl-async"
 _FOLDERS = ("", "ps", "server")
 """Where journals are in a run directory."""

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 
 DIGEST_CHARACTERS = 32
-"""Of a version's digest, of the 64 that BLAKE3 has."""
+"""Length of a version's digest: the first of the 64 characters that BLAKE3 has."""
 
 CHECK_CHARACTERS = 8
-"""Of a chunk's digest, where it serves as a checksum."""
+"""Length of a chunk's checksum: the first characters of its digest."""
 
 
 def chunk_digest(values: NDArray[np.float32]) -> bytes:

@@ -14,7 +14,7 @@
             ├── LedgerLost         there are versions, but the ledger is missing or empty
             ├── DeltaDamaged       a spooled delta can no longer be decoded
             └── CheckpointDamaged  a file of a version does not match its digest
-    Damage                     the same for one file, until a repair was tried; stays in the store
+    Damage                     the same for one file, until another way was tried
 
 Every message is one line: what happened, to which object, and what to do.
 """
@@ -119,7 +119,7 @@ class DeltaDamaged(Damaged):
         )
 
 
-class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged where it cannot be repaired
+class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged where nothing leads to the version
     """`file` of a version is missing or altered; `reason` completes the sentence."""
 
     def __init__(self, file: str, reason: str) -> None:

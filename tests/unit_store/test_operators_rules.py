@@ -11,7 +11,7 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.checkpoint import RESIDUAL, flat_name
 from fsl_async.store.errors import RuleFailed
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.outer import Average, OuterOptimizer
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
@@ -213,3 +213,36 @@ def test_a_rule_that_fails_makes_no_version_and_loses_nothing(  # noqa: PLR0917
     assert [one.key for one in recovered.pending] == keys
     spoil.unlink()
     assert merge(run, keys).version == 1
+
+
+class ItsVector(OuterOptimizer):
+    """Heavy-ball momentum that returns its vector itself."""
+
+    name = "its-vector"
+    vectors = ("velocity",)
+
+    def step(self, average, state, numbers):
+        """See `OuterOptimizer.step`."""
+        state["velocity"] *= np.float32(0.5)
+        state["velocity"] -= average
+        return state["velocity"]
+
+
+class ACopy(ItsVector):
+    """The same, with a copy."""
+
+    def step(self, average, state, numbers):
+        """See `OuterOptimizer.step`."""
+        return super().step(average, state, numbers).copy()
+
+
+def test_an_optimizer_may_return_its_vector(make_run):
+    """Regression: the coding error of the downlink was added to it."""
+    made = []
+    for outer in (ItsVector(), ACopy()):
+        run = make_run(outer.name + type(outer).__name__, MODEL, outer=outer)
+        run.start()
+        for version in (1, 2, 3):
+            run.round(version, "a", "b")
+        made.append(run.store.digest)
+    assert made[0] == made[1]

@@ -122,6 +122,15 @@ def test_damage_while_the_run_goes_on_changes_no_version(make_twins):
     assert damaged.round(3, "a", "b") == intact.round(3, "a", "b")
 
 
+def test_a_damaged_record_is_written_again_while_the_run_goes_on(make_twins):
+    """Regression: the next start found it, and could only go back."""
+    intact, damaged = make_twins()
+    flip(folder(damaged, 2) / "manifest.json")
+    assert not damaged.store.verify(2)
+    assert damaged.store.verify(2)
+    assert contents(damaged, 2) == contents(intact, 2)
+
+
 def test_without_weights_no_version_is_made(make_twins):
     """The line names the version to return to."""
     _, damaged = make_twins()

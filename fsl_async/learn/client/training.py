@@ -48,17 +48,17 @@ from fsl_async.roles.sync.delta import ORDER
 
 
 class ModelChanges:
-    """What trains in a model, and its integers, since it was attached."""
+    """The trained parameters and integer buffers of a model when it was attached."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
         self._known = set(self._alone())
         self._weights_there = dict(self._identities())
         self._integers = _integers(weights.module)
-        """Of each buffer, by name, what changes when it is replaced or written to."""
+        """A mark for each buffer, by name; it changes when the buffer is replaced or written to."""
 
     def lines(self) -> list[str]:
-        """What has changed since the last call, for people: a line each."""
+        """Return one line about each change since the last call."""
         lines = []
         added = [name for name in self._alone() if name not in self._known]
         self._known.update(added)

@@ -27,7 +27,7 @@ _CLIENT_FACTS = (
     "exchanges_a", "by_rounds", "unequal_ranks", "keeps_tail", "changes_basis", "has_patch",
     "merges_products", "is_linear", "trains_a", "trains_b",
 )  # fmt: skip
-"""Of a rule of adapters: what clients read of the built-in rule."""
+"""Attributes of a built-in rule of adapters that clients read."""
 
 
 @frozen
