@@ -125,6 +125,7 @@ def test_damage_while_the_run_goes_on_changes_no_version(make_twins):
 def test_a_damaged_record_is_written_again_while_the_run_goes_on(make_twins):
     """Regression: the next start found it, and could only go back."""
     intact, damaged = make_twins()
+    damaged.store.finish_snapshot()
     flip(folder(damaged, 2) / "manifest.json")
     assert not damaged.store.verify(2)
     assert damaged.store.verify(2)
