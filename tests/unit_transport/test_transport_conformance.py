@@ -342,6 +342,7 @@ def test_a_failing_source_or_sink_ends_only_its_stream(world, new_source, new_si
 
 def test_many_clients_do_not_disturb_each_other(world, new_source, new_sink):
     """Ten clients send at once: each stream arrives in its own sink."""
+    world.unit_s *= 10  # ten at once on a busy machine are slow: a lost peer would send again
     ps = world.listener()
     sinks = {}
 
