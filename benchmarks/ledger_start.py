@@ -40,8 +40,9 @@ from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.facts import STATE_FILE, LedgerState
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import StoreSettings, VersionRecord, to_fact
+from fsl_async.store.records import VersionRecord, to_fact
 from fsl_async.store.recovery import LEDGER_FILE, MANIFEST_FILE
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 
 EVERY_S = 600.0

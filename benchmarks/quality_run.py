@@ -47,7 +47,7 @@ from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
 from fsl_async.store.outer import OPTIMIZERS
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.store.versions import read_version
 

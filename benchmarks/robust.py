@@ -50,7 +50,7 @@ from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 

@@ -395,7 +395,7 @@ class StoreConfig:
     keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
     resident: bool = setting(
         True,
-        "keep the newest version in memory, 4.4 models (5.4 without a planned end), if there is as"
+        "keep the newest version in memory, 3.4 models (4.4 without a planned end), if there is as"
         " much; else, and with false, map it from scratch files in the run directory",
     )
     snapshot_every: int = setting(

@@ -47,7 +47,7 @@ from fsl_async.store import manifest
 from fsl_async.store.errors import Damage, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -349,11 +349,9 @@ class FrameReader:
         self._places = frame_places(files, path, frames)
         self.count = frames
 
-    def frames(self, wanted: Sequence[int]) -> Iterator[bytes]:
-        """Yield the frames at these indices, one in memory at a time."""
-        with self._files.opened(self._path) as descriptor:
-            for index in wanted:
-                yield _frame_at(self._files, descriptor, self._path, self._places[index])
+    def frame(self, index: int) -> bytes:
+        """Return one frame. The file is opened for it: a round may have a thousand deltas."""
+        return read_frame(self._files, self._path, self._places[index])
 
 
 def each_frame(files: Files, path: Path, frames: int) -> Iterator[bytes]:

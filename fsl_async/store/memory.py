@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
-MODELS_IN_MEMORY = 4.4
-"""Fp32 models that the vectors of a run take: weights, one of the outer optimizer, residual, the
-sum, a coded change and chunks. A mean of versions is one more, and so is what a rule of adapters
+MODELS_IN_MEMORY = 3.4
+"""Fp32 models that the vectors of a run take: weights, one of the outer optimizer, residual, a
+coded change and chunks. A mean of versions is one more, and so is what a rule of adapters
 owes.
 """
 

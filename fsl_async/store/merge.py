@@ -2,13 +2,14 @@
 
 A run has one merge, by its settings:
 
-    SumMerge         the weighted sum; deltas are added while they arrive        (here)
-    RowsMerge        a rule over the clients' rows, read from the spool          (merge_rows)
+    SumMerge         the weighted sum, each chunk by itself                      (here)
+    RowsMerge        a rule over the clients' rows                               (merge_rows)
     ProductsMerge    a rule of adapters that merges module by module             (merge_products)
 
-Which frames a delta has, and how they are decoded, is in its kind (fsl_async.store.delta_kind).
-Recovery makes a version again by the same merge, from the record and the spool, so the same bits
-must follow from the same deltas, in whatever order they arrived.
+All read the deltas of the round from the spool, when the version is made, so between two versions
+nothing is held of them. Which frames a delta has, and how one is checked, is in its kind
+(fsl_async.store.delta_kind). Recovery makes a version again by the same merge, from the record and
+the spool, so the same bits must follow from the same deltas, in whatever order they arrived.
 """
 
 from __future__ import annotations
@@ -16,41 +17,39 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from fsl_async.errors import disk_words
 from fsl_async.store.errors import DeltaDamaged, NotFinite, NoWorkerThread, StoreError
 from fsl_async.store.outer import average_full
 from fsl_async.store.seed_step import is_finite, keys_of
-from fsl_codecs import CodecError, add_signs
+from fsl_codecs import (
+    CodecError,
+    add_signs,
+    decode_accumulate,
+    decode_into,
+    decode_seeds,
+    is_seeds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
     from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.delta_kind import Adder
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.memory import Allocate
-    from fsl_async.store.records import StoreSettings, VersionRecord
+    from fsl_async.store.records import VersionRecord
     from fsl_async.store.seed_step import SeedStep
+    from fsl_async.store.settings import StoreSettings
     from fsl_async.store.spool import Spool
-    from fsl_async.store.vectors import Vectors
-
-    Chunks = Iterable[NDArray[np.float32]]
-
-MOST_BEFORE: Final = 2
-"""A delta is added while it arrives if the sum holds at most this many deltas.
-
-Removing it means adding those deltas again.
-"""
-
-PARTS: Final = 4
-"""Parts of a delta's frames for each thread, so that none waits long for another."""
+    from fsl_async.store.vectors import Chunks, Vectors
 
 
 @frozen
@@ -74,9 +73,9 @@ class Round:
 class Average:
     """The average of a round.
 
-    chunks: float32, in flat order, each valid until the next; where the rule keeps what it owes,
-    two rows; where a run sets its weights (`StoreSettings.sets_weights`), the next version's.
-    counted: the deltas that are in it.
+    chunks: in flat order. Of buffers, their mean; empty where they have none. Where the rule keeps
+    what it owes, two rows; where a run sets its weights (`StoreSettings.sets_weights`), the next
+    version's. counted: the deltas that are in it.
     """
 
     chunks: Chunks
@@ -114,6 +113,14 @@ class Merge(ABC):
                 return self._of_scalars(zeros, (), a_round, vectors)
         return self._average(evolve(a_round, merged=merged), vectors)
 
+    def _adder(self, key: DeltaKey) -> Adder:
+        with reading(key):
+            return self._kind.adder(self._manifest, self._frames_of(key))
+
+    def _frames_of(self, key: DeltaKey) -> Callable[[int], bytes]:
+        with reading(key):
+            return self._spool.reader(key, self._manifest).frame
+
     @abstractmethod
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
         """Return the average of a round whose deltas all can count."""
@@ -140,41 +147,18 @@ class Merge(ABC):
         return Average(self._moved(steps, vectors), counted, steps, norm)
 
     def _moved(self, steps: SeedStep, vectors: Vectors) -> Chunks:
-        """Yield the weights moved along directions of signs (fsl_async.store.seed_step)."""
+        """Return the weights moved along directions of signs (fsl_async.store.seed_step)."""
         keys, scalars = keys_of([steps])
 
-        def moved(index: int) -> NDArray[np.float32]:
-            weights = vectors.weights_chunk(index).copy()
-            with np.errstate(over="ignore", invalid="ignore"):
-                add_signs(weights, self._manifest.chunk_range(index)[0], keys, scalars)
-            return weights
+        def moved(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            np.copyto(room, vectors.weights_chunk(index))
+            add_signs(room, self._manifest.chunk_range(index)[0], keys, scalars)
+            return room
 
-        return self._pool.each(moved, range(self._manifest.chunks))
+        return self._each(moved)
 
-    # --- deltas that arrive: for a merge that adds them up at once ---
-
-    def arriving(  # noqa: B027 - most merges read complete deltas
-        self, key: DeltaKey, weight: float, index: int, content: Any, *, before: int
-    ) -> None:
-        """Take a frame of an incomplete delta. weight: its probable one.
-
-        content: as `DeltaKind.check` returned it. before: how many other deltas are pending.
-        """
-
-    def arrived(  # noqa: B027
-        self, key: DeltaKey, weight: float, *, before: int
-    ) -> None:
-        """Take a delta that has become pending. StoreError: it cannot be read."""
-
-    def remove(self, key: DeltaKey) -> None:  # noqa: B027
-        """Remove a delta, or the frames of it that have arrived. Absent keys are ignored."""
-
-    def holds(self, key: DeltaKey) -> bool:
-        """Whether the next version can be made without the delta's file."""
-        return False
-
-    def clear(self) -> None:  # noqa: B027 - most merges hold nothing
-        """Begin the next round."""
+    def _each(self, fill: Callable[[int, NDArray[np.float32]], NDArray[np.float32]]) -> Chunks:
+        return (partial(fill, index) for index in range(self._manifest.chunks))
 
     def too_large(self, moved: float, vectors: Vectors) -> tuple[str, bool] | None:
         """Return why values of a delta must not be merged, and whether the version is at fault.
@@ -184,202 +168,140 @@ class Merge(ABC):
         return None
 
 
-@define
-class _Extra:
-    """Frames in the sum, first <= index < stop, that belong to no complete delta."""
+@frozen
+class _Delta:
+    """A delta of a round, and how much it counts. clip: by which its weight was lowered."""
 
-    key: DeltaKey | None
-    """The delta that is arriving. None: the frames must be recomputed."""
+    key: DeltaKey
+    frame: Callable[[int], bytes]
     weight: float
-    first: int
-    stop: int
+    clip: float
 
 
 class SumMerge(Merge):
-    """The sum of weight_i * Delta_i: one vector of the model's size.
+    """The sum of weight_i * Delta_i, in the order of the round, times its scale.
 
-    Deltas are added in the order in which they became pending. A subtraction cannot undo an
-    addition in fp32. To remove a delta, the frames that contain it are recomputed from the other
-    deltas, which are still in the spool, before the sum is used: `chunks` always yields, to the
-    bit, the sum of the deltas in `weights` in their order.
+    One fp32 multiplication and one fp32 addition per value, never fused. Of full weights and of
+    buffers, float64: weights of opposite sign may cancel almost completely, and the mean of equal
+    buffers must be what they are.
 
-    One delta at a time may be added frame by frame while it arrives, because it is probably the
-    next one to be complete (docs/adr/0095). After any error `weights` is as before and the sum
-    agrees with it; the work for this is done when the sum is used next.
+    Deltas of seeds among others are mostly noise, which would drown these if it had the weight of
+    its clients' data. So each form is averaged within itself, and the two averages are added:
+
+        W * (sum of c_i w_i delta_i / sum of w_i over the dense ones
+             + the same over those of seeds),           W = sum of all w_i
+
+    which the scale of the round multiplies. w_i is a weight without the clip c_i. Where all have
+    one form, it is their weighted sum.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        spool: Spool,
-        pool: ChunkPool,
-        settings: StoreSettings,
-        allocate: Allocate,
-    ) -> None:
-        super().__init__(manifest, spool, pool, settings)
-        self.total = settings.kind.total(manifest, allocate)
-        self.weights: dict[DeltaKey, float] = {}
-        """The weight of every complete delta in the sum, in the order of addition."""
-        self._frames = settings.kind.frames(manifest)
-        self._extra: _Extra | None = None
-        self._clips: dict[DeltaKey, float] = {}
-
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
-        self._assemble(a_round.merged)
-        scale, counted = a_round.scale, set(self.weights)
-        weight = math.fsum(self.weights.values())
-        if self._kind.is_scalars:
-            (total,) = self.total.chunks()
-            return self._of_scalars(scale * total, counted, a_round, vectors)
-        if self._kind.is_full:
-            return Average(self._full(vectors, scale, weight), counted)
-        return Average(self._scaled(scale, weight), counted)
+        counted = {one.key for one in a_round.merged}
+        deltas = [
+            _Delta(one.key, self._frames_of(one.key), one.weight, one.clip)
+            for one in a_round.merged
+        ]
+        kind, weight = self._kind, math.fsum(one.weight for one in deltas)
+        if kind.is_scalars:
+            (total,) = _scalars(deltas).values()
+            return self._of_scalars(a_round.scale * total, counted, a_round, vectors)
+        if kind.is_full:
+            return Average(self._full(deltas, vectors, a_round.scale, weight), counted)
+        forms: tuple[list[_Delta], list[_Delta]] = [], []
+        for one in deltas:
+            forms[kind.has_seeds and is_seeds(_first(one))].append(one)
+        if forms[True]:
+            return Average(self._mixed(*forms, a_round.scale), counted)
+        return Average(self._dense(deltas, a_round.scale, weight), counted)
 
-    def _scaled(self, scale: float, weight: float) -> Iterator[NDArray[np.float32]]:
-        """Yield `scale` times the sum, with one fp32 multiplication.
+    def _dense(self, deltas: Sequence[_Delta], scale: float, weight: float) -> Chunks:
+        def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            if self._manifest.is_buffer(index):
+                return _mean(deltas, index, room, weight)
+            return np.multiply(_sum(deltas, index, room), np.float32(scale), out=room)
 
-        Of buffers: their mean, which lies between theirs whatever the scale is. weight: the sum of
-        the weights in the sum; where it is 0, buffers have no mean, and the chunk is empty.
-        """
-        buffer = np.empty(self._manifest.longest_chunk, np.float32)
-        for index, total in enumerate(self.chunks()):
-            part = buffer[: len(total)]
-            with np.errstate(over="ignore", invalid="ignore"):
-                if not self._manifest.is_buffer(index):
-                    np.multiply(total, np.float32(scale), out=part)
-                elif weight:
-                    np.divide(total, weight, out=part, casting="same_kind")
-                else:
-                    part = buffer[:0]
-            yield part
+        return self._each(fill)
 
-    def _full(self, vectors: Vectors, scale: float, weight: float) -> Iterator[NDArray[np.float32]]:
-        """Yield the average of the clients' weights; see `outer.average_full`."""
-        for index, total in enumerate(self.chunks()):
-            weights = vectors.weights_chunk(index).copy()
-            with np.errstate(over="ignore", invalid="ignore"):
-                average_full(total, weights, weight, scale)
-            yield weights
+    def _full(
+        self, deltas: Sequence[_Delta], vectors: Vectors, scale: float, weight: float
+    ) -> Chunks:
+        """Return the average of the clients' weights; see `outer.average_full`."""
 
-    def chunks(self) -> Iterator[NDArray[Any]]:
-        """Yield the sum of the deltas in `weights`, chunk by chunk.
+        def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            np.copyto(room, vectors.weights_chunk(index))
+            average_full(_wide_sum(deltas, index, len(room)), room, weight, scale)
+            return room
 
-        StoreError: a delta cannot be read back from the spool.
-        """
-        self._clean()
-        return self.total.chunks()
+        return self._each(fill)
 
-    def clear(self) -> None:
-        """See `Merge.clear`; the memory is kept."""
-        self.weights.clear()
-        self._clips.clear()
-        self._extra = None
-        for index in range(self._frames):
-            self.total.clear(index)
+    def _mixed(self, dense: Sequence[_Delta], seeds: Sequence[_Delta], scale: float) -> Chunks:
+        rounds = _scalars(seeds)
+        of_dense, of_seeds = (
+            math.fsum(one.weight / one.clip for one in ones) for ones in (dense, seeds)
+        )
+        weight = of_dense + of_seeds
 
-    def holds(self, key: DeltaKey) -> bool:
-        """See `Merge.holds`."""
-        return key in self.weights
+        def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            if self._manifest.is_buffer(index):  # seeds say nothing of them
+                return _mean(dense, index, room, math.fsum(one.weight for one in dense))
+            total = _sum(dense, index, room)
+            np.multiply(total, np.float32(weight / of_dense if of_dense else 0.0), out=total)
+            if of_seeds:
+                offset, directions = self._manifest.chunk_range(index)[0], self._kind.directions
+                for number, scalars in rounds.items():
+                    directions.add_delta(total, offset, number, scalars, weight / of_seeds)
+            return np.multiply(total, np.float32(scale), out=total)
 
-    def arriving(
-        self, key: DeltaKey, weight: float, index: int, content: Any, *, before: int
-    ) -> None:
-        """See `Merge.arriving`; one delta at a time. `add` adds the frames that are left out."""
-        if len(self.weights) != before:
-            return  # another one is the next
-        extra = self._extra
-        if extra is not None and extra.key is None and not self.weights:
-            self._clean()  # reads nothing: the sum holds no complete delta
-            extra = None
-        if extra is None:
-            if len(self.weights) > MOST_BEFORE:
-                return
-            extra = self._extra = _Extra(key, weight, index, index)
-        if (extra.key, extra.weight, extra.stop) != (key, weight, index):
-            return
-        extra.key, extra.stop = None, index + 1  # until the addition has succeeded
-        if not self.total.add(index, content, weight):
-            extra.stop = index
-        extra.key = key
+        return self._each(fill)
 
-    def arrived(self, key: DeltaKey, weight: float, *, before: int) -> None:
-        """See `Merge.arrived`."""
-        if len(self.weights) == before:
-            self.add(key, weight)
 
-    def add(self, key: DeltaKey, weight: float, clip: float = 1.0) -> None:
-        """Add a delta from the spool, with what is in the sum of it already.
+def _first(one: _Delta) -> bytes:
+    with reading(one.key):
+        return one.frame(0)
 
-        StoreError: this delta, or one that is in the sum, cannot be read.
-        """
-        extra = self._extra
-        there = range(0)
-        if extra is not None and (extra.key, extra.weight, 1.0) == (key, weight, clip):
-            there = range(extra.first, extra.stop)
-        else:
-            self._clean()
-        indices = range(self._frames)
-        self._extra = _Extra(None, 0.0, 0, len(indices))  # until the addition has succeeded
-        self._add(key, weight, clip, [index for index in indices if index not in there])
-        self.weights[key], self._clips[key] = weight, clip
-        self._extra = None
 
-    def _assemble(self, merged: Sequence[MergedDelta]) -> None:
-        """Make this the sum of exactly `merged`, in their order, with their weights and clips.
+def _sum(deltas: Sequence[_Delta], index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weighted sum of a chunk, in `room`."""
+    room.fill(0.0)
+    for one in deltas:
+        with reading(one.key):
+            decode_accumulate(one.frame(index), room, one.weight)
+    return room
 
-        What is in it already stays if they begin with it. Raises as `add`.
-        """
-        wanted = [(one.key, one.weight, one.clip) for one in merged]
-        there = [(key, weight, self._clips[key]) for key, weight in self.weights.items()]
-        if wanted[: len(there)] != there:
-            self.clear()
-        for one in wanted[len(self.weights) :]:
-            self.add(*one)
-        self._clean()
 
-    def remove(self, key: DeltaKey) -> None:
-        """See `Merge.remove`."""
-        if self.weights.pop(key, None) is not None:
-            self._extra = _Extra(None, 0.0, 0, self._frames)
-        elif self._extra is not None and self._extra.key == key:
-            self._extra.key = None
+def _wide_sum(deltas: Sequence[_Delta], index: int, values: int) -> NDArray[np.float64]:
+    """Return the weighted sum of a chunk.
 
-    def _clean(self) -> None:
-        """Recompute the frames that hold something else.
+    A product of two fp32 numbers, and most sums of such products, are exact in float64.
+    """
+    total, decoded = np.zeros(values), np.empty(values, np.float32)
+    for one in deltas:
+        with reading(one.key):
+            decode_into(one.frame(index), decoded)
+        total += np.multiply(decoded, one.weight, dtype=np.float64)
+    return total
 
-        After a StoreError the next call tries again.
-        """
-        extra = self._extra
-        if extra is None:
-            return
-        extra.key = None
-        indices = range(extra.first, extra.stop)
-        for index in indices:
-            self.total.clear(index)
-        for key, weight in self.weights.items():
-            self._add(key, weight, self._clips[key], indices)
-        self._extra = None
 
-    def _add(self, key: DeltaKey, weight: float, clip: float, indices: Sequence[int]) -> None:
-        """Add these frames of a delta.
+def _mean(
+    deltas: Sequence[_Delta], index: int, room: NDArray[np.float32], weight: float
+) -> NDArray[np.float32]:
+    """Return the mean of a chunk of buffers, which lies between theirs; empty without weights."""
+    if not weight:
+        return room[:0]
+    total = _wide_sum(deltas, index, len(room))
+    return np.divide(total, weight, out=room, casting="same_kind")
 
-        StoreError: they cannot be read; some of them may be in the sum.
-        """
-        if not indices:
-            return  # its file may be gone, and the sum has it
 
-        def add(part: Sequence[int]) -> None:
-            for index, frame in zip(part, reader.frames(part), strict=True):
-                self.total.add_frame(index, frame, weight, clip)
-
-        with reading(key):
-            reader = self._spool.reader(key, self._manifest)
-            # A delta of seeds has one frame, whatever others have.
-            there = [index for index in indices if index < reader.count]
-            # A frame takes less time than handing it to a thread.
-            length = max(1, -(-len(there) // (PARTS * self._pool.threads)))
-            parts = [there[at : at + length] for at in range(0, len(there), length)]
-            self._pool.run(add, parts)
+def _scalars(deltas: Sequence[_Delta]) -> dict[int, NDArray[np.float64]]:
+    """Return the weighted sums of scalars, by round: float64 (K, P)."""
+    found: dict[int, NDArray[np.float64]] = {}
+    for one in deltas:
+        with reading(one.key):
+            content = decode_seeds(one.frame(0))
+        total = found.setdefault(content.first, np.zeros(content.scalars.shape[1:]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += np.multiply(content.scalars[0], one.weight, dtype=np.float64)
+    return found
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from fsl_async.store.merge_rows import SpooledMerge, by_client
 from fsl_async.store.outer import squared_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.manifest import Manifest, TensorPart, TensorSpec
     from fsl_async.store.merge import Round
-    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.settings import StoreSettings
     from fsl_async.store.spool import Spool
     from fsl_async.store.vectors import Vectors
 
@@ -116,10 +116,10 @@ class ProductsMerge(SpooledMerge):
             for key in keys
         }
         norms = dict.fromkeys((keys[0].client for keys in clients), 0.0)
-        pieces = self._pieces(
-            self._rows(clients, factors), members, vectors, a_round.version, norms
-        )
-        return Average(_in_chunks(pieces, self._manifest), set(factors), product_norms=norms)
+        chunks = map(self._rows(clients, factors), range(self._manifest.chunks))
+        pieces = self._pieces(chunks, members, vectors, a_round.version, norms)
+        made = _in_chunks(pieces, self._manifest)
+        return Average((_given(one) for one in made), set(factors), product_norms=norms)
 
     def _fresh(self, weights: Mapping[DeltaKey, float], version: int) -> Clients:
         """Return the keys of each client that count in a merge to `version`."""
@@ -238,6 +238,10 @@ class ProductsMerge(SpooledMerge):
         if merged.owed is not None:
             piece[1] = self._row(_flat(merged.owed))[0]
         return piece, merged.patch
+
+
+def _given(chunk: Rows) -> Callable[[Rows], Rows]:
+    return lambda _: chunk
 
 
 def _pair(module: Module) -> tuple[TensorSpec, ...]:

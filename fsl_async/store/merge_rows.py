@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,13 @@ from fsl_async.store.merge import Average, Merge, reading
 from fsl_async.store.outer import squared_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.merge import Round
-    from fsl_async.store.vectors import Vectors
+    from fsl_async.store.vectors import Chunks, Vectors
 
     Rows = NDArray[np.float32]
     Clients = Sequence[Sequence[DeltaKey]]
@@ -42,38 +41,29 @@ def by_client(keys: Iterable[DeltaKey]) -> list[list[DeltaKey]]:
 class SpooledMerge(Merge):
     """A merge that reads the clients' deltas side by side."""
 
-    def _rows(self, clients: Clients, factors: Mapping[DeltaKey, float]) -> Iterator[Rows]:
-        """Yield the same part of each client's delta, float32 (n, values), valid until the next.
+    def _rows(self, clients: Clients, factors: Mapping[DeltaKey, float]) -> Callable[[int], Rows]:
+        """Return a function that reads the same part of each client's delta: float32 (n, values).
 
         Parts are chunks of the flat vector, or all scalars (`DeltaKind.parts`). factors: by which
-        each delta is multiplied; of buffers the rows are means. Raises StoreError.
+        each delta is multiplied; of buffers the rows are means. StoreError, also later: a delta
+        cannot be read. Several threads may call the result.
         """
-        manifest, kind = self._manifest, self._kind
-        lengths = kind.parts(manifest)
-        buffer = np.empty((len(clients), max(lengths)), np.float32)
-        adders = [
-            [
-                (key, kind.adders(manifest, self._spool.frames(key, manifest)), factors[key])
-                for key in keys
-            ]
-            for keys in clients
-        ]
+        lengths = self._kind.parts(self._manifest)
+        adders = [[(key, self._adder(key), factors[key]) for key in keys] for keys in clients]
 
-        def add(number: int, rows: Rows, *, are_buffers: bool) -> None:
-            total = sum(weight for _, _, weight in adders[number])
-            for key, source, weight in adders[number]:
-                share = weight
-                if are_buffers:  # a row of them is their mean
-                    share = weight / total if total else 1.0 / len(adders[number])
-                with reading(key):
-                    next(source)(rows[number], share)
+        def read(index: int) -> Rows:
+            rows = np.zeros((len(clients), lengths[index]), np.float32)
+            for row, deltas in zip(rows, adders, strict=True):
+                total = sum(weight for _, _, weight in deltas)
+                for key, add, weight in deltas:
+                    share = weight
+                    if self._are_buffers(index):  # a row of them is their mean
+                        share = weight / total if total else 1.0 / len(deltas)
+                    with reading(key):
+                        add(index, row, share)
+            return rows
 
-        for index, length in enumerate(lengths):
-            rows = buffer[:, :length]
-            rows.fill(0.0)
-            job = partial(add, rows=rows, are_buffers=self._are_buffers(index))
-            self._pool.run(job, range(len(clients)))
-            yield rows
+        return read
 
     def _are_buffers(self, index: int) -> bool:
         return not self._kind.is_scalars and self._manifest.is_buffer(index)
@@ -83,8 +73,7 @@ class RowsMerge(SpooledMerge):
     """The merge of a run with a rule that compares clients, or uses their deltas again."""
 
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
-        rule = self._settings.rule
-        if rule.reuses:
+        if self._settings.rule.reuses:
             return Average(self._of_all(a_round), {one.key for one in a_round.merged})
         weights = {
             one.key: one.weight for one in a_round.merged if one.weight or not a_round.is_decided
@@ -94,11 +83,10 @@ class RowsMerge(SpooledMerge):
             with disk("cannot read the deltas of the round"):
                 clients = self._chosen(clients, weights)
         counted = {key for keys in clients for key in keys}
-        chunks = self._combined(clients, weights, _described(clients, a_round))
+        combined = self._combined(clients, weights, _described(clients, a_round))
         if self._kind.is_scalars:
-            (mean,) = chunks
-            return self._of_scalars(mean, counted, a_round, vectors)
-        return Average(chunks, counted)
+            return self._of_scalars(combined(0), counted, a_round, vectors)
+        return Average(self._each(lambda index, _: combined(index)), counted)
 
     def _chosen(self, clients: Clients, weights: Mapping[DeltaKey, float]) -> Clients:
         """Return the keys of the clients that the rule uses. StoreError: there are too few."""
@@ -120,39 +108,46 @@ class RowsMerge(SpooledMerge):
 
         Each chunk's difference is computed in fp32; the sums over chunks are float64.
         """
-        total = np.zeros((len(clients), len(clients)))
-        for index, rows in enumerate(self._rows(clients, weights)):
-            if self._are_buffers(index):
-                break  # they come last, and are no part of a change
+        read = self._rows(clients, weights)
+
+        def squared(index: int) -> NDArray[np.float64]:
+            found, rows = np.zeros((len(clients), len(clients))), read(index)
             for first in range(len(clients)):
                 for second in range(first):
-                    found = squared_norm(rows[first] - rows[second])
-                    total[first, second] += found
-                    total[second, first] += found
-        return total
+                    found[first, second] = squared_norm(rows[first] - rows[second])
+            return found
+
+        # Buffers are no part of a change.
+        parts = range(len(self._kind.parts(self._manifest)))
+        of_parts = self._pool.each(squared, (one for one in parts if not self._are_buffers(one)))
+        total = sum(of_parts, np.zeros((len(clients), len(clients))))
+        return total + total.T
 
     def _combined(
         self,
         clients: Clients,
         weights: Mapping[DeltaKey, float],
         described: Sequence[RowClient] = (),
-    ) -> Iterator[Rows]:
-        """Yield the rule's result, chunk by chunk. described: the clients, for the rule.
+    ) -> Callable[[int], Rows]:
+        """Return a function that gives the rule's result for a part. described: the clients.
 
         Of buffers, the median over the clients, or where the rule uses deltas again their mean.
         """
-        rule = self._settings.rule
-        for index, rows in enumerate(self._rows(clients, weights)):
+        rule, read = self._settings.rule, self._rows(clients, weights)
+
+        def combined(index: int) -> Rows:
+            rows = read(index)
             if self._are_buffers(index):
                 # In double precision, so that equal buffers stay as they are, however large.
                 middle = np.mean if rule.reuses else np.median
-                yield middle(rows.astype(np.float64), axis=0).astype(np.float32)
-            else:
-                parts = () if self._kind.is_scalars else self._manifest.parts(index)
-                yield rule.combine(rows, described, parts)
+                return middle(rows.astype(np.float64), axis=0).astype(np.float32)
+            parts = () if self._kind.is_scalars else self._manifest.parts(index)
+            return rule.combine(rows, described, parts)
 
-    def _of_all(self, a_round: Round) -> Iterator[Rows]:
-        """Yield `scale` times the sum over all clients, for a rule that uses deltas again.
+        return combined
+
+    def _of_all(self, a_round: Round) -> Chunks:
+        """Return `scale` times the sum over all clients, for a rule that uses deltas again.
 
         A client's row is the mean of its new deltas, or its newest merged one.
         """
@@ -160,10 +155,13 @@ class RowsMerge(SpooledMerge):
         counts = Counter(one.key.client for one in merged)
         weights = {one.key: one.weight / counts[one.key.client] for one in merged}
         weights |= {one.key: one.weight for one in reused}
-        for index, average in enumerate(self._combined(by_client(weights), weights)):
-            if not self._manifest.is_buffer(index):
-                np.multiply(average, np.float32(a_round.scale), out=average)
-            yield average
+        combined = self._combined(by_client(weights), weights)
+
+        def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            scale = 1.0 if self._manifest.is_buffer(index) else a_round.scale
+            return np.multiply(combined(index), np.float32(scale), out=room)
+
+        return self._each(fill)
 
 
 def _described(clients: Clients, a_round: Round) -> tuple[RowClient, ...]:

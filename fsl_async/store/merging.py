@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from attrs import define, evolve, field
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fsl_async.files.files import Files
-    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.chunk_files import FrameWriter
     from fsl_async.store.chunk_pool import ChunkPool
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.merge import Average, Merge
     from fsl_async.store.newest import Newest
-    from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.settings import StoreSettings
     from fsl_async.store.versions import KeptVersions
 
 MOST_HELD_BYTES_PER_VALUE = 1
@@ -72,7 +70,7 @@ class Merging:
         self._facts = facts
         self._kept = kept
         self._newest = newest
-        self.merge = merge
+        self._merge = merge
         self._pool = pool
         self._settings = settings
         self._full_fetch = full_fetch
@@ -81,23 +79,6 @@ class Merging:
     def _manifest(self) -> Manifest:
         assert self._run.manifest is not None, "there is a version"
         return self._run.manifest
-
-    def arriving(self, key: DeltaKey, weight: float | None, index: int, content: Any) -> None:
-        """Let the merge take a frame of an incomplete delta."""
-        if is_weight(weight):
-            before = len(self._facts.book.pending)
-            self.merge.arriving(key, weight, index, content, before=before)
-
-    def arrived(self, key: DeltaKey, weight: float | None) -> None:
-        """Let the merge take a delta that has just become pending: the commit has less to read.
-
-        weight: its probable one. The commit has the last word on what is merged.
-        """
-        book = self._facts.book
-        if is_weight(weight) and self._settings.kind.fits(key, book.version + 1):
-            # The commit tries again, and reports what is wrong.
-            with suppress(StoreError, MemoryError):
-                self.merge.arrived(key, weight, before=len(book.pending) - 1)
 
     def commit(
         self,
@@ -120,14 +101,12 @@ class Merging:
         self.restore(version - 1)
         try:
             made = Round(version, recorded, scale, again, self._facts.book.pending)
-            checkpoint = self._make(made, position)
+            return self._make(made, position)
         except BaseException as error:
             self.restore(version - 1)
             if isinstance(error, NotFinite):
                 raise NotFinite(f"{error}; {self._way_out()}") from error
             raise
-        self.merge.clear()
-        return checkpoint
 
     def _recorded(self, one: MergedDelta) -> MergedDelta:
         """Return a delta as versions record it."""
@@ -187,7 +166,7 @@ class Merging:
         book = self._facts.book
         self.restore(book.version)
         moved = norm + sum(one.norm for key, one in book.pending.items() if key.client == client)
-        found = self.merge.too_large(moved, self._newest.vectors)
+        found = self._merge.too_large(moved, self._newest.vectors)
         if found is None:
             return None
         limit, is_old = found
@@ -213,7 +192,7 @@ class Merging:
         # Factors of several versions have no mean: each version has a basis of its own.
         has_mean = not position.is_planned and settings.product_rule is None
         share = mean_share(version) if has_mean and not settings.sets_weights else 0.0
-        average = self.merge.average(made, self._newest.vectors)
+        average = self._merge.average(made, self._newest.vectors)
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, self._run.checkpoints, version, manifest) as writer,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.memory import Allocate
     from fsl_async.store.merge import Merge
-    from fsl_async.store.records import StoreSettings
     from fsl_async.store.recovery import RunDirectory
+    from fsl_async.store.settings import StoreSettings
     from fsl_async.store.versions import KeptVersions
 
 
@@ -109,7 +109,6 @@ class Newest:
                     for lost in damaged:
                         self._kept.lose(lost)
                     self._last_whole = -1 if version in damaged else version
-                    self._merge.clear()
                     return
         problem = problem or Damage(UPDATE, "there is no whole version before it")
         raise self._run.checkpoints.damaged(target, problem, self._manifest)

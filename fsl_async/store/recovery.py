@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.ledger import Position
-    from fsl_async.store.records import StoreSettings, VersionRecord
+    from fsl_async.store.records import VersionRecord
+    from fsl_async.store.settings import StoreSettings
 
 LEDGER_FILE = "ledger.jsonl"
 MANIFEST_FILE = "manifest.json"

@@ -39,7 +39,6 @@ from fsl_async.store.chunk_files import (
     FrameReader,
     FrameWriter,
     check_frame_file,
-    each_frame,
     first_bytes,
     frame_places,
 )
@@ -48,14 +47,14 @@ from fsl_async.store.records import file_name, key_of_file
 from fsl_codecs import SEEDS_MAGIC, SeedsFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from fsl_async.files.files import BytesLike, Files
     from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
-    from fsl_async.store.delta_kind import Checked, DeltaKind
+    from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
 
 
@@ -170,9 +169,6 @@ class Part:
     durable: bool = False
     is_seeds: bool = False
     """Whether it is one frame of scalars."""
-    weight: float | None = None
-    """Its weight if it is merged into the version after `version`."""
-    version: int = -1
 
     @property
     def norm(self) -> float:
@@ -205,16 +201,15 @@ class Spool:
 
     # --- receiving ---
 
-    def begin(self, delta: Delta) -> bool:
-        """Start to receive a delta, or resume the same one; return whether it starts."""
+    def begin(self, delta: Delta) -> None:
+        """Start to receive a delta, or resume the same one."""
         key = delta.key
         part = self._parts.get(key)
         path = self._directory / file_name(key)
         if part is not None and part.delta == delta and self._files.exists(path):
-            return False
+            return
         self._parts.pop(key, None)  # creating the writer empties the file
         self._parts[key] = Part(FrameWriter(self._files, path), delta)
-        return True
 
     def part(self, key: DeltaKey) -> Part:
         """Return the delta that is being received; StoreError when it was not begun."""
@@ -227,13 +222,11 @@ class Spool:
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
-    def write(
-        self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
-    ) -> Checked | None:
-        """Check and append a frame; return its content, or None for a repeated frame."""
+    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> None:
+        """Check and append a frame. Repeats are ignored."""
         part = self.part(key)
         if index < part.writer.frames:
-            return None
+            return
         if index > part.writer.frames:
             raise FrameRefused(
                 f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
@@ -251,7 +244,6 @@ class Spool:
         part.squared_norm += checked.squared_norm
         if self._kind.comparable and not part.is_seeds:
             self.sketches.take(manifest, key, index, checked.content)
-        return checked
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
         """Make a complete delta durable. If that fails, it is dropped and must be sent again.
@@ -296,11 +288,6 @@ class Spool:
             self.abort(other)
 
     # --- acknowledged deltas ---
-
-    def frames(self, key: DeltaKey, manifest: Manifest) -> Iterator[bytes]:
-        """Yield the frames of a delta, in order, one in memory at a time."""
-        count = self._count(key, manifest)
-        yield from each_frame(self._files, self._directory / file_name(key), count)
 
     def reader(self, key: DeltaKey, manifest: Manifest) -> FrameReader:
         """Return a reader of the frames of a delta."""

@@ -22,9 +22,9 @@ Rules, which hold whenever the process dies, at any call to the disk:
    delta whose sync failed is dropped, and its client sends it again.
 
 Everything here is synchronous and runs in one worker thread; `threads` others help it with chunks,
-and are idle when a call returns; another one writes checkpoints. It holds the sum, one fp32
-vector of model size, the resident vectors, and a few chunks. Methods raise StoreError (or a
-subclass) when the disk or the order of calls is at fault, and FrameRefused when a peer's bytes are.
+and are idle when a call returns; another one writes checkpoints. It holds the newest version's
+vectors and a few chunks. Methods raise StoreError (or a subclass) when the disk or the order of
+calls is at fault, and FrameRefused when a peer's bytes are.
 """
 
 from __future__ import annotations
@@ -52,16 +52,11 @@ from fsl_async.store.merge_products import ProductsMerge
 from fsl_async.store.merge_rows import RowsMerge
 from fsl_async.store.merging import AT_START, Merging
 from fsl_async.store.newest import Newest, oldest_needed
-from fsl_async.store.records import (
-    Committed,
-    SpoolResult,
-    StoreSettings,
-    recordable,
-    to_fact,
-)
+from fsl_async.store.records import Committed, SpoolResult, recordable, to_fact
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.store.ring_store import RingStore
 from fsl_async.store.seed_step import frame_of
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors import LOSSLESS
 from fsl_async.store.versions import KeptVersions
 from fsl_codecs import encode
@@ -81,7 +76,6 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.delta_kind import DeltaKind
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.memory import Allocate
     from fsl_async.store.merge import Merge
     from fsl_async.store.records import VersionRecord
     from fsl_async.store.recovery import RunDirectory
@@ -245,7 +239,7 @@ class Store:
             self._report(lacking)
         is_mapped = bool(lacking) or not settings.resident
         allocate = Mapped(self._run_dir) if is_mapped else anonymous
-        merge = merge_of(self.manifest, opened.run.spool, self._pool, settings, allocate)
+        merge = merge_of(self.manifest, opened.run.spool, self._pool, settings)
         newest = Newest(
             self._files,
             opened.run,
@@ -490,11 +484,8 @@ class Store:
 
     # --- deltas ---
 
-    def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
-        """Start or resume a delta (see `spool_next_chunk`), or return its known outcome.
-
-        weight: its probable weight, so that its chunks can be added as they arrive; None: unknown.
-        """
+    def spool_begin(self, delta: Delta) -> Outcome | None:
+        """Start or resume a delta (see `spool_next_chunk`), or return its known outcome."""
         key = delta.key
         if self.version < 0:
             raise StoreError(
@@ -507,11 +498,7 @@ class Store:
             with disk(f"cannot spool delta {key.text}"):
                 spool = self._open.run.spool
                 spool.abort_others(key)
-                if spool.begin(delta):
-                    # Frames that arrived under this key before do not count.
-                    self._merging.merge.remove(key)
-                part = spool.part(key)
-                part.weight, part.version = weight, self.version
+                spool.begin(delta)
         return known
 
     def _check_files(self) -> None:
@@ -535,24 +522,20 @@ class Store:
         gone = [key for key in absent if key in run.book.pending]
         if not gone:
             return ""
-        rest = "the sum in memory has them, so the next version does, unless this process ends"
-        if not all(map(self._merging.merge.holds, gone)):
-            rest = "they are lost, and no version can be made before the next start"
         what = f"{counted(len(gone), 'acknowledged delta')}, {gone[0].text} first,"
-        return f"the spool files of {what} were removed and cannot be written again: {rest}"
+        return (
+            f"the spool files of {what} were removed and cannot be written again: they are lost,"
+            " and no version can be made before the next start"
+        )
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
         """Return the chunk that `spool_write` expects next; 0 for an unknown delta."""
         return self._open.run.spool.next_chunk(key)
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
-        """Check and store a coded chunk, in order, and add it if possible. Repeats are ignored."""
-        spool = self._open.run.spool
+        """Check and store a coded chunk, in order. Repeats are ignored."""
         with disk(f"cannot spool delta {key.text}"):
-            checked = spool.write(key, index, frame, self.manifest)
-        part = spool.part(key)
-        if checked is not None and part.version == self.version:
-            self._merging.arriving(key, part.weight, index, checked.content)
+            self._open.run.spool.write(key, index, frame, self.manifest)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
@@ -573,8 +556,6 @@ class Store:
             if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
-                if part.version == self.version:
-                    self._merging.arrived(key, part.weight)
                 return SpoolResult(stored)
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
@@ -583,17 +564,13 @@ class Store:
         return SpoolResult(stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """Exclude a pending delta from merging, until `release` if `held`; its file is kept.
-
-        If the sum has it, it is recomputed without it, from the spool, before it is used.
-        """
+        """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""
         facts = self._open.facts
         if key not in facts.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
         with disk(f"cannot quarantine delta {key.text}"):
             fact = {**to_fact(facts.book.pending[key]), "reason": reason}
             facts.record("quarantined", fact | {"held": True} if held else fact)
-        self._merging.merge.remove(key)
         with suppress(OSError):  # recovery moves it if this does not
             self._open.run.spool.quarantine(key, facts.book.held)
 
@@ -802,12 +779,10 @@ class Store:
         return intact
 
 
-def merge_of(
-    manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings, allocate: Allocate
-) -> Merge:
+def merge_of(manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings) -> Merge:
     """Return the merge of a run."""
     if settings.product_rule is not None:
         return ProductsMerge(manifest, spool, pool, settings)
     if settings.rule.by_rows:
         return RowsMerge(manifest, spool, pool, settings)
-    return SumMerge(manifest, spool, pool, settings, allocate)
+    return SumMerge(manifest, spool, pool, settings)

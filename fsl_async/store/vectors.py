@@ -18,7 +18,8 @@ has lost that died then, and is restored as after a crash (fsl_async.store.newes
 from __future__ import annotations
 
 import math
-from itertools import chain, islice, repeat
+from collections.abc import Callable, Iterable
+from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from fsl_async.store.outer import add_to_mean, check_finite, squared_norm
 from fsl_codecs import CodecSpec, bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,12 +40,20 @@ if TYPE_CHECKING:
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.outer import OuterStep
-    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.settings import StoreSettings
 
     Vector = NDArray[np.float32]
 
 
 T = TypeVar("T")
+
+Fill = Callable[["NDArray[np.float32]"], "NDArray[np.float32]"]
+"""Computes a chunk of an average, in any thread, once.
+
+Takes memory of the chunk's length for the result, float32, and returns the result, which may be
+elsewhere and is the caller's.
+"""
+Chunks = Iterable[Fill]
 
 TOGETHER = 4
 """Chunks that a thread is handed at a time: handing over costs a tenth of a millisecond."""
@@ -141,7 +150,7 @@ class Vectors:
     def advance(
         self,
         version: int,
-        averages: Iterable[Vector],
+        averages: Chunks,
         step: OuterStep,
         mean_share: float,
         *,
@@ -151,8 +160,7 @@ class Vectors:
     ) -> Change:
         """Make these the vectors of `version`, the next one, in place.
 
-        averages: the round's average, chunk by chunk, each valid until the next; where something is
-        owed, (2, values) with what is owed after it. mean_share: how far the mean of versions
+        averages: the round's average, chunk by chunk. mean_share: how far the mean of versions
         moves; 0: none is kept. take: is called with each frame of the coded change, in order.
         frames: those of the coded change, where the version was made before. sets: the averages are
         the next weights themselves, and nothing is coded.
@@ -161,37 +169,35 @@ class Vectors:
         an error the vectors are of no version: `load` a checkpoint again.
         """
 
-        def make(job: tuple[int, _Scratch, int, bytes | None]) -> _ChunkDone:
-            index, scratch, values, frame = job
-            average = scratch.average[:values]
-            with np.errstate(over="ignore", invalid="ignore"):
-                if sets:
-                    return self._set_chunk(index, average, scratch.sent[:values])
-                if self._manifest.is_buffer(index):
-                    return self._replace_chunk(index, average, frame)
-                return self._step_chunk(index, scratch, values, step, frame)
+        def make(index: int, fill: Fill, frame: bytes | None, scratch: _Scratch) -> _ChunkDone:
+            values = self._manifest.chunk_values(index)
+            average = self._filled(index, fill, scratch.average[:values])
+            if sets:
+                return self._set_chunk(index, average, scratch.sent[:values])
+            if self._manifest.is_buffer(index):
+                return self._replace_chunk(index, average, frame)
+            return self._step_chunk(index, scratch, values, step, frame)
 
-        def finish(job: tuple[int, _Scratch, int, bytes | None]) -> _ChunkDone:
-            done = make(job)
-            if mean_share:
-                self._move_mean(job[0], mean_share, job[1].sent)
-            return done
-
-        def finish_some(
-            jobs: Sequence[tuple[int, _Scratch, int, bytes | None]],
-        ) -> list[_ChunkDone]:
+        def finish(jobs: Sequence[tuple[int, Fill, bytes | None]]) -> list[_ChunkDone]:
+            done = []
+            scratch = self._scratch.pop() if self._scratch else self._new_scratch()
             try:
-                return [finish(job) for job in jobs]
+                for index, fill, frame in jobs:
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        done.append(make(index, fill, frame, scratch))
+                        if mean_share:
+                            self._move_mean(index, mean_share, scratch.sent)
             finally:
-                self._scratch += [scratch for _, scratch, _, _ in jobs]
+                self._scratch.append(scratch)
+            return done
 
         self.version = -1
         self._keep_mean(is_kept=mean_share > 0.0)
         digests: list[bytes] = []
         update_bytes, sent_squared, average_squared = 0, 0.0, 0.0
-        given = repeat(None) if frames is None else frames
-        some = batched(self._in_scratch(averages, given), TOGETHER)
-        for done in chain.from_iterable(self._pool.each(finish_some, some)):
+        given: Iterable[bytes | None] = repeat(None) if frames is None else frames
+        some = batched(zip(count(), averages, given, strict=False), TOGETHER)
+        for done in chain.from_iterable(self._pool.each(finish, some)):
             if take is not None and done.frame:
                 take(done.frame)
             digests.append(done.digest)
@@ -207,21 +213,21 @@ class Vectors:
             math.sqrt(average_squared),
         )
 
-    def _in_scratch(
-        self, averages: Iterable[Vector], frames: Iterable[bytes | None]
-    ) -> Iterator[tuple[int, _Scratch, int, bytes | None]]:
-        """Copy each average to scratch memory of its job, and what is owed to its vector."""
-        for index, (rows, frame) in enumerate(zip(averages, frames, strict=False)):
-            average = rows
-            if OWED in self.named:
-                average, owed = rows
-                np.copyto(self._chunk(self.named[OWED], index), owed)
-            if not self._scratch:
-                values = self._manifest.longest_chunk
-                self._scratch.append(_Scratch(values, bound(values, self._spec)))
-            scratch = self._scratch.pop()
-            np.copyto(scratch.average[: len(average)], average)
-            yield index, scratch, len(average), frame
+    def _new_scratch(self) -> _Scratch:
+        values = self._manifest.longest_chunk
+        return _Scratch(values, bound(values, self._spec))
+
+    def _filled(self, index: int, fill: Fill, room: Vector) -> Vector:
+        """Return a chunk of the average, in `room`; keep what is owed after it."""
+        rows = fill(room)
+        average = rows
+        if OWED in self.named:
+            average, owed = rows
+            np.copyto(self._chunk(self.named[OWED], index), owed)
+        if average is not room:
+            room = room[: len(average)]
+            np.copyto(room, average)
+        return room
 
     def _step_chunk(
         self, index: int, scratch: _Scratch, values: int, step: OuterStep, frame: bytes | None
@@ -334,8 +340,8 @@ class Vectors:
         return vector[start:stop]
 
 
-def batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
-    """Yield lists of `count` items, the last one shorter."""
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` items, the last one shorter."""
     each = iter(items)
-    while some := list(islice(each, count)):
+    while some := list(islice(each, size)):
         yield some

@@ -12,7 +12,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import StoreError
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST
 from fsl_codecs import CodecSpec, encode

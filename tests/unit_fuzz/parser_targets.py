@@ -64,8 +64,9 @@ from fsl_async.store.chunk_files import digest_of
 from fsl_async.store.delta_kind import Mixed, Seeds
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import StoreSettings, key_of_file, recordable
+from fsl_async.store.records import key_of_file, recordable
 from fsl_async.store.seed_step import Directions
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import VirtualWorker
 from fsl_codecs import CodecError, CodecSpec, decode_seeds, encode, encode_seeds

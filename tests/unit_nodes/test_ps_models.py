@@ -8,7 +8,7 @@ import fsl_transport as tp
 from fsl_async.learn.client.exchange import LOSSLESS
 from fsl_async.roles.sync import messages as msg
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import encode
 

@@ -382,16 +382,6 @@ def test_an_unreadable_version_is_reported_and_its_stream_ends(long_run, monkeyp
     assert len(long_run.ends) == 1
 
 
-def test_the_store_gets_the_weight_of_a_delta_before_its_chunks(monkeypatch):
-    """Chunks can be added as they arrive only with the weight."""
-    server = Server()
-    calls = []
-    monkeypatch.setattr(server.store, "spool_begin", lambda *given: calls.append(given))
-    monkeypatch.setattr(server.store, "spool_next_chunk", lambda _: 0)
-    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, 7), 2.5), 1)
-    assert calls == [(delta_of(KEY, 7), 2.5)]
-
-
 def test_the_end_waits_for_a_delta_that_is_being_stored():
     """Its stream is over, so no transfer advances, but the delta has arrived."""
     worker = Later()

@@ -12,7 +12,8 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
-from fsl_async.store.records import Committed, StoreSettings, file_name
+from fsl_async.store.records import Committed, file_name
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 

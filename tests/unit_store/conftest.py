@@ -20,7 +20,7 @@ from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import Average
-from fsl_async.store.records import StoreSettings
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -92,7 +92,7 @@ class Run:
 
     def send(self, key, vector, tokens=10, spec=FP32, metrics=None):
         one = delta_of(key, tokens, base_digest=self.store.digest, number=1, metrics=metrics)
-        assert self.store.spool_begin(one, float(tokens)) is None
+        assert self.store.spool_begin(one) is None
         for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
             self.store.spool_write(key, index, frame)
         return self.store.spool_finish(key)

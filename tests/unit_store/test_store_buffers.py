@@ -1,7 +1,10 @@
 """Buffers of a model: averaged plainly, coded without loss, never outside of what clients have."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from attrs import evolve
 from deltas import merged_of
 
 from fsl_async.files.files import Files
@@ -10,11 +13,10 @@ from fsl_async.store.aggregation import RULES
 from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
 from fsl_async.store.errors import FrameRefused
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory import anonymous
-from fsl_async.store.merge import SumMerge
+from fsl_async.store.merge import Round, SumMerge
 from fsl_async.store.outer import OPTIMIZERS, Average
-from fsl_async.store.records import StoreSettings
 from fsl_async.store.seed_step import Directions
+from fsl_async.store.settings import StoreSettings
 from fsl_async.store.versions import read_version
 from fsl_codecs import CodecSpec, encode, encode_seeds
 
@@ -125,7 +127,7 @@ def test_a_rule_chooses_clients_by_their_weights_alone(make_run):
     for number, key in enumerate(keys):
         values = np.concatenate([np.full(200, 1e-3), np.full(10, 1e3 * number)])
         run.send(key, values.astype(np.float32), tokens=1)
-    merge, weights = run.store._open.merging.merge, dict.fromkeys(keys, 1.0)
+    merge, weights = run.store._open.merging._merge, dict.fromkeys(keys, 1.0)
     assert not merge._squared_distances([[key] for key in keys], weights).any()
 
 
@@ -134,11 +136,19 @@ def test_clips_of_a_mixed_round_leave_the_mean_of_buffers(dense, seeds):
     """Scalars have none, so their weights are no part of it, whatever their clips are."""
     kind = Mixed(Directions(0, 2, 2, 1e-3))
     settings = StoreSettings(kind=kind, outer=Average())
-    merge, lossless = SumMerge(MODEL, None, None, settings, anonymous), CodecSpec("fp32")
-    total = merge.total
-    frame = encode_seeds(0, np.ones((1, 2, 2), np.float32))
-    total.add_frame(0, frame, 5.0 * seeds, seeds)
-    for index, values in enumerate((noise(1), np.full(10, 0.5, np.float32))):
-        total.add_frame(index, encode(values, lossless), 5.0 * dense, dense)
-    found = [*merge._scaled(0.1, 5.0 * seeds + 5.0 * dense)]
-    assert found[1] == pytest.approx(0.5, rel=1e-6)
+    lossless, of_seeds, of_dense = CodecSpec("fp32"), DeltaKey("s", 1, 0, 1), DeltaKey("d", 1, 0, 1)
+    values = (noise(1), np.full(10, 0.5, np.float32))
+    frames = {
+        of_seeds: [encode_seeds(0, np.ones((1, 2, 2), np.float32))],
+        of_dense: [encode(one, lossless) for one in values],
+    }
+    spool = SimpleNamespace(
+        reader=lambda key, _: SimpleNamespace(frame=lambda index: frames[key][index])
+    )
+    merge = SumMerge(MODEL, spool, None, settings)
+    merged = [
+        evolve(merged_of(key, 5.0 * clip), clip=clip)
+        for key, clip in ((of_seeds, seeds), (of_dense, dense))
+    ]
+    *_, fill = merge.average(Round(1, merged, 0.1, (), {}), None).chunks
+    assert fill(np.empty(10, np.float32)) == pytest.approx(0.5, rel=1e-6)

@@ -74,7 +74,7 @@ def key_of(name, base, sequence=None):
 
 def send(run, key, scalars, tokens=10, number=None):
     one = delta_of(key, tokens, base_digest=run.store.digest, number=key.base)
-    assert run.store.spool_begin(one, float(tokens)) is None
+    assert run.store.spool_begin(one) is None
     frame = encode_seeds(key.base if number is None else number, scalars[None])
     run.store.spool_write(key, 0, frame)
     return run.store.spool_finish(key)

@@ -104,7 +104,7 @@ class Receiving:
             return
 
         def begin() -> int | None:
-            known = self.shell.store.spool_begin(delta, effect.weight)
+            known = self.shell.store.spool_begin(delta)
             return None if known else self.shell.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
@@ -128,7 +128,7 @@ class Receiving:
         self._finishing.add(key)
 
         def write() -> bool:
-            is_new = self.shell.store.spool_begin(effect.delta, effect.weight) is None
+            is_new = self.shell.store.spool_begin(effect.delta) is None
             if is_new:
                 self.shell.store.spool_write(key, 0, frame)
             return is_new

@@ -1,7 +1,6 @@
 """Decides how much each delta of a version counts, once all of its deltas are there. Pure.
 
-A delta has a probable weight from its offer on, so that it is added while it arrives. What depends
-on the other deltas of the version is decided when the version is ordered:
+Once, when the version is ordered, because it depends on the other deltas of the version:
 
 - a client counts once: each of its n deltas has an nth of the weight of their mean work, unless
   clients send at their own pace, where several deltas are a client's work

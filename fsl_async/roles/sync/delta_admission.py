@@ -62,7 +62,7 @@ class DeltaAdmission:
             self.deltas.receive(key)
             tokens, why = self.guard.tokens(delta, now)
             delta = evolve(delta, tokens=tokens)
-            receive = do.ReceiveDelta(peer, event.stream, delta, self.deltas.weight(delta))
+            receive = do.ReceiveDelta(peer, event.stream, delta)
             return [
                 *(self._note(f"{peer} tokens", why, "warning", now) if why else []),
                 receive,

@@ -242,10 +242,6 @@ class DeltaBook:
         others = sum(key.base < version <= self.version for version in self.global_versions)
         return max(0, self.version + (1 if self.merging else 0) - key.base - others)
 
-    def weight(self, delta: Delta) -> float:
-        """The weight of an offered delta, if it is stored before the next merge."""
-        return self.weighting.weight(delta, self.staleness(delta.key))
-
     def acknowledge(self, stored: StoredDelta) -> None:
         """Queue a durable delta for the next merge."""
         self.receive(stored.key)

@@ -71,15 +71,11 @@ class ReceiveInitial(Effect, tag="receive_initial"):
 
 @frozen
 class ReceiveDelta(Effect, tag="receive_delta"):
-    """Spool the offered delta from the first missing chunk. Ends in DeltaStored or StreamLost.
-
-    weight: its probable weight, so that its chunks may be added as they arrive; None: unknown.
-    """
+    """Spool the offered delta from the first missing chunk. Ends in DeltaStored or StreamLost."""
 
     peer: str
     stream: str
     delta: Delta
-    weight: float | None = None
 
 
 @frozen

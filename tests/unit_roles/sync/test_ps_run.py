@@ -97,7 +97,6 @@ def test_timer_calls_and_all_answer(server, look):
     assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Call(0)]
     offered = server.offer(key("a"))
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
-    assert offered[0].weight == 8.0, "its weight in the next version"
     effects = server.store(key("a"), after_s=5.0)
     assert look.sent(effects) == [msg.Accepted(key("a"))]
     assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
@@ -112,27 +111,23 @@ def test_timer_calls_and_all_answer(server, look):
     assert server.now == 1200.0, "every_s after the last call"
 
 
-def test_a_delta_is_received_and_merged_with_the_same_weight(server, look):
-    """A delta is added as it arrives (docs/adr/0095); another weight would repeat that."""
+def test_a_delta_weighs_by_the_versions_since_its_base(server, look):
+    """One that is stored during a merge is a version older at the next."""
     server.begin("a", "b", "c")
     for version, age in ((0, 0), (1, 1), (2, 0)):
         server.fire()
         late, fresh = key("a", version, version - age), key("b", version, version)
-        offered = {
-            one: look.only(server.offer(one), do.ReceiveDelta)[0].weight for one in (late, fresh)
-        }
-        server.store(late)
-        server.store(fresh)
+        for one in (late, fresh):
+            server.offer(one)
+            server.store(one)
         skipped = server.feed(ev.RoundSkipped("c", version, "nothing"))
         found = {one.key: one.weight for one in look.only(skipped, do.Commit)[0].merged}
-        assert found[fresh] == offered[fresh] == 8.0
-        assert found[late] == offered[late] == 8.0 * (1 + age) ** -0.5
-        (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
-        assert soon.weight == 8.0 * 2**-0.5, "during a merge it is that of the next one"
+        assert found == {fresh: 8.0, late: 8.0 * (1 + age) ** -0.5}
+        server.offer(key("c", version, version))
         server.committed(version + 1)
         server.store(key("c", version, version))
         ((later,), _) = server.machine.deltas.begin_merge()
-        assert later.weight == soon.weight
+        assert later.weight == 8.0 * 2**-0.5
         server.machine.deltas.abandon_merge()
         del server.machine.deltas.pending[later.key]
 
