@@ -35,15 +35,15 @@ import numpy as np
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
-from fsl_async.store.checkpoint import WEIGHTS, Checkpoints, VersionWriter
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.facts import STATE_FILE, LedgerState
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import VersionRecord, to_fact
-from fsl_async.store.recovery import LEDGER_FILE, MANIFEST_FILE
+from fsl_async.store.book.records import VersionRecord, to_fact
+from fsl_async.store.disk.chunk_files import digest_of
+from fsl_async.store.disk.chunk_pool import ChunkPool
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.recovery.facts import STATE_FILE, LedgerState
+from fsl_async.store.recovery.recovery import LEDGER_FILE, MANIFEST_FILE
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
+from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints, VersionWriter
 
 EVERY_S = 600.0
 MIB = 1024 * 1024

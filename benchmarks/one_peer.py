@@ -63,7 +63,7 @@ from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import BALANCE
 from fsl_async.roles.sync.weighting import LEAST_BALANCE
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
 from fsl_transport.loop import run as run_loop
 

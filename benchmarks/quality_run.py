@@ -44,12 +44,12 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.weighting import weighting_named
-from fsl_async.store.aggregation import rule_named
-from fsl_async.store.checkpoint import MEAN, WEIGHTS, Checkpoints
-from fsl_async.store.outer import OPTIMIZERS
+from fsl_async.store.rules.aggregation import rule_named
+from fsl_async.store.rules.outer import OPTIMIZERS
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
-from fsl_async.store.versions import read_version
+from fsl_async.store.versions.checkpoint import MEAN, WEIGHTS, Checkpoints
+from fsl_async.store.versions.kept_versions import read_version
 
 EVALUATED_BYTES = 1 << 17
 CURVE_BYTES = 1 << 15

@@ -141,8 +141,8 @@ CODE = (
     "learn/data/corpus.py",
     "learn/models/gpt.py",
     "roles/sync/progress.py",
-    "store/outer.py",
-    "store/vectors.py",
+    "store/rules/outer.py",
+    "store/vectors/vectors.py",
 )
 """Modules that decide a row's loss; a row carries a digest of their code.
 

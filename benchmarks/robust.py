@@ -47,9 +47,9 @@ from fsl_async.roles.sync.delta_admission import DeltaAdmission
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
-from fsl_async.store.aggregation import RULES, rule_named
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import RULES, rule_named
+from fsl_async.store.rules.outer import Average
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode

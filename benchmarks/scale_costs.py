@@ -32,7 +32,7 @@ from scaling import (
 from fsl_async.roles.machine import Send
 from fsl_async.roles.sync.events import Rebased
 from fsl_async.roles.sync.messages import Call
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools.sim import fake_ring
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.invariants import Lineage

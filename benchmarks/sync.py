@@ -63,8 +63,8 @@ from server_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
 from fsl_async.observe.journal import JournalReader
-from fsl_async.store.checkpoint import WEIGHTS
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.versions.checkpoint import WEIGHTS
 from fsl_codecs import CodecSpec, decode, decode_accumulate, decode_into, encode, info
 from fsl_transport.loop import run as run_loop
 

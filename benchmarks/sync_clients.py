@@ -39,9 +39,14 @@ from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
-from fsl_async.store.chunk_files import DIGEST_CHARACTERS, chunk_digest, digest_of, vector_digest
+from fsl_async.store.disk.chunk_files import (
+    DIGEST_CHARACTERS,
+    chunk_digest,
+    digest_of,
+    vector_digest,
+)
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, decode_into, encode
 from fsl_transport.zmq.link import ZmqDialer
 

@@ -50,7 +50,7 @@ import limits
 from attrs import define, evolve, field
 from sync_peer_ends import FLOWER_LIMIT_BYTES
 
-from fsl_async.store.memory import available_bytes
+from fsl_async.store.vectors.memory import available_bytes
 
 TIMEOUT_S = 600.0
 POLL_S = 0.02

@@ -22,7 +22,7 @@ from fsl_async.accounting.sizes import FORMATS, Category, Direction
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 
 if TYPE_CHECKING:
-    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.model.manifest import Manifest
 
 EVERY_S = 10.0
 """From one note of the sums to the next at most."""

@@ -140,7 +140,7 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     from fsl_async.config.site_tuning import SiteTuning
     from fsl_async.learn.tune.base_files import base_facts, planned
     from fsl_async.plan.methods import adapter_shapes, adapter_values, planned_lora, planned_zeroth
-    from fsl_async.store.adapters import adapter_rule_named
+    from fsl_async.store.rules.adapters import adapter_rule_named
 
     given = [f"tune.method={json.dumps(options.method)}"]
     tune = load(None, [*options.overrides, *given], {"tune.method": "--method"}).tune

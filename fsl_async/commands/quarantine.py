@@ -35,8 +35,8 @@ def command(options: QuarantineOptions) -> int:
     N, and those that others computed from versions after N. Others wait to be merged again.
     """
     from fsl_async.observe.node_folders import with_ledger
+    from fsl_async.store.book.records import to_fact
     from fsl_async.store.errors import CheckpointDamaged, StoreError
-    from fsl_async.store.records import to_fact
     from fsl_async.store.store import Store
 
     output = Output(as_json=options.as_json)

@@ -15,7 +15,7 @@ from attrs import frozen
 from fsl_async.config.rules import SettingError, must_be_own_rule, setting, span
 
 TuneMethod = Literal["none", "lora", "zeroth"]
-# The rules of fsl_async.store.adapters, named again for type checkers.
+# The rules of fsl_async.store.rules.adapters, named again for type checkers.
 AdapterRuleName = Literal[
     "fedit", "ffa", "rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank"
 ]

@@ -24,7 +24,7 @@ from fsl_async.learn.split.payload import (
 from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.messages import SmashedMeta
-from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_async.store.model.manifest import CHUNK_VALUES
 from fsl_codecs import CodecError, info
 
 _FRAME_HEAD_BYTES = 256

@@ -16,7 +16,7 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.movement import ALARM_AFTER, CAUSES
 
 ALIKE_ROUNDS = 3
-"""Rounds in a row in which two clients' deltas are alike (`fsl_async.store.spool`)."""
+"""Rounds in a row in which two clients' deltas are alike (`fsl_async.store.deltas.spool`)."""
 MOST_PAIRS = 4096
 _SHOWN = 4
 SHARE = "share_"

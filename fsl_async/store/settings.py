@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attrs import field, frozen, validators
 
-from fsl_async.store.adapters import AdapterRule
-from fsl_async.store.aggregation import Mean, Rule
-from fsl_async.store.delta_kind import DeltaKind, Dense
-from fsl_async.store.outer import OPTIMIZERS, Growing, OuterOptimizer
+from fsl_async.store.deltas.delta_kind import DeltaKind, Dense
+from fsl_async.store.rules.adapters import AdapterRule
+from fsl_async.store.rules.aggregation import Mean, Rule
+from fsl_async.store.rules.outer import OPTIMIZERS, Growing, OuterOptimizer
 from fsl_codecs import CodecSpec
 
 

@@ -1,15 +1,15 @@
 """Store: the parameter server's durable state, one run directory.
 
-    run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.ledger)
-    run_dir/ledger.state     what its lines add up to (fsl_async.store.facts)
+    run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.disk.ledger)
+    run_dir/ledger.state     what its lines add up to (fsl_async.store.recovery.facts)
     run_dir/manifest.json    the model's tensors
-    run_dir/spool/           deltas as they arrived (fsl_async.store.spool)
+    run_dir/spool/           deltas as they arrived (fsl_async.store.deltas.spool)
     run_dir/quarantine/      deltas that must not be merged
-    run_dir/checkpoints/     the last few versions (fsl_async.store.checkpoint)
+    run_dir/checkpoints/     the last few versions (fsl_async.store.versions.checkpoint)
 
 The newest version's vectors are in memory, or mapped where memory is short: a commit advances them
 and writes the coded change, and a snapshot of them follows between commits
-(fsl_async.store.newest).
+(fsl_async.store.commit.newest).
 
 Rules, which hold whenever the process dies, at any call to the disk:
 1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage,
@@ -41,24 +41,24 @@ from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import Recovered
-from fsl_async.store.adapters import adapter_modules, has_adapters
-from fsl_async.store.checkpoint import InitialWeights
-from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.book.records import Committed, SpoolResult, recordable, to_fact
+from fsl_async.store.commit.merging import AT_START, Merging
+from fsl_async.store.commit.newest import Newest, oldest_needed
+from fsl_async.store.commit.ring_store import RingStore
+from fsl_async.store.deltas.seed_step import frame_of
+from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError, disk
-from fsl_async.store.facts import Facts
-from fsl_async.store.memory import Mapped, anonymous, memory_lacking
-from fsl_async.store.merge import SumMerge
-from fsl_async.store.merge_products import ProductsMerge
-from fsl_async.store.merge_rows import RowsMerge
-from fsl_async.store.merging import AT_START, Merging
-from fsl_async.store.newest import Newest, oldest_needed
-from fsl_async.store.records import Committed, SpoolResult, recordable, to_fact
-from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
-from fsl_async.store.ring_store import RingStore
-from fsl_async.store.seed_step import frame_of
+from fsl_async.store.merge.merge import SumMerge
+from fsl_async.store.merge.merge_products import ProductsMerge
+from fsl_async.store.merge.merge_rows import RowsMerge
+from fsl_async.store.recovery.facts import Facts
+from fsl_async.store.recovery.recovery import MANIFEST_FILE, open_run_directory
+from fsl_async.store.rules.adapters import adapter_modules, has_adapters
 from fsl_async.store.settings import StoreSettings
-from fsl_async.store.vectors import LOSSLESS
-from fsl_async.store.versions import KeptVersions
+from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking
+from fsl_async.store.vectors.vectors import LOSSLESS
+from fsl_async.store.versions.checkpoint import InitialWeights
+from fsl_async.store.versions.kept_versions import KeptVersions
 from fsl_codecs import encode
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
     from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
-    from fsl_async.store.checkpoint import Checkpoint
-    from fsl_async.store.delta_kind import DeltaKind
-    from fsl_async.store.manifest import Manifest
-    from fsl_async.store.merge import Merge
-    from fsl_async.store.records import VersionRecord
-    from fsl_async.store.recovery import RunDirectory
-    from fsl_async.store.spool import Spool
+    from fsl_async.store.book.records import VersionRecord
+    from fsl_async.store.deltas.delta_kind import DeltaKind
+    from fsl_async.store.deltas.spool import Spool
+    from fsl_async.store.merge.merge import Merge
+    from fsl_async.store.model.manifest import Manifest
+    from fsl_async.store.recovery.recovery import RunDirectory
+    from fsl_async.store.versions.checkpoint import Checkpoint
 
 LARGEST_NORM = 1e20
 """Largest norm of a delta.

@@ -20,7 +20,7 @@ from fsl_async.learn.models.families import hf_sizes
 from fsl_async.learn.models.gpt import GPT, VOCABULARY, GPTConfig, gpt_config
 from fsl_async.learn.models.peft_folder import write_tensors
 from fsl_async.learn.user_code import load_function, own_failure
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools import exports
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models import peft_folder
 from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors
 from fsl_async.learn.models.targets import is_head
-from fsl_async.store.adapters import adapter_modules, adapter_rule_named
 from fsl_async.store.errors import ManifestError
+from fsl_async.store.rules.adapters import adapter_modules, adapter_rule_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fsl_async.config.settings_tuning import TuneConfig
     from fsl_async.learn.models.gpt import GPTConfig
     from fsl_async.learn.tune.base_files import BaseFacts
-    from fsl_async.store.adapters import AdapterLayout
+    from fsl_async.store.rules.adapters import AdapterLayout
     from fsl_async.tools.kept_run import KeptRun, Loaded
 
     Tensors = Mapping[str, NDArray[np.float32]]

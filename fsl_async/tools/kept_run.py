@@ -11,12 +11,12 @@ from fsl_async.config.fixed import read_settings
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import RunDirError
 from fsl_async.files.files import Files
-from fsl_async.store.checkpoint import Checkpoints
+from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import VersionRecord
-from fsl_async.store.recovery import read_manifest
-from fsl_async.store.versions import read_version
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.recovery.recovery import read_manifest
+from fsl_async.store.versions.checkpoint import Checkpoints
+from fsl_async.store.versions.kept_versions import read_version
 
 
 @frozen

@@ -25,8 +25,8 @@ from fsl_async.learn.client.pretrain import evaluate, is_bytes_of_text, open_cor
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.observe.evaluations import EVALUATIONS
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import VersionRecord
+from fsl_async.store.book.records import VersionRecord
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools.kept_run import KeptRun, Loaded
 
 Measure = Callable[["NDArray[np.float32]"], Mapping[str, float]]

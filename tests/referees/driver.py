@@ -35,7 +35,7 @@ from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKe
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode, encode_seeds
 

@@ -56,7 +56,7 @@ from pathlib import Path
 import driver
 from kinds import CHUNK, KINDS, LAST, LEFT
 
-from fsl_async.store import manifest
+from fsl_async.store.model import manifest
 
 HERE = Path(__file__).resolve().parent
 

@@ -7,7 +7,7 @@ import make
 import pytest
 from kinds import CHUNK, KINDS, LAST
 
-from fsl_async.store import manifest as manifest_module
+from fsl_async.store.model import manifest as manifest_module
 
 RUNS = json.loads(make.RUNS_JSON.read_text())
 SIM = json.loads(make.SIM_JSON.read_text())

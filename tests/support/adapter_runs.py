@@ -7,8 +7,8 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.store.adapters import RULES
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import RULES
 from fsl_codecs import CodecSpec, encode
 
 RANK, SCALE = 4, 2.0

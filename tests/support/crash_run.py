@@ -34,7 +34,7 @@ from fsl_async.roles.machine import EndSession, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.progress import Decay
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.simulation import NOON, Simulation, SimulationSettings

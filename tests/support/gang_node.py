@@ -15,7 +15,7 @@ from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.gang.link import listener
 from fsl_async.nodes.client.gang_shell import GangShell
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_codecs import CodecSpec, decode, encode
 
 PROGRAM = Path(__file__).with_name("gang_program.py")

@@ -1,9 +1,9 @@
 """The book of a run directory: by the ledger's state and the lines after it, and by all lines."""
 
 from fsl_async.files.files import Files
-from fsl_async.store.book import Book
-from fsl_async.store.facts import LedgerState
-from fsl_async.store.ledger import Ledger
+from fsl_async.store.book.book import Book
+from fsl_async.store.disk.ledger import Ledger
+from fsl_async.store.recovery.facts import LedgerState
 
 
 def book_of_all_lines(run_dir, keep_versions, reuse=0):

@@ -14,14 +14,14 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
-from fsl_async.store.adapters import (
+from fsl_async.store.rules.adapters import (
     Current,
     Draw,
     Factors,
     adapter_modules,
     adapter_rule_named,
 )
-from fsl_async.store.adapters import (
+from fsl_async.store.rules.adapters import (
     Site as Trained,
 )
 

@@ -12,7 +12,7 @@ from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.models.peft_folder import write_json
 from fsl_async.learn.tune.base import load_base
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
-from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.rules.adapters import adapter_rule_named
 from fsl_async.store.store import Store
 from fsl_async.tools.exports import _byte_tokenizer
 from fsl_codecs import CodecSpec, encode

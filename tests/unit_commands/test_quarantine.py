@@ -10,7 +10,7 @@ from deltas import delta_of, merged_of
 from fsl_async.commands.quarantine import command
 from fsl_async.errors import RunDirError, UsageError
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 

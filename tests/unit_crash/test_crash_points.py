@@ -16,8 +16,9 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import acknowledged_keys
-from fsl_async.store import recovery, vectors
-from fsl_async.store.facts import Facts
+from fsl_async.store.recovery import recovery
+from fsl_async.store.recovery.facts import Facts
+from fsl_async.store.vectors import vectors
 from fsl_codecs import decode_into
 
 STRIDE = {"clock": 41, "rounds": 31, "rough": 53, "buffer": 53, "latest": 67}

@@ -60,12 +60,13 @@ from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import weighting_named
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.delta_kind import Mixed, Seeds
+from fsl_async.store.book.records import recordable
+from fsl_async.store.deltas.delta_kind import Mixed, Seeds
+from fsl_async.store.deltas.seed_step import Directions
+from fsl_async.store.deltas.spool import key_of_file
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import key_of_file, recordable
-from fsl_async.store.seed_step import Directions
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import VirtualWorker

@@ -24,7 +24,7 @@ from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_transport.session import frames
 
 DIGEST = "d" * 32

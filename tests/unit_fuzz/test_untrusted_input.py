@@ -17,7 +17,7 @@ from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.sync import messages as msg
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_transport import PeerError
 from fsl_transport.session import frames
 

@@ -13,7 +13,7 @@ from fsl_async.roles.sync.weighting import (
     TokensWeighting,
     UniformWeighting,
 )
-from fsl_async.store.adapters import RULES
+from fsl_async.store.rules.adapters import RULES
 
 
 def config(*overrides):

@@ -13,9 +13,9 @@ from fsl_async.nodes.ps.own_rules import keep_texts, with_base_rule
 
 HEAD = """\
 import numpy as np
-from fsl_async.store.adapters import FedIT, FlexLoRA
-from fsl_async.store.aggregation import Rule
-from fsl_async.store.outer import OuterOptimizer
+from fsl_async.store.rules.adapters import FedIT, FlexLoRA
+from fsl_async.store.rules.aggregation import Rule
+from fsl_async.store.rules.outer import OuterOptimizer
 """
 MEAN = """\
 class Mine(Rule):
@@ -44,7 +44,7 @@ def started(key, code, *more):
 
 
 AGGREGATION = [
-    ("class Mine: pass", "does not derive from fsl_async.store.aggregation.Rule"),
+    ("class Mine: pass", "does not derive from fsl_async.store.rules.aggregation.Rule"),
     ("class Yours(Rule): pass", "there is no such class"),
     ("1 / 0", "importing it raised ZeroDivisionError at line 5"),
     ("class Mine(Rule): pass", "base.py:.*NotImplementedError|mine.py:.*NotImplementedError"),
@@ -145,7 +145,9 @@ def test_an_own_merge_of_adapters_leaves_clients_the_built_in_rule(folder):
 def test_a_rule_is_relative_to_the_file_that_names_it(folder):
     """As --set is to the current folder."""
     (folder / "sub").mkdir()
-    (folder / "sub" / "mine.py").write_text("from fsl_async.store.aggregation import Rule\n" + MEAN)
+    (folder / "sub" / "mine.py").write_text(
+        "from fsl_async.store.rules.aggregation import Rule\n" + MEAN
+    )
     (folder / "sub" / "run.toml").write_text('[outer]\naggregation = "mine.py:Mine"\n')
     assert rule_of(load("sub/run.toml")).name.startswith("Mine@")
     with pytest.raises(ConfigError, match="no such file"):

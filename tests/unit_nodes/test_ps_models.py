@@ -7,7 +7,7 @@ from ps_shells import AtOnce, Later, Server
 import fsl_transport as tp
 from fsl_async.learn.client.exchange import LOSSLESS
 from fsl_async.roles.sync import messages as msg
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import encode

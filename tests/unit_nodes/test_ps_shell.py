@@ -15,11 +15,11 @@ from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
-from fsl_async.store.delta_kind import Seeds
+from fsl_async.store.deltas.delta_kind import Seeds
+from fsl_async.store.deltas.seed_step import Directions
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
-from fsl_async.store.seed_step import Directions
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import Average
 from fsl_async.tools.sim.training import MANIFEST
 from fsl_codecs import encode, encode_seeds
 

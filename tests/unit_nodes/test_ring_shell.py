@@ -11,7 +11,7 @@ from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync.group_hold import CommitGlobal
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode

@@ -10,9 +10,10 @@ from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
-from fsl_async.store.records import Committed, file_name
+from fsl_async.store.book.records import Committed
+from fsl_async.store.deltas.spool import file_name
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import Average
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode

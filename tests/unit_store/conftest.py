@@ -16,10 +16,10 @@ from deltas import delta_of, merged_of, noise
 from fsl_async.files.files import Files
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import RULES
+from fsl_async.store.rules.outer import Average
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
@@ -32,7 +32,7 @@ FP32 = CodecSpec(format="fp32")
 def small_chunks(request, monkeypatch):
     """Cut vectors into chunks of the module's CHUNK values, where it has one."""
     if values := getattr(request.module, "CHUNK", None):
-        monkeypatch.setattr("fsl_async.store.manifest.CHUNK_VALUES", values)
+        monkeypatch.setattr("fsl_async.store.model.manifest.CHUNK_VALUES", values)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fsl_async.config.settings_tuning import BASIS_RULES, PRODUCT_RULES, ROUND_RULES
-from fsl_async.store.adapters import RULES
+from fsl_async.store.rules.adapters import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "TUNING.md"
 

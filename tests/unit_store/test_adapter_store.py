@@ -21,13 +21,13 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.store.adapters import RULES
-from fsl_async.store.checkpoint import OWED, RESIDUAL, WEIGHTS
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.deltas.spool import file_name
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import ManifestError, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Growing
-from fsl_async.store.records import file_name
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import RULES
+from fsl_async.store.rules.outer import Growing
+from fsl_async.store.versions.checkpoint import OWED, RESIDUAL, WEIGHTS
 from fsl_codecs import encode
 
 CHUNK = 64
@@ -234,7 +234,7 @@ def test_coding_error_is_fed_back_and_does_not_add_up(tuning, monkeypatch):
     # Without what coding has kept back and what is owed, the same run drifts.
     blind = tuning(name="blind")
     blind.start()
-    monkeypatch.setattr("fsl_async.store.adapters.base.Current.debts", [])
+    monkeypatch.setattr("fsl_async.store.rules.adapters.base.Current.debts", [])
     drifted = drift(blind, 40)
     assert drifted[-1] > 5 * errors[-1]
 

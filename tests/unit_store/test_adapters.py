@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_async.config.settings_tuning import AdapterRuleName, TuneConfig
-from fsl_async.store.adapters import (
+from fsl_async.store.errors import ManifestError
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import (
     RULES,
     Current,
     Draw,
@@ -15,9 +17,7 @@ from fsl_async.store.adapters import (
     adapter_modules,
     adapter_rule_named,
 )
-from fsl_async.store.adapters.products import best, difference, norm, stacked
-from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.rules.adapters.products import best, difference, norm, stacked
 
 IN, OUT, RANK, SCALE = 24, 17, 6, 2.0
 WEIGHTS = (0.5, 0.3, 0.2)

@@ -8,10 +8,10 @@ import pytest
 from deltas import merged_of
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import RULES, Rule, rule_named
 from fsl_async.store.errors import StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import RULES, Rule, rule_named
+from fsl_async.store.rules.outer import Average
 from fsl_codecs import CodecSpec
 
 CHUNK = 32

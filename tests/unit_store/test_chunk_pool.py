@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.disk.chunk_pool import ChunkPool
 
 
 @pytest.fixture(params=[1, 3])

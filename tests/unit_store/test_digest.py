@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from fsl_async.store.chunk_files import (
+from fsl_async.store.disk.chunk_files import (
     check_chunk,
     check_of,
     chunk_digest,
     digest_of,
     vector_digest,
 )
-from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import Damage
-from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_async.store.model.manifest import CHUNK_VALUES
 
 
 def test_a_vectors_digest_is_that_of_its_chunks_digests():

@@ -3,8 +3,8 @@
 import msgpack
 import pytest
 
-from fsl_async.store.frozen_tensors import MOST_LISTED, form_of, frozen_tensors
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.frozen_tensors import MOST_LISTED, form_of, frozen_tensors
+from fsl_async.store.model.manifest import Manifest
 
 LAYERS = [(f"h.{number}.weight", "bfloat16 64x32", "a" * 16) for number in range(4)]
 BASE = [*LAYERS, ("score.weight", "bfloat16 2x64", "a" * 16)]

@@ -13,10 +13,10 @@ from fsl_async.commands.quarantine import command
 from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import merge_products
-from fsl_async.store.checkpoint import WEIGHTS
+from fsl_async.store.book.records import VersionRecord, way_out
 from fsl_async.store.errors import StoreError
-from fsl_async.store.records import VersionRecord, way_out
+from fsl_async.store.merge import merge_products
+from fsl_async.store.versions.checkpoint import WEIGHTS
 
 CHUNK = 64
 """Modules that begin and end within chunks, and lie across several."""
@@ -123,7 +123,7 @@ def test_a_destroyed_run_goes_on_after_the_named_command(tuning, rule, monkeypat
         str(caught.value)
     )
     monkeypatch.undo()
-    monkeypatch.setattr("fsl_async.store.manifest.CHUNK_VALUES", 64)
+    monkeypatch.setattr("fsl_async.store.model.manifest.CHUNK_VALUES", 64)
     for one in (made, other):
         recovered = one.run.open()
         assert {delta.key for delta in recovered.pending} == set(keys)

@@ -8,11 +8,11 @@ from deltas import merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import Latest
-from fsl_async.store.checkpoint import UPDATE, WEIGHTS, flat_name
 from fsl_async.store.errors import StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import Latest
+from fsl_async.store.rules.outer import Average
+from fsl_async.store.versions.checkpoint import UPDATE, WEIGHTS, flat_name
 from fsl_codecs import CodecSpec
 
 CHUNK = 32

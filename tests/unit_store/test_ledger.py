@@ -9,10 +9,10 @@ from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
-from fsl_async.store.book import Book
+from fsl_async.store.book.book import Book
+from fsl_async.store.book.records import VersionRecord, to_fact
+from fsl_async.store.disk.ledger import Ledger
 from fsl_async.store.errors import LedgerDamaged, StoreError
-from fsl_async.store.ledger import Ledger
-from fsl_async.store.records import VersionRecord, to_fact
 
 NAMES = ["site-a", "b", "zürich"]
 
@@ -105,7 +105,7 @@ def test_zeros_at_the_end_are_a_torn_line(path):
 
 def test_a_ledger_longer_than_one_read_is_complete(path, monkeypatch):
     """A line across two reads is not taken for a torn one."""
-    monkeypatch.setattr("fsl_async.store.ledger._PIECE_BYTES", 7)
+    monkeypatch.setattr("fsl_async.store.disk.ledger._PIECE_BYTES", 7)
     ledger, facts, notice = opened(path)
     ledger.close()
     assert [fact["name"] for fact in facts] == NAMES

@@ -17,11 +17,11 @@ from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
-from fsl_async.store import book as book_module
-from fsl_async.store import ledger as ledger_module
-from fsl_async.store.book import MOST_QUARANTINED, REMEMBERED, Book
+from fsl_async.store.book import book as book_module
+from fsl_async.store.book.book import MOST_QUARANTINED, REMEMBERED, Book
+from fsl_async.store.book.records import to_fact
+from fsl_async.store.disk import ledger as ledger_module
 from fsl_async.store.errors import LedgerDamaged
-from fsl_async.store.records import to_fact
 
 NAMES = ["a", "b", "c"]
 STATE = "ledger.state"

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_async.store import manifest as module
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest, TensorSpec
+from fsl_async.store.model import manifest as module
+from fsl_async.store.model.manifest import CHUNK_VALUES, Manifest, TensorSpec
 
 SHAPES = [("layer.weight", (4, 3)), ("layer.scale", ()), ("empty", (0, 5)), ("layer.bias", (4,))]
 

@@ -8,10 +8,10 @@ from deltas import merged_of
 
 from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.checkpoint import RESIDUAL, flat_name
 from fsl_async.store.errors import RuleFailed
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average, OuterOptimizer
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import Average, OuterOptimizer
+from fsl_async.store.versions.checkpoint import RESIDUAL, flat_name
 from fsl_codecs import CodecSpec
 
 CHUNK = 32
@@ -22,10 +22,10 @@ NAMES = ("a", "b", "c", "d", "e")
 
 FAILING = """\
 import numpy as np
-from fsl_async.store.adapters import HetLoRA, Merged
-from fsl_async.store.aggregation import Rule
-from fsl_async.store.adapters.products import Factors
-from fsl_async.store.outer import OuterOptimizer
+from fsl_async.store.rules.adapters import HetLoRA, Merged
+from fsl_async.store.rules.aggregation import Rule
+from fsl_async.store.rules.adapters.products import Factors
+from fsl_async.store.rules.outer import OuterOptimizer
 
 def spoiled(values):
     if not PATH.exists():

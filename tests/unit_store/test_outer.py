@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_async.store.outer import (
+from fsl_async.store.rules.outer import (
     Average,
     Growing,
     Nesterov,

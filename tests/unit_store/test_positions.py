@@ -3,7 +3,7 @@
 import numpy as np
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 

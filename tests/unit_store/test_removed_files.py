@@ -8,8 +8,8 @@ from deltas import delta_of, merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.store.deltas.spool import file_name
 from fsl_async.store.errors import DeltaDamaged, StoreError
-from fsl_async.store.records import file_name
 
 A, B = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
 

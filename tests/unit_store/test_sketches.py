@@ -5,8 +5,8 @@ import pytest
 from deltas import key
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.spool import Sketches
+from fsl_async.store.deltas.spool import Sketches
+from fsl_async.store.model.manifest import CHUNK_VALUES, Manifest
 from fsl_codecs import CodecSpec
 
 VALUES = 3 * CHUNK_VALUES + 1000

@@ -10,10 +10,10 @@ import pytest
 from deltas import delta_of, merged_of, noise
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.outer import OPTIMIZERS, Average
+from fsl_async.store.model.manifest import CHUNK_VALUES, Manifest
+from fsl_async.store.rules.outer import OPTIMIZERS, Average
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode_into, encode, info
 

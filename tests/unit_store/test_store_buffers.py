@@ -9,15 +9,15 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import RULES
-from fsl_async.store.delta_kind import Dense, FullWeights, Mixed
+from fsl_async.store.deltas.delta_kind import Dense, FullWeights, Mixed
+from fsl_async.store.deltas.seed_step import Directions
 from fsl_async.store.errors import FrameRefused
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.merge import Round, SumMerge
-from fsl_async.store.outer import OPTIMIZERS, Average
-from fsl_async.store.seed_step import Directions
+from fsl_async.store.merge.merge import Round, SumMerge
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import RULES
+from fsl_async.store.rules.outer import OPTIMIZERS, Average
 from fsl_async.store.settings import StoreSettings
-from fsl_async.store.versions import read_version
+from fsl_async.store.versions.kept_versions import read_version
 from fsl_codecs import CodecSpec, encode, encode_seeds
 
 MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])

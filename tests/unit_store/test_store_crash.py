@@ -10,7 +10,7 @@ from ledger_books import check_state
 
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
+from fsl_async.store.model import manifest as manifest_module
 from fsl_codecs import CodecSpec
 
 LAST = 3

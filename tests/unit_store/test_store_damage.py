@@ -10,12 +10,12 @@ from deltas import merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import rule_named
-from fsl_async.store.delta_kind import FullWeights
+from fsl_async.store.deltas.delta_kind import FullWeights
+from fsl_async.store.deltas.spool import file_name
 from fsl_async.store.errors import CheckpointDamaged, Damaged, DeltaDamaged, LedgerLost, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average, Growing, Nesterov
-from fsl_async.store.records import file_name
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import rule_named
+from fsl_async.store.rules.outer import Average, Growing, Nesterov
 from fsl_codecs import CodecSpec, decode
 
 FLAT = ["weights.safetensors", "momentum.safetensors", "residual.safetensors"]
@@ -297,7 +297,7 @@ def test_the_next_start_finishes_an_interrupted_renewal(make_twins, monkeypatch)
         raise SystemExit("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fsl_async.store.recovery.Checkpoints.rename_void", killed)
+        patched.setattr("fsl_async.store.recovery.recovery.Checkpoints.rename_void", killed)
         with pytest.raises(SystemExit):
             run.open(from_version=1)
     run.store = None

@@ -8,10 +8,10 @@ from deltas import delta_of
 
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.roles.sync.weighting import TokensWeighting
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.delta_kind import FullWeights
-from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.deltas.delta_kind import FullWeights
+from fsl_async.store.disk.chunk_files import digest_of
+from fsl_async.store.model.manifest import CHUNK_VALUES, Manifest
+from fsl_async.store.rules.outer import Average
 from fsl_codecs import CodecSpec
 
 WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])

@@ -11,13 +11,13 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import chunk_files as digests_module
-from fsl_async.store import memory
-from fsl_async.store.checkpoint import WEIGHTS, Checkpoints, flat_name
+from fsl_async.store.disk import chunk_files as digests_module
 from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Nesterov
-from fsl_async.store.versions import read_version
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import Nesterov
+from fsl_async.store.vectors import memory
+from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints, flat_name
+from fsl_async.store.versions.kept_versions import read_version
 
 CHUNK = 20
 """A model of several chunks."""
@@ -85,7 +85,7 @@ def until(condition):
 @pytest.mark.parametrize("rule", ["mean", "median"])
 def test_versions_are_the_same_in_mapped_memory(make_run, rule):
     """To the bit: digests, ledger and what clients fetch. Scratch files have no names."""
-    from fsl_async.store.aggregation import rule_named
+    from fsl_async.store.rules.aggregation import rule_named
 
     mapped = resident(make_run, "mapped", rule=rule_named(rule), resident=False)
     holds = resident(make_run, "holds", rule=rule_named(rule))
@@ -315,7 +315,7 @@ def test_a_rollback_goes_to_a_version_that_is_not_whole(make_run):
 
 def test_a_model_that_does_not_fit_is_mapped(make_run, monkeypatch):
     """With one line; a run without a planned end needs a vector more, for the mean."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: int(5.0 * 4 * MODEL.values))
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(4.0 * 4 * MODEL.values))
     for may_keep_mean in (True, False):
         run = resident(make_run, f"mean-{may_keep_mean}", may_keep_mean=may_keep_mean)
         lines = []

@@ -13,10 +13,10 @@ from deltas import noise
 from fsl_async.files.files import Files
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Nesterov
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import Nesterov
 from fsl_codecs import CodecSpec, decode, encode
 
 CHUNK = 32

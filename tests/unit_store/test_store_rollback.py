@@ -8,11 +8,11 @@ from safetensors.numpy import load_file
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import Decay, RunLimits, RunPosition
-from fsl_async.store.checkpoint import MEAN
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import mean_share
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.outer import mean_share
 from fsl_async.store.store import Store
+from fsl_async.store.versions.checkpoint import MEAN
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
 

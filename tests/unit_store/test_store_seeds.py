@@ -10,14 +10,14 @@ from deltas import delta_of, merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import rule_named
-from fsl_async.store.checkpoint import WEIGHTS, Checkpoints
-from fsl_async.store.chunk_files import FrameWriter, digest_of
-from fsl_async.store.delta_kind import Dense, Mixed, Seeds
+from fsl_async.store.deltas.delta_kind import Dense, Mixed, Seeds
+from fsl_async.store.deltas.seed_step import Directions, SeedStep, keys_of
+from fsl_async.store.disk.chunk_files import FrameWriter, digest_of
 from fsl_async.store.errors import FrameRefused, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
-from fsl_async.store.seed_step import Directions, SeedStep, keys_of
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import rule_named
+from fsl_async.store.rules.outer import Average
+from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints
 from fsl_codecs import (
     CodecSpec,
     add_signs,

@@ -10,16 +10,16 @@ from deltas import delta_of, merged_of
 
 from fsl_async.files.memory_files import Faults, MemoryDisk, MemoryFiles
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store import manifest as manifest_module
-from fsl_async.store.checkpoint import WEIGHTS
-from fsl_async.store.chunk_files import FrameWriter, frame_places, read_frame
-from fsl_async.store.delta_kind import Dense
+from fsl_async.store.book.records import recordable
+from fsl_async.store.deltas.delta_kind import Dense
+from fsl_async.store.deltas.spool import Spool, file_name, key_of_file
+from fsl_async.store.disk.chunk_files import FrameWriter, frame_places, read_frame
 from fsl_async.store.errors import DeltaDamaged, FrameRefused, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import file_name, key_of_file, recordable
+from fsl_async.store.model import manifest as manifest_module
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
-from fsl_async.store.spool import Spool
 from fsl_async.store.store import Store
+from fsl_async.store.versions.checkpoint import WEIGHTS
 from fsl_codecs import CodecSpec, decode, encode
 
 MANIFEST = Manifest.from_shapes([("w", (50,))])
@@ -187,7 +187,9 @@ def test_the_quarantine_keeps_the_newest_files_only(store, monkeypatch, limit):
     store.quarantine(keys[0], "its norm", held=True)
     send(store, keys[1], bad)
     size = (store._run_dir / "quarantine" / file_name(keys[1])).stat().st_size
-    monkeypatch.setattr(f"fsl_async.store.spool.{limit}", 2 * size if "BYTES" in limit else 2)
+    monkeypatch.setattr(
+        f"fsl_async.store.deltas.spool.{limit}", 2 * size if "BYTES" in limit else 2
+    )
     for key in keys[2:]:
         assert send(store, key, bad).problem == "it holds NaN or infinity"
     left = sorted(path.name for path in (store._run_dir / "quarantine").iterdir())

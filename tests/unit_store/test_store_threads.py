@@ -11,10 +11,10 @@ from deltas import merged_of
 
 from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.aggregation import rule_named
 from fsl_async.store.errors import NoWorkerThread, StoreError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import Average
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.aggregation import rule_named
+from fsl_async.store.rules.outer import Average
 from fsl_codecs import CodecSpec
 
 CHUNK = 64

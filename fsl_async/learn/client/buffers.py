@@ -66,8 +66,8 @@ from fsl_async.learn.models.exchanged import Exchanged, Part, View, adapter_sett
 from fsl_async.learn.models.quantized import keep_packed
 from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors
+from fsl_async.store.model.manifest import Manifest
 
 Saved = tuple[list[Tensor], dict[int, Tensor]]
 """Pieces of a model, and what rounding has added to them."""

@@ -22,8 +22,8 @@ The arithmetic, with theta the model's weights:
     snapshot   u = theta;  delta = r - u, or u itself where the run exchanges full weights
                (docs/adr/0045);  r <- u;  of buffers u itself in every run, coded without loss
     rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
-A round of zeroth order has scalars for a delta (fsl_async.store.seed_step) and no snapshot: r
-stays, and the next rebase takes Theta_new as it is, since the version replaces the round's steps.
+A round of zeroth order has scalars for a delta (fsl_async.store.deltas.seed_step) and no snapshot:
+r stays, and the next rebase takes Theta_new as it is, since the version replaces the round's steps.
 
 Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it
 is: it does not depend on the version that others hold. So in any order of snapshots and rebases
@@ -58,15 +58,15 @@ from fsl_async.learn.client.ports import (
 )
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.disk.chunk_files import digest_of
+from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
-    from fsl_async.store.seed_step import Directions
+    from fsl_async.store.deltas.seed_step import Directions
 
 _PIECE_VALUES = 1 << 16
 

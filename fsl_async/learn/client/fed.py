@@ -60,8 +60,8 @@ from fsl_async.learn.models.exchanged import View
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
-from fsl_async.store.adapters import FedIT, HetLoRA, adapter_rule_named
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import FedIT, HetLoRA, adapter_rule_named
 
 if TYPE_CHECKING:
     from fsl_async.learn.split.remote import SplitTraining

@@ -1,7 +1,8 @@
 """A version on its way to a client: its chunks are checked, and its weights hashed, as they come.
 
 A client reports the digest of a version's weights. Each chunk is hashed when it has come, while it
-is in the cache, in any order (fsl_async.store.chunk_files): nothing is left to hash at the end.
+is in the cache, in any order (fsl_async.store.disk.chunk_files): nothing is left to hash at the
+end.
 
 A full version is decoded into the vector that will be the base. An update is added to a copy of the
 base's chunk, or takes the place of it where that holds buffers, which shows that it decodes and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsl_async.store.chunk_files import DIGEST_CHARACTERS, chunk_digest, vector_digest
+from fsl_async.store.disk.chunk_files import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import LearnerError
 from fsl_codecs import (
     CodecError,
@@ -31,8 +32,8 @@ from fsl_codecs import (
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.ports import Vector
-    from fsl_async.store.chunk_pool import ChunkPool
-    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.disk.chunk_pool import ChunkPool
+    from fsl_async.store.model.manifest import Manifest
 
 _DONE = b""
 """In the place of a frame that is not needed any more; no frame is empty."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 
 Vector = npt.NDArray[np.float32]
 """The exchanged weights of a model, float32 (manifest.values,), on the CPU."""

@@ -24,7 +24,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.client.shards import full_of, plain_name
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 
 ITERATIONS = 15
 """As many as torch makes for a new layer."""

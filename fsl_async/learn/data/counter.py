@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from fsl_async.store.adapters.draws import drawn_a
+from fsl_async.store.rules.adapters.draws import drawn_a
 
 Words = npt.NDArray[np.uint64]
 

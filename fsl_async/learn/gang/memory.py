@@ -17,7 +17,7 @@ from attrs import define
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.ports import Vector
-from fsl_async.store.memory import available_bytes
+from fsl_async.store.vectors.memory import available_bytes
 
 _BYTES = 4
 

@@ -49,7 +49,7 @@ from fsl_async.learn.gang.link import NodeLostError
 from fsl_async.learn.gang.memory import mapped, written
 from fsl_async.learn.models.exchanged import View
 from fsl_async.roles import gang_messages as msg
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 
 if TYPE_CHECKING:
     from fsl_async.learn.gang.link import Link

@@ -4,8 +4,8 @@ A linear layer with weight W (out, in) computes W x + scale B A x, with A (R, in
 The base is frozen; A, B and the modules named by `full` train and are exchanged. R and `scale` are
 the same at all sites. A site of rank r < R trains the first r rows of A and columns of B, as the
 adapter `SITE`; the others are the frozen adapter `TAIL`, which the forward pass includes or not, by
-the rule that merges (fsl_async.store.adapters). Layout of the exchanged vector: for each layer, in
-the order of the model,
+the rule that merges (fsl_async.store.rules.adapters). Layout of the exchanged vector: for each
+layer, in the order of the model,
 
     <layer>.lora_A   (R, in)
     <layer>.lora_B   (R, out), B transposed, so that a site's rows come first in both
@@ -36,7 +36,7 @@ from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.models.hf import extra, has_marks, inject_adapters
 from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
 from fsl_async.learn.models.targets import HEADS, adapted_layers, is_head, without_adapters
-from fsl_async.store.adapters.base import AdapterRule
+from fsl_async.store.rules.adapters.base import AdapterRule
 
 _LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
 

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 from torch import nn
 
-from fsl_async.store.frozen_tensors import FrozenTensor, setting
+from fsl_async.store.model.frozen_tensors import FrozenTensor, setting
 
 
 @frozen

@@ -13,8 +13,8 @@ import numpy as np
 
 from fsl_async.files.files import Files
 from fsl_async.learn.models.targets import HEADS
-from fsl_async.store.chunk_files import header_for
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.disk.chunk_files import header_for
+from fsl_async.store.model.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

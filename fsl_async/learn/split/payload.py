@@ -20,7 +20,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from fsl_async.store.errors import LearnError
-from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_async.store.model.manifest import CHUNK_VALUES
 from fsl_codecs import CodecError, CodecSpec, decode_into, encode, info
 
 Values = npt.NDArray[np.float32]

@@ -1,9 +1,9 @@
 """The split server's state on disk: checkpoints, and a ledger of the outcome of every upload.
 
-    server/ledger.jsonl             fsl_async.store.ledger, with the facts
+    server/ledger.jsonl             fsl_async.store.disk.ledger, with the facts
                                     upload       key, outcome, reason
                                     auxiliary    client, version: a number that is given away
-    server/checkpoints/c00000007/   fsl_async.store.folders; the newest two are kept
+    server/checkpoints/c00000007/   fsl_async.store.disk.folders; the newest two are kept
         common.safetensors          x_s (or the last average of its replicas), optimizer, counters
         client-NAME.safetensors     replica, or auxiliary model with its optimizer and buffer
         manifest.json               the machine's book, place in the ledger, digests of the files
@@ -31,10 +31,10 @@ from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.files import Files
 from fsl_async.learn.split.tensor_file import Tensors, read_tensors, write_tensors
 from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.store.disk.folders import NumberedFolders
+from fsl_async.store.disk.ledger import Ledger, Position
 from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.folders import NumberedFolders
-from fsl_async.store.ledger import Ledger, Position
-from fsl_async.store.recovery import make_durable_folder
+from fsl_async.store.recovery.recovery import make_durable_folder
 
 KEPT = 2
 FORMAT = 2

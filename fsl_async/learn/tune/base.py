@@ -41,9 +41,9 @@ from fsl_async.learn.tune.base_files import (
     weight_files,
 )
 from fsl_async.process.program import to_install
-from fsl_async.store.adapters import adapter_rule_named
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory import available_bytes
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import adapter_rule_named
+from fsl_async.store.vectors.memory import available_bytes
 
 HEAD_STD = 0.02
 """Standard deviation of a new head's weights, as of BERT, where the config names none."""

@@ -35,7 +35,7 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.forward import evaluating
-from fsl_async.store.seed_step import Directions
+from fsl_async.store.deltas.seed_step import Directions
 from fsl_codecs import add_signs, direction_keys, sign_words
 
 

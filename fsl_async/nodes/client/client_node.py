@@ -46,7 +46,7 @@ from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientRules
-from fsl_async.store.seed_step import directions_of
+from fsl_async.store.deltas.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.sync.delta import POSITION
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import MAX_TENSORS, Manifest
+from fsl_async.store.model.manifest import MAX_TENSORS, Manifest
 
 SLOTS = 3
 """Base, reference and a snapshot; a full fetch, and global weights, take a fourth and a fifth."""

@@ -48,7 +48,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.progress import RunPosition
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 
 REDIAL_S = 5.0
 

@@ -8,16 +8,16 @@ from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.own_rules import own_rule
 from fsl_async.roles.sync.weighting import weighting_named
-from fsl_async.store.adapters import adapter_rule_named
-from fsl_async.store.aggregation import RULES
-from fsl_async.store.outer import OPTIMIZERS
+from fsl_async.store.rules.adapters import adapter_rule_named
+from fsl_async.store.rules.aggregation import RULES
+from fsl_async.store.rules.outer import OPTIMIZERS
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.roles.sync.weighting import Weighting
-    from fsl_async.store.adapters import AdapterRule
-    from fsl_async.store.aggregation import Rule
-    from fsl_async.store.outer import OuterOptimizer
+    from fsl_async.store.rules.adapters import AdapterRule
+    from fsl_async.store.rules.aggregation import Rule
+    from fsl_async.store.rules.outer import OuterOptimizer
 
 
 def rule_of(config: Config) -> Rule:
@@ -48,7 +48,7 @@ def optimizer_of(config: Config) -> OuterOptimizer:
 def weighting_of(config: Config) -> Weighting:
     """The weighting of deltas: robust rules weigh all clients equally, "latest" their mean steps.
 
-    See `fsl_async.store.aggregation`. "auto": full weights and adapters are averaged over the
+    See `fsl_async.store.rules.aggregation`. "auto": full weights and adapters are averaged over the
     data, as in FedAvg; other changes grow with their steps already.
     """
     name: str = config.sync.weighting

@@ -62,10 +62,10 @@ from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.ps_state import PaceRules
 from fsl_async.roles.sync.round import RoundRules
-from fsl_async.store.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
+from fsl_async.store.book.records import VersionRecord
+from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
+from fsl_async.store.deltas.seed_step import directions_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
-from fsl_async.store.records import VersionRecord
-from fsl_async.store.seed_step import directions_of
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_transport.loop import run as run_loop

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from fsl_async.store.adapters import RULES, AdapterRule, Current, Draw, Factors, Merged, Site
-from fsl_async.store.aggregation import RowClient, Rule
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.outer import OuterOptimizer, OuterStep
+from fsl_async.store.model.manifest import Manifest
+from fsl_async.store.rules.adapters import RULES, AdapterRule, Current, Draw, Factors, Merged, Site
+from fsl_async.store.rules.aggregation import RowClient, Rule
+from fsl_async.store.rules.outer import OuterOptimizer, OuterStep
 
 _SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
 _VECTORS = ("weights", "residual", "mean", "owed")

@@ -21,8 +21,8 @@ from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.files.private_files import replace_bytes
 from fsl_async.learn.user_code import load_module
 from fsl_async.nodes.ps.own_checks import KINDS, Kind
-from fsl_async.store.adapters import RULES
 from fsl_async.store.errors import RuleFailed, StoreError
+from fsl_async.store.rules.adapters import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.records import SpoolResult
+from fsl_async.store.book.records import SpoolResult
 
 if TYPE_CHECKING:
     from fsl_async.nodes.ps.shell import ParameterServerShell

@@ -26,11 +26,11 @@ from fsl_async.roles.ring.member import COORDINATOR
 from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync import group_hold as group
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
-    from fsl_async.store.records import Committed
+    from fsl_async.store.book.records import Committed
     from fsl_async.store.store import Store
 
 Helper: TypeAlias = (

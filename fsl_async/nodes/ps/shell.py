@@ -46,7 +46,7 @@ from fsl_async.roles.sync import group_hold
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_codecs import CodecError, decode_seeds
 

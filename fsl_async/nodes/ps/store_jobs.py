@@ -16,7 +16,7 @@ from fsl_async.store.errors import Damaged
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Worker
     from fsl_async.roles.machine import Event
-    from fsl_async.store.records import Committed
+    from fsl_async.store.book.records import Committed
     from fsl_async.store.store import Store
     from fsl_transport import Scheduler
 

@@ -3,7 +3,7 @@
 A client offers one delta at a time, and takes a higher number only after an answer. So one of an
 earlier number was settled, too, and nothing here can tell how: it is superseded. The parameter
 server's machine has one copy, which is ahead of the disk (fsl_async.roles.sync.deltas); the store
-has another, which is durable (fsl_async.store.book).
+has another, which is durable (fsl_async.store.book.book).
 """
 
 from __future__ import annotations

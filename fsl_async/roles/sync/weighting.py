@@ -196,7 +196,7 @@ class LatestWeighting(AnarchicWeighting):
 
     AFA-CS (Yang et al., ICML 2022): the newest update of each of M clients, new or not, give 1 / M
     * sum_m Delta_m / H_m, times the usual number of steps. Several new deltas of a client count as
-    their mean (`fsl_async.store.aggregation`).
+    their mean (`fsl_async.store.rules.aggregation`).
     """
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:

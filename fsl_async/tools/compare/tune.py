@@ -13,7 +13,7 @@ from fsl_async.config.settings_tuning import RANK
 from fsl_async.config.site_tuning import Order, SiteTuning
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
-from fsl_async.store.adapters import RULES
+from fsl_async.store.rules.adapters import RULES
 from fsl_async.tools.compare.choices import Choices, Run
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring.events import Cut
 from fsl_async.roles.ring.messages import View
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.ring_book import Adoption
+from fsl_async.store.book.ring_book import Adoption
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.world import FaultProfile
 from fsl_codecs import CodecSpec, decode, encode

@@ -1,7 +1,7 @@
 """Invariants of a simulated run, checked after every event of a process.
 
 - Every version is the outer step of exactly the deltas that it lists: its weights are computed
-  again here, from the frames that clients sent, by the formulas of `fsl_async.store.outer`.
+  again here, from the frames that clients sent, by the formulas of `fsl_async.store.rules.outer`.
 - A delta holds the work of its steps, and is merged at most once, in one lineage of versions.
 - An acknowledged delta is on disk, and after any death of the process it is pending or merged.
 - A delta is coded once, and is never measured from another base than the one that it names.
@@ -22,10 +22,10 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import VersionRecord
-from fsl_async.store.ring_book import Adoption
+from fsl_async.store.book.records import VersionRecord
+from fsl_async.store.book.ring_book import Adoption
+from fsl_async.store.disk.chunk_files import digest_of
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST, Sent, VirtualTraining
 from fsl_codecs import CodecSpec, decode, encode

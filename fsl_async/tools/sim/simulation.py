@@ -38,7 +38,7 @@ from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker

@@ -29,7 +29,7 @@ from fsl_async.learn.client.ports import (
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import LearnError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.manifest import Manifest
 from fsl_transport import Scheduler
 
 T = TypeVar("T")

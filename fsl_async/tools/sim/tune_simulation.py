@@ -38,10 +38,10 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import ORDER, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.roles.sync.weighting import staleness_discount
+from fsl_async.store.book.records import VersionRecord
+from fsl_async.store.deltas.seed_step import Directions, directions_of, keys_of
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import VersionRecord
-from fsl_async.store.seed_step import Directions, directions_of, keys_of
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings

@@ -49,9 +49,9 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.manifest import Manifest
-from fsl_async.store.memory import available_bytes
+from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
+from fsl_async.store.vectors.memory import available_bytes
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
 from fsl_async.tools.sim.world import HOUR_S, Launch, ProcessClock, World

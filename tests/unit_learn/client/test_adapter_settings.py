@@ -8,8 +8,8 @@ import importlib.util
 import pytest
 
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.store.frozen_tensors import frozen_difference, frozen_tensors, setting
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model.frozen_tensors import frozen_difference, frozen_tensors, setting
+from fsl_async.store.model.manifest import Manifest
 
 needs_hf = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_async.store.model.manifest import CHUNK_VALUES
 from fsl_codecs import CodecSpec, decode, encode
 
 FP32 = CodecSpec(format="fp32")

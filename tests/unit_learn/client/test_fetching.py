@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from fsl_async.learn.client import fetching
 from fsl_async.learn.client.fetching import Fetch
-from fsl_async.store import manifest as manifest_module
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.disk.chunk_files import digest_of
+from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.manifest import Manifest
+from fsl_async.store.model import manifest as manifest_module
+from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, decode, encode
 
 CHUNK = 20

@@ -10,10 +10,10 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.events import Rebased, Snapshotted
-from fsl_async.store import manifest as manifest_module
-from fsl_async.store.chunk_files import digest_of
+from fsl_async.store.deltas.seed_step import Directions, frame_of, keys_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.seed_step import Directions, frame_of, keys_of
+from fsl_async.store.model import manifest as manifest_module
 from fsl_codecs import CodecSpec, add_signs, decode, decode_seeds, encode, encode_seeds
 
 RUN = Directions(seed=9, steps=1, probes=5, rate=1e-2)

@@ -29,7 +29,7 @@ from fsl_async.learn.tune.privacy import (
     poisson_sample,
 )
 from fsl_async.roles.sync.delta import FACTS
-from fsl_async.store.adapters import adapter_rule_named
+from fsl_async.store.rules.adapters import adapter_rule_named
 
 needs_opacus = pytest.mark.skipif(
     not importlib.util.find_spec("opacus"), reason="needs the extra dp (opacus)"

@@ -8,7 +8,7 @@ from torch import nn
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import add_steps, add_unpacked, probe_round, probing
-from fsl_async.store.seed_step import Directions
+from fsl_async.store.deltas.seed_step import Directions
 from fsl_codecs import add_signs, direction_keys
 
 VALUES = 300

@@ -18,8 +18,8 @@ from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.process.stopper import Stopper
-from fsl_async.store.chunk_files import digest_of
-from fsl_async.store.seed_step import Directions, SeedStep, keys_of
+from fsl_async.store.deltas.seed_step import Directions, SeedStep, keys_of
+from fsl_async.store.disk.chunk_files import digest_of
 from fsl_codecs import add_signs
 
 ROUNDS = 30

@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from fsl_async.roles.ring.coordinator import RingCoordinator
-from fsl_async.store.ring_book import RingBook
-from fsl_async.store.ring_store import RingStore
+from fsl_async.store.book.ring_book import RingBook
+from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import groups_simulation, world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation

@@ -16,10 +16,10 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
-from fsl_async.store import vectors
-from fsl_async.store.newest import Newest
-from fsl_async.store.spool import Spool
+from fsl_async.store.commit.newest import Newest
+from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
+from fsl_async.store.vectors import vectors
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import PROFILES, report

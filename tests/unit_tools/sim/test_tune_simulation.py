@@ -11,10 +11,10 @@ from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
-from fsl_async.store.adapters import FlexLoRA
-from fsl_async.store.adapters.base import AdapterRule
-from fsl_async.store.merge_products import ProductsMerge
-from fsl_async.store.merge_rows import by_client
+from fsl_async.store.merge.merge_products import ProductsMerge
+from fsl_async.store.merge.merge_rows import by_client
+from fsl_async.store.rules.adapters import FlexLoRA
+from fsl_async.store.rules.adapters.base import AdapterRule
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SimulationSettings

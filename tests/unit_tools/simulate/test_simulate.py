@@ -245,7 +245,7 @@ def adapt(fed):
 
 
 OWN_MERGE = """
-from fsl_async.store.adapters import HetLoRA
+from fsl_async.store.rules.adapters import HetLoRA
 
 class Mine(HetLoRA):
     def merge(self, current, sites, scale, draw):

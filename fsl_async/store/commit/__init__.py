@@ -1,0 +1,1 @@
+"""The step to the next version, its snapshot, and global rounds."""

@@ -1,0 +1,1 @@
+"""Deltas as they arrive: what their frames are, and where they are kept."""

@@ -1,0 +1,1 @@
+"""Files of chunks, folders that appear in one step, and ledgers."""

@@ -1,0 +1,1 @@
+"""Merges: how the deltas of a round become an average."""

@@ -1,0 +1,1 @@
+"""Vectors of the newest version, and the loop that makes the next one."""

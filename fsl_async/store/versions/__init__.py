@@ -1,0 +1,1 @@
+"""Versions and global weights on disk."""

@@ -1,0 +1,202 @@
+"""Global files: cuts, results of reductions and global weights, as flat files beside a run.
+
+    run_dir/global/
+        g00000003.00000007.safetensors           G_3, as attempt 7 made it; G_0 is of attempt 0
+        update-00000003.00000007.frames          what leads from G_2 to it, coded, for clients
+        residual-00000003.00000007.safetensors   at the coordinator: what coding has lost so far
+        cut-00000003.safetensors                 the weights that the group offers in round 3
+        tmp-...                                  incomplete
+
+A file has its name once it is complete and durable: written under its temporary name, synced,
+renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.book.ring_book).
+A result is complete once its weights have their name; its other files get theirs before. Others are
+removed at a start and after each adoption.
+
+Ring copy: the state of global rounds, beside the ledger that says it.
+
+    global/ledger.state    one JSON object with a checksum: the ring book
+                           (fsl_async.store.book.ring_book) after its newest fact
+
+A group's cut may be counted by others at any time, and a decision is known to others. So both must
+outlive a ledger that is lost, or restored from an older copy: then this file has more facts than
+the ledger, and its state becomes a line of it. Otherwise the ledger alone counts. The file is
+written after each line, to a temporary name; a write that fails leaves an older one, which counts
+for nothing while the ledger is there.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
+from fsl_async.store.book.ring_book import RingBook
+from fsl_async.store.disk.chunk_files import (
+    DIGEST_CHARACTERS,
+    FlatWriter,
+    chunk_digest,
+    chunks_of,
+    misfit,
+    vector_digest,
+)
+from fsl_async.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fsl_async.files.files import Files
+    from fsl_async.store.model.manifest import Manifest
+
+
+_RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")
+_BESIDE = re.compile(r"(?:update|residual)-(\d{8,}\.\d{8,})\.(?:frames|safetensors)")
+_CUT = re.compile(r"cut-(\d{8,})\.safetensors")
+
+
+class GlobalFiles:
+    """The folder of one run directory. Methods raise OSError unchanged."""
+
+    def __init__(self, files: Files, run_dir: Path) -> None:
+        self._files = files
+        self.directory = run_dir / "global"
+
+    def make_directory(self) -> None:
+        """Create the folder, durably."""
+        self._files.make_directory(self.directory)
+        self._files.sync_directory(self.directory.parent)
+
+    def weights(self, number: int, attempt: int) -> Path:
+        """The path of global weights, existing or not."""
+        return self.directory / f"g{number:08d}.{attempt:08d}.safetensors"
+
+    def update(self, number: int, attempt: int) -> Path:
+        """The path of the coded update that leads to global weights, existing or not."""
+        return self.directory / f"update-{number:08d}.{attempt:08d}.frames"
+
+    def residual(self, number: int, attempt: int) -> Path:
+        """The path of what coding has lost of global weights so far, existing or not."""
+        return self.directory / f"residual-{number:08d}.{attempt:08d}.safetensors"
+
+    def sum(self, number: int, attempt: int) -> Path:
+        """The path at which a reduction writes; it is never kept."""
+        return self.directory / f"tmp-sum-{number:08d}.{attempt:08d}.safetensors"
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file of the folder is complete."""
+        return path.name in self._files.names(self.directory)
+
+    def cut(self, number: int) -> Path:
+        """The path of the cut of a round."""
+        return self.directory / f"cut-{number:08d}.safetensors"
+
+    def temporary(self, path: Path) -> Path:
+        """The path of a file while it is incomplete."""
+        return path.with_name(f"tmp-{path.name}")
+
+    def write(self, path: Path, chunks: Iterable[NDArray[np.float32]], manifest: Manifest) -> str:
+        """Write a file; return the digest of its vector. StoreError: the chunks are not all."""
+        with closing(FlatWriter(self._files, self.temporary(path), manifest)) as writer:
+            count = 0
+            for values in chunks:
+                writer.append(values)
+                count += 1
+            if count != manifest.chunks:
+                raise StoreError(f"{path.name} has {count} of {manifest.chunks} chunks")
+            writer.sync()
+            digest = writer.digest
+        self.publish(path)
+        return digest
+
+    def publish(self, path: Path) -> None:
+        """Give a complete and synced file its name, durably."""
+        self._files.rename(self.temporary(path), path)
+        self._files.sync_directory(self.directory)
+
+    def discard(self, path: Path) -> None:
+        """Remove the incomplete form of a file, if there is one."""
+        temporary = self.temporary(path)
+        if temporary.name in self._files.names(self.directory):
+            self._files.remove(temporary)
+
+    def digest(self, path: Path, manifest: Manifest) -> str:
+        """The digest of a file's vector, read; empty if it is no such file."""
+        try:
+            return vector_digest(map(chunk_digest, self.chunks(path, manifest)))[:DIGEST_CHARACTERS]
+        except StoreError:
+            return ""
+
+    def chunks(
+        self, path: Path, manifest: Manifest, first: int = 0
+    ) -> Generator[NDArray[np.float32]]:
+        """Yield the chunks of a file from `first` on, each valid until the next.
+
+        StoreError: it is missing, or not of this model.
+        """
+        if not self.exists(path):
+            raise StoreError(f"{path.name} is missing")
+        with self._files.opened(path) as descriptor:
+            if misfit(self._files, descriptor, manifest):
+                raise StoreError(f"{path.name} is not of this model")
+            yield from chunks_of(self._files, descriptor, manifest, first)
+
+    def is_of(self, path: Path, manifest: Manifest) -> bool:
+        """Whether a file is here and has the size and the header of a model."""
+        if not self.exists(path):
+            return False
+        with self._files.opened(path) as descriptor:
+            return misfit(self._files, descriptor, manifest) is None
+
+    def clean(self, keep: Iterable[Path], results_of: int) -> None:
+        """Remove all files but `keep`, and the newest result for G_`results_of`.
+
+        What is beside global weights stays with them.
+        """
+        wanted = {path.name for path in keep}
+        names = self._files.names(self.directory)
+        found = ((name, _RESULT.fullmatch(name)) for name in names)
+        results = [name for name, match in found if match and int(match[1]) == results_of]
+        wanted |= set(sorted(results)[-1:])
+        for name in names:
+            beside = _BESIDE.fullmatch(name)
+            if beside is not None and f"g{beside[1]}.safetensors" in wanted:
+                continue
+            is_ours = beside or _RESULT.fullmatch(name) or _CUT.fullmatch(name)
+            if (is_ours or name.startswith("tmp-")) and name not in wanted:
+                self._files.remove(self.directory / name)
+
+
+COPY_FILE = "ledger.state"
+MAX_COPY_BYTES = 1 << 24
+
+
+class RingCopy:
+    """The file in the folder of global weights."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._path = directory / COPY_FILE
+        self._facts = 0
+        """Of the book that was read or written last."""
+
+    def load(self) -> RingBook | None:
+        """Return the book; None: there is none, or it cannot be read."""
+        with suppress(OSError, KeyError, TypeError, ValueError):
+            members = from_checksummed(self._files.read_whole(self._path, MAX_COPY_BYTES).rstrip())
+            if members is not None:
+                book = RingBook.from_json(members["book"])
+                self._facts = book.facts
+                return book
+        return None
+
+    def save(self, book: RingBook) -> None:
+        """Write the book if the file has another one. A failure leaves the file as it is."""
+        if book.facts == self._facts:
+            return
+        with suppress(OSError):
+            self._files.replace_whole(self._path, to_checksummed({"book": book.to_json()}) + b"\n")
+            self._facts = book.facts
