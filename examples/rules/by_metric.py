@@ -7,7 +7,7 @@ A task sends the metric with its steps: fed.step(tokens=n, metrics={"loss": loss
 
 import numpy as np
 
-from fsl_async.store.rules.aggregation import Rule
+from fsl_async.store.rules import Rule
 
 
 class ByLoss(Rule):

@@ -8,7 +8,7 @@
 
 import numpy as np
 
-from fsl_async.store.rules.outer import OuterOptimizer
+from fsl_async.store.rules import OuterOptimizer
 
 
 class FedYogi(OuterOptimizer):

@@ -8,7 +8,7 @@ the clients cannot move it far. Weiszfeld's iteration, smoothed, on each chunk a
 
 import numpy as np
 
-from fsl_async.store.rules.aggregation import Rule
+from fsl_async.store.rules import Rule
 
 
 class GeometricMedian(Rule):

@@ -44,7 +44,7 @@ def started(key, code, *more):
 
 
 AGGREGATION = [
-    ("class Mine: pass", "does not derive from fsl_async.store.rules.aggregation.Rule"),
+    ("class Mine: pass", r"does not derive from fsl_async\.store\.rules\.Rule"),
     ("class Yours(Rule): pass", "there is no such class"),
     ("1 / 0", "importing it raised ZeroDivisionError at line 5"),
     ("class Mine(Rule): pass", "base.py:.*NotImplementedError|mine.py:.*NotImplementedError"),
@@ -109,6 +109,14 @@ def test_what_is_wrong_with_a_rule_is_one_line_before_the_start(folder, key, cod
     assert "\n" not in caught.value.message
     assert caught.value.key in {key, "tune.merge"}
     assert caught.value.exit_code == 2
+
+
+def test_a_rule_is_tried_with_the_settings_of_the_run(folder):
+    """One that fails with these alone would fail at the first merge."""
+    code = STEP.replace("-average", "-average / average.dtype.type(self.momentum)")
+    started("outer.optimizer", code)
+    with pytest.raises(ConfigError, match=r"in Mine\.step: its result is not finite"):
+        started("outer.optimizer", code, "outer.momentum=0")
 
 
 def test_an_own_aggregation_is_named_by_its_digest_and_reloaded_when_it_changes(folder):

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 def rule_of(config: Config) -> Rule:
     """The aggregation rule of a run. ConfigError: it is the operator's own and cannot be used."""
     name = config.outer.aggregation
-    made: type[Rule] = own_rule("outer.aggregation", name) if is_own(name) else RULES[name]
-    return made(config.outer.byzantine)
+    byzantine = config.outer.byzantine
+    if not is_own(name):
+        return RULES[name](byzantine)
+    made: type[Rule] = own_rule("outer.aggregation", name, byzantine)
+    return made(byzantine)
 
 
 def adapter_rule_of(config: Config) -> AdapterRule | None:
@@ -41,8 +44,9 @@ def adapter_rule_of(config: Config) -> AdapterRule | None:
 def optimizer_of(config: Config) -> OuterOptimizer:
     """The outer optimizer of a run. ConfigError as for `rule_of`."""
     name, outer = config.outer.optimizer, config.outer
-    made: type[OuterOptimizer] = OPTIMIZERS.get(name) or own_rule("outer.optimizer", name)
-    return made(outer.learning_rate, outer.momentum)
+    numbers = outer.learning_rate, outer.momentum
+    made: type[OuterOptimizer] = OPTIMIZERS.get(name) or own_rule("outer.optimizer", name, *numbers)
+    return made(*numbers)
 
 
 def weighting_of(config: Config) -> Weighting:

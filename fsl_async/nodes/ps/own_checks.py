@@ -1,8 +1,9 @@
 """Checks an operator's own rules: each result of a call, and the class by a trial. Pure.
 
 A check takes the object, the result of a call and its arguments; it returns what is wrong with the
-result, or nothing. A trial takes the class and returns what is wrong with it, or nothing: the same
-arguments must give the same bits, because versions are made again after a crash.
+result, or nothing. A trial takes the class and the run's settings with which it is made, and
+returns what is wrong with it, or nothing: the same arguments must give the same bits, because
+versions are made again after a crash.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Kind:
 
     base: type[Any]
     calls: Mapping[str, Callable[..., str]]
-    trial: Callable[[type[Any]], str]
+    trial: Callable[..., str]
 
 
 def vector_problem(result: Any, values: int) -> str:
@@ -96,11 +97,11 @@ def stepped(optimizer: OuterOptimizer, result: Any, average: Any, state: Any, *_
     return f"state[{is_wrong[0]!r}] is not finite" if is_wrong else ""
 
 
-def try_rule(rule: type[Rule]) -> str:
+def try_rule(rule: type[Rule], byzantine: int = 0) -> str:
     """Try an aggregation rule on random rows; clients send no metrics."""
     if not rule.by_rows or rule.reuses:
         return "by_rows must be true, and reuses false: it gets one row of each client"
-    made = rule()
+    made = rule(byzantine)
     if type(made.least) is not int or made.least < 1:
         return f"least must be a whole number from 1, got {made.least!r}"
     manifest = Manifest.from_shapes(_SHAPES)
@@ -110,7 +111,7 @@ def try_rule(rule: type[Rule]) -> str:
         clients = tuple(RowClient(f"c{one}", 1.0, 100, 10, 0, {}) for one in range(count))
         distances = np.square(rows[:, None, :40] - rows[None, :, :40]).sum(axis=2, dtype=float)
         found = []
-        for one in (made, made, rule()):
+        for one in (made, made, rule(byzantine)):
             used = one.choose(distances.copy()) if one.needs_distances else np.ones(count, bool)
             few = tuple(client for client, is_used in zip(clients, used, strict=True) if is_used)
             found.append(one.combine(rows[used], few, parts).tobytes())
@@ -119,16 +120,18 @@ def try_rule(rule: type[Rule]) -> str:
     return ""
 
 
-def try_optimizer(optimizer: type[OuterOptimizer]) -> str:
+def try_optimizer(
+    optimizer: type[OuterOptimizer], learning_rate: float = 0.7, momentum: float = 0.9
+) -> str:
     """Try an outer optimizer on two random averages, three times."""
-    first, averages = optimizer(0.7, 0.9), _noise(2, 2600)
+    first, averages = optimizer(learning_rate, momentum), _noise(2, 2600)
     if not isinstance(first.vectors, tuple) or len(set(first.vectors)) != len(first.vectors):
         return "vectors must be a tuple of different names"
     for name in first.vectors:
         if not re.fullmatch(r"[a-z_]{1,32}", str(name)) or name in _VECTORS:
             return f"vectors: {name!r} must be letters a-z and _, and none of {', '.join(_VECTORS)}"
     found, problem = set(), ""
-    for one in (first, first, optimizer(0.7, 0.9)):
+    for one in (first, first, optimizer(learning_rate, momentum)):
         held = {name: np.zeros(2600, np.float32) for name in one.vectors}
         state, bits = dict(held), b""
         for version, average in enumerate(averages, 1):

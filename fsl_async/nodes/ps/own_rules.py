@@ -78,11 +78,11 @@ class Source:
         return call
 
 
-def own_rule(key: str, text: str) -> type[Any]:
+def own_rule(key: str, text: str, *settings: float) -> type[Any]:
     """Return the class that setting `key` names as file.py:Class; the same while its file is.
 
-    Its name is `Class@` and the first 8 digits of the file's digest, as versions record it. Raises
-    ConfigError, in one line.
+    settings: with which the run makes it. Its name is `Class@` and the first 8 digits of the file's
+    digest, as versions record it. Raises ConfigError, in one line.
     """
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().resolve()
@@ -90,7 +90,7 @@ def own_rule(key: str, text: str) -> type[Any]:
         raise ConfigError(f"{key} = {text}: name your class as file.py:Class", key)
     if not path.is_file():
         raise ConfigError(f"{key} = {text}: no such file {path}", key)
-    return _loaded(key, Source(path, name, path.read_bytes()))
+    return _loaded(key, Source(path, name, path.read_bytes()), *settings)
 
 
 @functools.lru_cache(64)
@@ -99,19 +99,19 @@ def _module(path: Path, text: bytes) -> ModuleType:
 
 
 @functools.lru_cache(64)
-def _loaded(key: str, source: Source) -> type[Any]:
+def _loaded(key: str, source: Source, *settings: float) -> type[Any]:
     try:
-        return _made(KINDS[key], source)
+        return _made(KINDS[key], source, *settings)
     except (TaskError, RuleFailed) as error:
         raise ConfigError(f"{key}: {error}", key) from error
 
 
-def _made(kind: Kind, source: Source) -> type[Any]:
+def _made(kind: Kind, source: Source, *settings: float) -> type[Any]:
     """Load, check and try a class. Raises TaskError, RuleFailed."""
     label = f"{source.path.name}:{source.name}"
     found = getattr(_module(source.path, source.text), source.name, None)
     if not (isinstance(found, type) and issubclass(found, kind.base)):
-        base = f"{kind.base.__module__.rpartition('.')[0]}.{kind.base.__name__}"
+        base = f"fsl_async.store.rules.{kind.base.__name__}"
         problem = f"does not derive from {base}" if found else "there is no such class"
         raise RuleFailed(f"{label}: {problem}")
     calls = {
@@ -120,7 +120,7 @@ def _made(kind: Kind, source: Source) -> type[Any]:
     facts = {"name": f"{source.name}@{source.digest[:8]}", "source": source}
     made = type(source.name, (found,), facts | calls)
     try:
-        problem = kind.trial(made)
+        problem = kind.trial(made, *settings)
     except RuleFailed:
         raise
     except (Exception, SystemExit) as error:
@@ -147,7 +147,12 @@ def sources_of(config: Config) -> dict[str, Source]:
     """Return the texts of the run's own rules by setting. Raises ConfigError."""
     tables = {key: key.split(".") for key in KINDS}
     given = {key: getattr(getattr(config, table), name) for key, (table, name) in tables.items()}
-    return {key: own_rule(key, text).source for key, text in given.items() if is_own(text)}
+    outer, owns = config.outer, {key: text for key, text in given.items() if is_own(text)}
+    made_with = {
+        "outer.aggregation": (outer.byzantine,),
+        "outer.optimizer": (outer.learning_rate, outer.momentum),
+    }
+    return {key: own_rule(key, text, *made_with.get(key, ())).source for key, text in owns.items()}
 
 
 def rule_facts(config: Config) -> dict[str, dict[str, str]]:
