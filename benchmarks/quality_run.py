@@ -48,8 +48,8 @@ from fsl_async.store.rules.aggregation import rule_named
 from fsl_async.store.rules.outer import OPTIMIZERS
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
+from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import MEAN, WEIGHTS, Checkpoints
-from fsl_async.store.versions.kept_versions import read_version
 
 EVALUATED_BYTES = 1 << 17
 CURVE_BYTES = 1 << 15

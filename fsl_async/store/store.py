@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define
 
-from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
@@ -52,7 +51,7 @@ from fsl_async.store.merge.merge import SumMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
 from fsl_async.store.recovery.facts import Facts
-from fsl_async.store.recovery.recovery import MANIFEST_FILE, open_run_directory
+from fsl_async.store.recovery.recovery import open_run_directory
 from fsl_async.store.rules.adapters import adapter_modules, has_adapters
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking
@@ -458,23 +457,13 @@ class Store:
             raise StoreError(
                 f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
-        manifest = initial.manifest
-        members = {
-            "format": 1,
-            "tensors": manifest.to_wire(),
-            "frozen": manifest.frozen_to_wire(),
-        }
         facts = self._open.facts
         if not facts.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
             self.start_run(f"run-{initial.manifest.fingerprint[:8]}")
         try:
             with disk("cannot write version 0"):
-                # No version refers to this file yet, so a partial one does no harm.
-                self._files.write_whole(
-                    self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n"
-                )
-                self._files.sync_directory(self._run_dir)
+                write_manifest(self._files, self._run_dir, initial.manifest)
                 facts.begin_version(0)
                 checkpoint = initial.publish(facts.book.generation)
         finally:

@@ -15,8 +15,8 @@ from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.recovery.recovery import read_manifest
+from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import Checkpoints
-from fsl_async.store.versions.kept_versions import read_version
 
 
 @frozen

@@ -17,7 +17,7 @@ from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.aggregation import RULES
 from fsl_async.store.rules.outer import OPTIMIZERS, Average
 from fsl_async.store.settings import StoreSettings
-from fsl_async.store.versions.kept_versions import read_version
+from fsl_async.store.vectors.read_version import read_version
 from fsl_codecs import CodecSpec, encode, encode_seeds
 
 MODEL = Manifest.from_shapes([("w", (20, 10))], [("mean", (5,)), ("var", (5,))])

@@ -16,8 +16,8 @@ from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.outer import Nesterov
 from fsl_async.store.vectors import memory
+from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints, flat_name
-from fsl_async.store.versions.kept_versions import read_version
 
 CHUNK = 20
 """A model of several chunks."""

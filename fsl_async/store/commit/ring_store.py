@@ -29,13 +29,11 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import asdict
+from attrs import asdict, frozen
 
-from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.roles.ring.events import Cut, Decision
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.book.ring_book import Adoption
-from fsl_async.store.deltas.delta_kind import decode_checked
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
     FlatWriter,
@@ -44,13 +42,12 @@ from fsl_async.store.disk.chunk_files import (
     header_for,
     read_frame,
 )
-from fsl_async.store.errors import FrameRefused, StoreError, disk
-from fsl_async.store.recovery.recovery import MANIFEST_FILE
+from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.rules.outer import check_finite, squared_norm
 from fsl_async.store.vectors.vectors import LOSSLESS
-from fsl_async.store.versions.checkpoint import WEIGHTS, VersionWriter
+from fsl_async.store.versions.checkpoint import WEIGHTS, ArrivingWeights, VersionWriter
 from fsl_async.store.versions.global_files import GlobalFiles, RingCopy
-from fsl_codecs import bound, decode_into, encode, encode_into, info, new_vector
+from fsl_codecs import bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -72,15 +69,14 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
 
 
+@frozen
 class _Receiving:
     """Global weights that arrive as frames."""
 
-    def __init__(self, number: int, attempt: int, digest: str, manifest: Manifest) -> None:
-        self.number, self.attempt, self.digest = number, attempt, digest
-        self.manifest = manifest
-        self.next_chunk = 0
-        self.scratch = np.empty(manifest.longest_chunk, np.float32)
-        self.writer: FlatWriter | None = None
+    number: int
+    attempt: int
+    digest: str
+    weights: ArrivingWeights
 
 
 class RingStore:
@@ -365,33 +361,27 @@ class RingStore:
         manifest = self.model
         if manifest is None:
             raise StoreError("global weights came before their model")
-        self._receiving = _Receiving(number, attempt, digest, manifest)
-        with disk(f"cannot write global weights {number}"):
+        what = f"global weights {number}"
+        with disk(f"cannot write {what}"):
             path = self._globals.temporary(self._globals.weights(number, attempt))
-            self._receiving.writer = FlatWriter(self._files, path, manifest)
+            arriving = ArrivingWeights(what, manifest, FlatWriter(self._files, path, manifest))
+            self._receiving = _Receiving(number, attempt, digest, arriving)
 
     def write_chunk(self, index: int, frame: BytesLike) -> None:
         """Check and write a chunk, an fp32 frame, in order. Repeats are ignored."""
         coming = self._receiving
-        if coming is None or coming.writer is None or index < coming.next_chunk:
-            return
-        if index > coming.next_chunk:
-            raise FrameRefused(f"chunk {index} of global weights came before {coming.next_chunk}")
-        values = decode_checked(frame, index, coming.manifest, coming.scratch)
-        if info(frame).format != "fp32":
-            raise FrameRefused(f"chunk {index} of global weights is not coded in fp32")
-        with disk(f"cannot write global weights {coming.number}"):
-            coming.writer.append(values)
-        coming.next_chunk += 1
+        if coming is not None:
+            with disk(f"cannot write global weights {coming.number}"):
+                coming.weights.write(index, frame)
 
     def finish_receiving(self) -> None:
         """Keep the global weights that arrived. StoreError: others were decided."""
         coming = self._receiving
-        if coming is None or coming.writer is None:
+        if coming is None:
             raise StoreError("no global weights are arriving")
         try:
             with disk(f"cannot write global weights {coming.number}"):
-                _, digest = coming.writer.sync()
+                _, digest = coming.weights.weights.sync()
                 if digest[:DIGEST_CHARACTERS] != coming.digest:
                     raise StoreError(
                         f"global weights {coming.number} arrived with another digest than decided"
@@ -403,8 +393,8 @@ class RingStore:
     def stop_receiving(self) -> None:
         """Drop global weights that are incomplete."""
         coming, self._receiving = self._receiving, None
-        if coming is not None and coming.writer is not None:
-            coming.writer.close()
+        if coming is not None:
+            coming.weights.weights.close()
             with suppress(OSError):
                 self._globals.discard(self._globals.weights(coming.number, coming.attempt))
 
@@ -442,22 +432,11 @@ class RingStore:
                     newest.recover()
                 raise
 
-    def _write_model(self) -> None:
-        """Write the model of a run that begins with global weights."""
-        manifest = self.model
-        assert manifest is not None, "its weights are here"
-        members = {
-            "format": 1,
-            "tensors": manifest.to_wire(),
-            "frozen": manifest.frozen_to_wire(),
-        }
-        self._files.write_whole(self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n")
-        self._files.sync_directory(self._run_dir)
-        self._run.manifest = manifest
-
     def _make_first(self, adoption: Adoption) -> Checkpoint:
         """Write version 0 of a run that begins with global weights."""
-        self._write_model()
+        assert self.model is not None, "its weights are here"
+        write_manifest(self._files, self._run_dir, self.model)
+        self._run.manifest = self.model
         path = self._globals.weights(adoption.round, adoption.attempt)
         with VersionWriter(self._files, self._run.checkpoints, 0, self._manifest) as writer:
             weights = writer.flat(WEIGHTS)

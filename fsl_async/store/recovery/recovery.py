@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from fsl_async.errors import disk_words
-from fsl_async.files.checksummed_json import from_checksummed
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.roles.phrasing import counted
 from fsl_async.store.book.book import Book
 from fsl_async.store.book.records import to_fact
@@ -452,6 +452,13 @@ def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
 
 def _deltas(count: int) -> str:
     return "1 delta is" if count == 1 else f"{count} deltas are"
+
+
+def write_manifest(files: Files, run_dir: Path, manifest: Manifest) -> None:
+    """Write the run's model, durably; no version refers to it yet. Raises OSError."""
+    members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen_to_wire()}
+    files.write_whole(run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n")
+    files.sync_directory(run_dir)
 
 
 def read_manifest(files: Files, run_dir: Path) -> Manifest:

@@ -197,11 +197,6 @@ def add_to_mean(
     np.add(mean, part, out=mean)
 
 
-def apply_change(weights: NDArray[np.float32], sent: NDArray[np.float32]) -> None:
-    """Add `sent` to `weights` in place: the one fp32 add that the ps and every client make."""
-    np.add(weights, sent, out=weights)
-
-
 def average_full(
     total: NDArray[np.float64], weights: NDArray[np.float32], member_weight: float, scale: float
 ) -> None:
@@ -219,21 +214,6 @@ def average_full(
         kept = np.multiply(weights, left, dtype=np.float64)
         kept += total
         np.multiply(kept, scale, out=weights, casting="same_kind")
-
-
-def replace_buffers(
-    buffers: NDArray[np.float32],
-    average: NDArray[np.float32],
-    mean: NDArray[np.float32] | None = None,
-) -> None:
-    """Set a chunk of buffers to the round's average of them, in place; empty: there is none.
-
-    mean: that of versions, which has the newest buffers.
-    """
-    if len(average):
-        np.copyto(buffers, average)
-    if mean is not None:
-        np.copyto(mean, buffers)
 
 
 def squared_norm(values: NDArray[np.float32]) -> float:

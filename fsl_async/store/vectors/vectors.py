@@ -122,17 +122,12 @@ class Vectors:
         self._scratch: list[_Scratch] = []
         """Unused; at most as many exist as the pool takes chunks at once."""
 
-    def load(self, files: Files, checkpoint: Checkpoint, also: Checkpoint | None = None) -> None:
-        """Read a checkpoint; a vector that it lacks is zeros. Raises Damage, OSError.
-
-        also: from which vectors other than the weights come, instead.
-        """
+    def load(self, files: Files, checkpoint: Checkpoint) -> None:
+        """Read a checkpoint; a vector that it lacks is zeros. Raises Damage, OSError."""
         self.version = -1
-        source = also or checkpoint
-        self._keep_mean(is_kept=MEAN in source.files)
+        self._keep_mean(is_kept=MEAN in checkpoint.files)
         for name, vector in self.named.items():
-            of = checkpoint if name == WEIGHTS else source
-            reader = open_flat(files, of, name, self._manifest)
+            reader = open_flat(files, checkpoint, name, self._manifest)
             if reader is None:
                 vector.fill(0.0)
                 continue

@@ -48,7 +48,6 @@ from fsl_async.store.disk.chunk_files import (
 from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.disk.folders import MANIFEST, NumberedFolders
 from fsl_async.store.errors import CheckpointDamaged, Damage, FrameRefused
-from fsl_async.store.model.manifest import CHUNK_VALUES
 from fsl_codecs import info
 
 if TYPE_CHECKING:
@@ -281,44 +280,53 @@ def open_flat(
     return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].checks)
 
 
-class InitialWeights:
-    """Version 0 in progress. Always close it. Methods raise OSError unchanged."""
+class ArrivingWeights:
+    """Weights that arrive as fp32 frames, in order, and go into a flat file as they are."""
 
-    def __init__(self, files: Files, checkpoints: Checkpoints, manifest: Manifest) -> None:
+    def __init__(self, what: str, manifest: Manifest, weights: FlatWriter) -> None:
+        """what: what arrives, for messages."""
         self.manifest = manifest
+        self.weights = weights
         self.next_chunk = 0
-        self._scratch = np.empty(CHUNK_VALUES, dtype=np.float32)
-        self._writer = VersionWriter(files, checkpoints, 0, manifest)
-        try:
-            self._weights = self._writer.flat(WEIGHTS)
-        except BaseException:
-            self._writer.close()
-            raise
+        self._what = what
+        self._scratch = np.empty(manifest.longest_chunk, np.float32)
 
     def write(self, index: int, frame: BytesLike) -> None:
         """Check a frame and write its values; a repeated one is ignored. Raises FrameRefused."""
         if index < self.next_chunk:
             return
         if index > self.next_chunk:
-            raise FrameRefused(f"chunk {index} of version 0 came before {self.next_chunk}")
+            raise FrameRefused(f"chunk {index} of {self._what} came before {self.next_chunk}")
         values = decode_checked(frame, index, self.manifest, self._scratch)
         coding = info(frame).format
         if coding != "fp32":
-            raise FrameRefused(f"chunk {index} of version 0 is coded in {coding}, not in fp32")
+            raise FrameRefused(f"chunk {index} of {self._what} is coded in {coding}, not in fp32")
         finite = np.isfinite(values)
         if not finite.all():
             position = self.manifest.chunk_range(index)[0] + int(np.argmin(finite))
             name = self.manifest.tensor_at(position)
-            raise FrameRefused(f"the initial weights hold NaN or infinity in tensor {name!r}")
-        self._weights.append(values)
+            raise FrameRefused(f"{self._what} has NaN or infinity in tensor {name!r}")
+        self.weights.append(values)
         self.next_chunk += 1
+
+
+class InitialWeights(ArrivingWeights):
+    """Version 0 in progress. Always close it. Methods raise OSError unchanged."""
+
+    def __init__(self, files: Files, checkpoints: Checkpoints, manifest: Manifest) -> None:
+        self._writer = VersionWriter(files, checkpoints, 0, manifest)
+        try:
+            super().__init__("version 0", manifest, self._writer.flat(WEIGHTS))
+        except BaseException:
+            self._writer.close()
+            raise
 
     def publish(self, generation: int) -> Checkpoint:
         """Make version 0 exist, durably."""
         stored = self._writer.seal(ChunkPool())
         record = VersionRecord(
             version=0,
-            digest=self._weights.digest,
+            digest=self.weights.digest,
             parent="",
             generation=generation,
             fingerprint=self.manifest.fingerprint,

@@ -13,8 +13,8 @@ from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.files.files import Files
 from fsl_async.process.stopper import Stopper
 from fsl_async.store.rules.adapters import RULES
+from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import Checkpoints
-from fsl_async.store.versions.kept_versions import read_version
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
