@@ -51,7 +51,7 @@ from fsl_async.store.merge.merge import SumMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
 from fsl_async.store.recovery.facts import Facts
-from fsl_async.store.recovery.recovery import open_run_directory
+from fsl_async.store.recovery.recovery import open_run_directory, write_manifest
 from fsl_async.store.rules.adapters import adapter_modules, has_adapters
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking

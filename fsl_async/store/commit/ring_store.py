@@ -43,6 +43,7 @@ from fsl_async.store.disk.chunk_files import (
     read_frame,
 )
 from fsl_async.store.errors import StoreError, disk
+from fsl_async.store.recovery.recovery import write_manifest
 from fsl_async.store.rules.outer import check_finite, squared_norm
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import WEIGHTS, ArrivingWeights, VersionWriter
