@@ -268,41 +268,32 @@ class ParquetRows(Rows):
     """A column of Parquet files."""
 
     def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
-        self._files = files
+        self._groups: list[tuple[Path, int]] = []
         sizes = []
         for path in files:
             with open_parquet(path) as found:
-                sizes.append(found.metadata.num_rows)
                 strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
                 column = chosen_column(str(path), strings, column)
+                for group in range(found.metadata.num_row_groups):
+                    self._groups.append((path, group))
+                    sizes.append(found.metadata.row_group(group).num_rows)
         self._column = column
         self._starts = [0, *accumulate(sizes)]
         named = json.dumps([[path.name for path in files], self._starts, column])
         super().__init__(name, self._starts[-1], held_out, named.encode())
 
     def _texts(self, start: int, stop: int) -> Iterator[str | None]:
-        for file, path in enumerate(self._files):
-            begin, end = self._starts[file], self._starts[file + 1]
-            if end > start and begin < stop:
-                with open_parquet(path) as found:
-                    yield from self._of_file(
-                        found, max(start, begin) - begin, min(stop, end) - begin
-                    )
-
-    def _of_file(self, found: Any, start: int, stop: int) -> Iterator[str | None]:
-        at = 0
-        for group in range(found.metadata.num_row_groups):
-            rows = found.metadata.row_group(group).num_rows
-            if at + rows > start and at < stop:
-                seen = at
-                for batch in found.iter_batches(
-                    ROWS_AT_ONCE, row_groups=[group], columns=[self._column]
-                ):
-                    first, last = max(0, start - seen), min(len(batch), stop - seen)
+        group = max(0, bisect_right(self._starts, start) - 1)
+        while group < len(self._groups) and self._starts[group] < stop:
+            path, place = self._groups[group]
+            at = self._starts[group]
+            with open_parquet(path) as found:
+                for batch in found.iter_batches(ROWS_AT_ONCE, [place], [self._column]):
+                    first, last = max(0, start - at), min(len(batch), stop - at)
                     if first < last:
                         yield from batch.column(0).slice(first, last - first).to_pylist()
-                    seen += len(batch)
-            at += rows
+                    at += len(batch)
+            group += 1
 
 
 class SavedRows(Rows):

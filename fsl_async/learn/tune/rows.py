@@ -13,12 +13,9 @@ is unpacked. Numbers of a column of class labels become their names.
 
 CSV is read so that a stray quote costs one row, not the rest of the file. A quote that is never
 closed makes a field of all that follows. So a row that spans lines counts only where it is well
-formed and has as many fields as there are columns. Otherwise its first line is given up, and
-reading goes on at the next one. From there until a good row, lines with an odd number of quotes are
-given up too: they are what is left of the broken row. Reading to the end again for each of many
-broken rows would take the square of a file's length. So there is an allowance of characters to read
-again, which grows with those that are done. No row is looked for that is longer than the rest of
-it.
+formed, has as many fields as there are columns, and at most `MOST_LINES` lines. Otherwise its first
+line is given up, and reading goes on at the next one. From there until a good row, lines with an
+odd number of quotes are given up too: they are what is left of the broken row.
 """
 
 import codecs
@@ -276,6 +273,37 @@ _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
 
 DELIMITERS = ",;\t|"
 """Spreadsheets of many countries write semicolons."""
+MOST_LINES = 1000
+"""Lines of a row of CSV at most: those of a broken row are read again."""
+
+
+class _Table:
+    """The rows of a CSV file. taken: lines of the row that was read last."""
+
+    def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
+        first = next(lines, (1, ""))
+        self.waiting = deque([first])
+        self.taken: list[tuple[int, str]] = []
+        self._lines, self._longest = lines, longest
+        self._delimiter = max(DELIMITERS, key=first[1].count)
+
+    def _of_a_row(self) -> Iterator[str]:
+        size = 0
+        while size <= self._longest and len(self.taken) < MOST_LINES:
+            line = self.waiting.popleft() if self.waiting else next(self._lines, None)
+            if line is None:
+                return
+            self.taken.append(line)
+            size += len(line[1])
+            yield line[1]
+
+    def record(self) -> list[str] | None:
+        """Read the next row's fields; None: it is broken."""
+        self.taken.clear()
+        try:
+            return next(csv.reader(self._of_a_row(), delimiter=self._delimiter, strict=True), [])
+        except csv.Error:
+            return None
 
 
 def csv_rows(
@@ -288,86 +316,29 @@ def csv_rows(
     """
     # The limit belongs to the process; it is never lowered for others.
     csv.field_size_limit(max(csv.field_size_limit(), longest))
-    first = next(lines, (1, ""))
-    delimiter = max(DELIMITERS, key=first[1].count)
-    feed = _Feed(lines, longest)
-    feed.put([first])
-    _, header, _ = _record(feed, delimiter)
-    header = [column.strip() for column in header or ()]
+    table = _Table(lines, longest)
+    header = [column.strip() for column in table.record() or ()]
     named = [column for column in header if column]
     if not named:
         raise DataError(f"{name!r}, line 1 names no columns")
     if len(set(named)) < len(named):
         raise DataError(f"{name!r}, line 1: two columns have one name")
-    mends = False
-    while True:
-        number, fields, taken = _record(feed, delimiter)
-        if not taken:
-            return
-        if fields is None or (len(taken) > 1 and not _fits(fields, header)):
-            feed.put_back(taken[1:])
+    mends, fields = False, table.record()
+    while table.taken:
+        (number, text), *others = table.taken
+        is_odd = mends and not others and text.count('"') % 2
+        # Empty fields at a row's end are spreadsheets'.
+        fits = fields is not None and len(fields) >= len(header) and not any(fields[len(header) :])
+        if fields is None or (others and not fits) or is_odd:
+            table.waiting.extendleft(reversed(others))
             mends = True
             yield number, UnfitError("with a stray quote")
-        elif mends and taken[0][1].count('"') % 2 and len(taken) == 1:
-            yield number, UnfitError("with a stray quote")
-        elif fields and not _fits(fields, header):
+        elif fields and not fits:
             yield number, UnfitError(f"with {counted(len(fields), 'field')}")
         elif fields:
             mends = False
             yield number, dict(zip(header, fields, strict=False))
-
-
-def _fits(fields: list[str], header: list[str]) -> bool:
-    """Whether a row has the columns; empty fields at its end are spreadsheets'."""
-    return len(fields) >= len(header) and not any(fields[len(header) :])
-
-
-_ALLOWED, _REGAINED = 8, 4
-"""Allowance at first, in longest rows, and its growth with each character that is done."""
-
-
-class _Feed:
-    """Iterates over lines and takes back those of a broken row."""
-
-    def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
-        self._lines, self._longest = lines, longest
-        self._allowed = _ALLOWED * longest
-        self._back: deque[tuple[int, str]] = deque()
-        self.taken: list[tuple[int, str]] = []
-
-    def put_back(self, lines: list[tuple[int, str]]) -> None:
-        """Read these lines of a broken row again."""
-        self._allowed -= sum(len(text) for _, text in lines)
-        self.taken = self.taken[:1]
-        self.put(lines)
-
-    def put(self, lines: list[tuple[int, str]]) -> None:
-        """Read these lines before the others."""
-        self._back.extendleft(reversed(lines))
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield lines for one row and keep them in `taken`; stop at the longest row."""
-        done = sum(len(text) for _, text in self.taken)
-        self._allowed = min(_ALLOWED * self._longest, self._allowed + _REGAINED * done)
-        self.taken = []
-        size, longest = 0, min(self._longest, self._allowed)
-        while size <= longest or not size:
-            line = self._back.popleft() if self._back else next(self._lines, None)
-            if line is None:
-                return
-            self.taken.append(line)
-            size += len(line[1])
-            yield line[1]
-
-
-def _record(feed: _Feed, delimiter: str) -> tuple[int, list[str] | None, list[tuple[int, str]]]:
-    """Read the next row: (number of its first line, fields, lines); fields None: it is broken."""
-    reader = csv.reader(iter(feed), delimiter=delimiter, strict=True)
-    try:
-        fields = next(reader, [])
-    except csv.Error:
-        return feed.taken[0][0], None, feed.taken
-    return (feed.taken[0][0] if feed.taken else 0), fields, feed.taken
+        fields = table.record()
 
 
 # --- Arrow and datasets ---
