@@ -1,4 +1,4 @@
-"""Reads rows of files and data sets, streamed: a row, or a piece of a file, is held. No torch.
+"""Reads rows of files and data sets, streamed: a row is held, or a JSON array. No torch.
 
     .jsonl .ndjson        an object each line
     .json                 an array of objects, or as .jsonl
@@ -23,7 +23,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +32,7 @@ from typing import Any
 
 import attrs
 
-from fsl_async.errors import DataError
+from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import cannot_read
 from fsl_async.learn.data.documents import ROWS_AT_ONCE, open_parquet, stream_error
 from fsl_async.learn.data.hub import saved_table
@@ -43,8 +42,8 @@ from fsl_async.roles.phrasing import counted, megabytes
 
 LINE_CHARACTERS = 16 << 20
 """Longest line, field or JSON object; a longer one is damage, or another kind of file."""
-PIECE_CHARACTERS = 1 << 20
-"""A JSON array is read in pieces of this size."""
+ARRAY_CHARACTERS = 1 << 30
+"""Longest JSON array, which is read as a whole."""
 
 SUFFIXES = {
     ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".csv": "csv", ".tsv": "csv",
@@ -58,7 +57,6 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_GAP = re.compile(r"[ \t\r\n,]*")
 
 Numbered = Iterator[tuple[int, Any]]
 """(number of a line or row from 1, row); instead of a damaged row an UnfitError."""
@@ -94,7 +92,7 @@ def open_rows(location: Location) -> tuple[Rows, ...]:
 
 
 def _file(path: Path) -> Rows:
-    unit = "row" if kind_of(path) == "parquet" else "line"
+    unit = "row" if kind_of(path) in {"json", "parquet"} else "line"
     return Rows(str(path), unit, lambda: _rows(path))
 
 
@@ -217,48 +215,17 @@ def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
 
 
 def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
-    """Yield the objects of an array; only a piece of the text is held."""
-    decode = json.JSONDecoder().raw_decode
-    text, at, line, ended = "", 0, 1, False
-
-    def more(count: int) -> None:
-        nonlocal text, at, ended
-        piece = _checked(stream.read(count), path, line)
-        ended = not piece
-        text, at = text[at:] + piece, 0
-
-    more(PIECE_CHARACTERS)
-    at = text.index("[") + 1
-    line += text.count("\n", 0, at)
-    while True:
-        gap = _GAP.match(text, at)
-        assert gap is not None
-        line += text.count("\n", at, gap.end())
-        at = gap.end()
-        if at == len(text) and not ended:
-            more(PIECE_CHARACTERS)
-        elif text[at : at + 1] == "]":
-            return
-        elif text[at : at + 1] != "{":
-            raise DataError(
-                f"{str(path)!r}, line {line}: the array ends too early, or holds other than objects"
-            )
-        else:
-            try:
-                row, end = decode(text, at)
-            except (ValueError, RecursionError) as error:
-                held = len(text) - at
-                if ended or held > LINE_CHARACTERS or isinstance(error, RecursionError):
-                    raise DataError(
-                        f"{str(path)!r}, line {line}: the object that begins here is damaged"
-                        f" or longer than {megabytes(LINE_CHARACTERS)}"
-                    ) from error
-                # Doubling what is held keeps the work for a long object linear.
-                more(max(PIECE_CHARACTERS, held))
-            else:
-                yield line, row
-                line += text.count("\n", at, end)
-                at = end
+    text = stream.read(ARRAY_CHARACTERS + 1)
+    if len(text) > ARRAY_CHARACTERS:
+        raise DataError(
+            f"{str(path)!r} is an array longer than {megabytes(ARRAY_CHARACTERS)}: make it a .jsonl"
+            " file, an object on each line"
+        )
+    try:
+        found = json.loads(_checked(text, path, 1))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} is damaged ({one_line(str(error))[:200]})") from error
+    yield from enumerate(found, 1)
 
 
 _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
