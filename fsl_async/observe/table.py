@@ -68,22 +68,16 @@ def _fitted(
     columns: Sequence[Column],
     upgrades: Sequence[int],
 ) -> list[str]:
-    full = [[one.title, *(one.full(client, now) for client in clients)] for one in columns]
-    if width is None:
-        return _aligned(full, columns)
     chosen: list[list[str] | None] = [
-        None if one.short is None else [one.title, *(one.short(client, now) for client in clients)]
-        for one in columns
+        [one.title, *(one.full(client, now) for client in clients)] for one in columns
     ]
-    for index in upgrades:
-        wider = [*chosen[:index], full[index], *chosen[index + 1 :]]
-        if _width(wider) <= width:
-            chosen = wider
-    # A very narrow terminal: the last columns go first.
-    for index in reversed(range(2, len(columns))):
-        if _width(chosen) <= width:
+    # Short forms first, those of the last upgrade before others; then the last columns go.
+    for place, index in enumerate([*reversed(upgrades), *reversed(range(2, len(columns)))]):
+        if width is None or _width(chosen) <= width:
             break
-        chosen[index] = None
+        short = columns[index].short if place < len(upgrades) else None
+        title = columns[index].title
+        chosen[index] = short and [title, *(short(client, now) for client in clients)]
     kept = [(cells, one) for cells, one in zip(chosen, columns, strict=True) if cells]
     return [line[:width] for line in _aligned([c for c, _ in kept], [one for _, one in kept])]
 
