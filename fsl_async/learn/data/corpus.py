@@ -18,6 +18,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import attrs
@@ -83,9 +84,7 @@ class Corpus:
         self.files = tuple(files)
         self.window_bytes = window_bytes
         # offsets[i] is the position of file i's first byte; the last entry is the end.
-        self.offsets = [0]
-        for _, size in self.files:
-            self.offsets.append(self.offsets[-1] + size)
+        self.offsets = list(accumulate((size for _, size in self.files), initial=0))
         self.bytes = self.offsets[-1]
         tail = max(int(self.bytes * held_out), HELD_OUT_WINDOWS * window_bytes) if held_out else 0
         if self.bytes < tail + window_bytes:

@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 import attrs
@@ -164,10 +164,7 @@ def _even(total: int, parts: int) -> tuple[int, ...]:
 
 
 def _edges(shares: Sequence[int]) -> tuple[int, ...]:
-    edges = [0]
-    for share in shares:
-        edges.append(edges[-1] + share)
-    return tuple(edges)
+    return tuple(accumulate(shares, initial=0))
 
 
 def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
