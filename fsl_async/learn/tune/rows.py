@@ -50,13 +50,10 @@ SUFFIXES = {
     ".txt": "text", ".parquet": "parquet",
 }  # fmt: skip
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_MARKS = {
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # one begins with a mark of UTF-16
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 
 Numbered = Iterator[tuple[int, Any]]
 """(number of a line or row from 1, row); instead of a damaged row an UnfitError."""
@@ -160,14 +157,15 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
         if source.peek(2)[:2] == b"\x1f\x8b":
             source = stack.enter_context(gzip.GzipFile(fileobj=source))
         start = source.read(4096)
-        coding = next((coding for mark, coding in _MARKS if start.startswith(mark)), "utf-8")
-        if coding in {"utf-8", "utf-8-sig"} and b"\0" in start:
+        found = (coding for coding, marks in _MARKS.items() if start.startswith(marks))
+        coding = next(found, "utf-8-sig")
+        if coding == "utf-8-sig" and b"\0" in start:
             raise DataError(
                 f"{str(path)!r} is no text (it holds zero bytes): convert it to UTF-8, or to UTF-16"
                 " with its mark"
             )
         source.seek(0)
-        errors = "surrogateescape" if coding.startswith("utf-8") else "strict"
+        errors = "surrogateescape" if coding == "utf-8-sig" else "strict"
         with io.TextIOWrapper(source, coding, errors, newline="") as text:
             yield text
 
