@@ -1,9 +1,9 @@
 """`fsl-node completion SHELL`: print the script that completes `fsl-node` in a shell.
 
 Scripts and answers are click's, with these changes. The shell calls the program as it was typed,
-since a clone's is called by its path. No space follows `--set sync.every_s=`. In bash, words that it
-splits at `=` and `:` are joined, and names with spaces are quoted. Of `--role=ps` the option is a
-word of its own, by which `fsl_async.cli` finds a node's command.
+since a clone's is called by its path. No space follows `--set sync.every_s=`. In bash, words that
+it splits at `=` and `:` are joined, and names with spaces are quoted. Of `--role=ps` the option is
+a word of its own, by which `fsl_async.cli` finds a node's command.
 
 When Tab is pressed the shell calls the program with `VARIABLE`, which `fsl_async.cli` looks at.
 """
