@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from fsl_async.observe.table import PlainLines
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo.groups import GlobalRounds, groups
 from fsl_async.tools.demo.runner import Runner
@@ -103,8 +102,7 @@ def measure(fault: str, seconds: float) -> dict[str, Any]:
             nodes = [late if node is last else node for node in scenario.nodes]
             begin = Fault(last.name, lambda _: bool(rounds.decided), lambda *_: "begins")
             scenario = evolve(scenario, nodes=nodes, faults=[begin])
-        lines = PlainLines(lambda _: None)
-        played = asyncio.run(Runner(scenario, Stopper(), print, lambda: lines).play())
+        played = asyncio.run(Runner(scenario, Stopper(), print, lambda *_: None).play())
         found = scenario.conclude(played)
         at = played.faults[0].begun if played.faults else time.time()
         after = [moment - at for moment in rounds.decided if moment > at]

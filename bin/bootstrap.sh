@@ -3,13 +3,13 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${FSL_VENV:-$root/.venv}"
 
 # fsl_bootstrap [EXTRA...]: makes the environment and installs what is missing in it: fsl-async with
-# the extra `live`, those given here, and those of FSL_EXTRAS (hf,plot). They are kept from then on.
+# the extras given here, and those of FSL_EXTRAS (hf,plot). They are kept from then on.
 # Packages are installed again when pyproject.toml or constraints.txt change, the native codec is
 # built again when pyproject.toml or its sources do. Needs Python 3.11+; PYTHON=... chooses one.
 fsl_bootstrap() {
     local stamp="$venv/.fsl-installed" built pinned extra
     local is_built='' are_pinned='' extras='' lacking='' requirements python="$venv/bin/python"
-    local wanted="live $* ${FSL_EXTRAS:-}"
+    local wanted="$* ${FSL_EXTRAS:-}"
     wanted="${wanted//,/ }"
     built="$({
         cat "$root/pyproject.toml" "$root/codecs/native/CMakeLists.txt"
@@ -24,7 +24,7 @@ fsl_bootstrap() {
 
     if [ -n "${PYTHON:-}" ] || [ ! -x "$python" ]; then fsl_find_python || return 2; fi
     # shellcheck disable=SC2086 - names of extras are words
-    requirements="$(fsl_requirements "$python" $extras $lacking)" || return 2
+    requirements="$(fsl_requirements "$python" "$lacking" $extras)" || return 2
     if [ ! -f "$stamp" ]; then
         echo "fsl-async: first use, installing into $venv (one to two minutes)" >&2
     else
@@ -101,7 +101,8 @@ fsl_find_python() {
     return 2
 }
 
-# fsl_requirements PYTHON EXTRA...: prints what pyproject.toml requires with these extras.
+# fsl_requirements PYTHON "ASKED..." KEPT...: prints what pyproject.toml requires with these extras.
+# A kept one that this version does not have is left out.
 fsl_requirements() {
     "$1" - "$root/pyproject.toml" "${@:2}" <<'EOF'
 import sys
@@ -109,7 +110,8 @@ import tomllib
 
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
-extras, names, lines = project["optional-dependencies"], sys.argv[2:], project["dependencies"]
+extras, lines, asked = project["optional-dependencies"], project["dependencies"], sys.argv[2].split()
+names = [*asked, *(name for name in sys.argv[3:] if name in extras and name not in asked)]
 for name in names:  # an extra may name others
     if name not in extras:
         sys.exit(f"FSL_EXTRAS: no extra {name!r}; there are {', '.join(extras)}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -21,7 +21,6 @@ from fsl_async.roles.split.methods import names_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsl_async.observe.table import View
     from fsl_async.process.stopper import Stopper
     from fsl_async.tools.demo.scenario import Choices, Places, Played, Scenario
 
@@ -188,15 +187,10 @@ def _scenario(what: str, chosen: Choices) -> Scenario:
 
 
 async def _played(scenario: Scenario, stopper: Stopper, output: Output) -> Played:
-    """Play it, with a live view of its one server, or lines of several."""
-    from fsl_async.observe.table import open_view
+    from fsl_async.observe.table import show_news
     from fsl_async.tools.demo.runner import Runner
 
-    def opened() -> View:
-        ends_at = None if scenario.ends_at_s is None else time.time() + scenario.ends_at_s
-        return open_view(output, ends_at=ends_at, has_table=len(scenario.servers) == 1)
-
-    return await Runner(scenario, stopper, output.say, opened).play()
+    return await Runner(scenario, stopper, output.say, partial(show_news, output)).play()
 
 
 def _late_s(net: str | None) -> float:

@@ -27,7 +27,6 @@ PROBLEM = "problem"
 _PACKAGES = ("attrs", "cattrs", "click", "msgpack", "numpy", "pyzmq", "torch")
 # Of each extra of pyproject.toml that commands use, a package that only it brings.
 _EXTRAS = {
-    "live": "rich",
     "web": "aiohttp",
     "prometheus": "prometheus_client",
     "tensorboard": "tensorboard",

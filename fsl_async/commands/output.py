@@ -7,13 +7,10 @@ Control and format characters are escaped here, in every line and in JSON, so no
 terminal. Text of peers is made printable on arrival; a journal may come from elsewhere.
 
 The reader of a node's output may be slow, stopped (Ctrl-S) or missing. Lines queue in memory, and a
-thread that exists only that long writes them. Where there is room that is done before the call
-returns; a full pipe or terminal blocks the thread. Beyond `LIMIT_BYTES` the newest lines are
-dropped, and one line reports how many.
-
-A process that ends waits at most `END_S` for its queued lines, and at most `PATIENCE_S` for a
-reader that takes nothing. The rest is dropped, and nothing more is written to that stream, because
-it would continue a line that was written in part.
+thread that exists only that long writes them, before the call returns where there is room. Beyond
+`LIMIT_BYTES` the newest lines are dropped, and one line reports how many. A process that ends waits
+at most `END_S` for its queued lines. The rest is dropped, and nothing more is written to that
+reader, because it would continue a line that was written in part.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import stat
 import sys
 import threading
@@ -41,13 +37,9 @@ from fsl_async.roles.phrasing import megabytes
 
 LIMIT_BYTES: Final = 1 << 20
 """Bytes of queued lines at most."""
-PIECE_BYTES: Final = 1 << 14
-"""Bytes that are written at once: a reader that takes them makes progress."""
 AT_ONCE_S: Final = 0.02
 """The first line of a queue waits so long for the reader, so that streams keep their order."""
-PATIENCE_S: Final = 2.0
-"""At the end of a process: the wait for a reader that takes nothing."""
-END_S: Final = 5.0
+END_S: Final = 3.0
 """At the end of a process: the wait for all readers together."""
 _RETRY_S: Final = 0.02
 
@@ -62,15 +54,6 @@ def silence(stream: TextIO) -> None:
         os.close(nothing)
 
 
-def silence_when_full(stream: TextIO, patience_s: float = PATIENCE_S) -> None:
-    """Redirect a stream that has no room within `patience_s` to /dev/null."""
-    with contextlib.suppress(OSError, ValueError):
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-        if not poll.poll(patience_s * 1000):
-            silence(stream)
-
-
 def finish_all(limit_s: float = END_S) -> None:
     """Wait, at most `limit_s` in all, until the queued lines of all streams are written."""
     end_at = time.monotonic() + limit_s
@@ -78,66 +61,61 @@ def finish_all(limit_s: float = END_S) -> None:
         lines.finish(max(0.0, end_at - time.monotonic()))
 
 
-def write_last(stream: TextIO, text: str) -> None:
-    """Write a process's last lines, after all queued ones, without blocking forever.
+atexit.register(finish_all)
 
-    text: ends with a newline, or is empty.
-    """
+
+def write_last(stream: TextIO, text: str) -> None:
+    """Write a process's last lines, after all queued ones, without blocking forever."""
     finish_all()
-    silence_when_full(stream)
-    with contextlib.suppress(OSError, ValueError):
-        stream.flush()
     if text:
         lines = LineStream(stream)
-        lines.write(text.removesuffix("\n"))
-        lines.finish(PATIENCE_S)
+        lines.write(text)
+        lines.finish()
 
 
 class LineStream:
-    """Writes lines to a text stream. Thread-safe; never raises, and waits long in `finish` only."""
+    """Writes text to a stream. Thread-safe; never raises."""
 
     def __init__(
-        self, stream: TextIO, *, limit_bytes: int = LIMIT_BYTES, patience_s: float = PATIENCE_S
+        self, stream: TextIO, *, waits: bool = False, limit_bytes: int = LIMIT_BYTES
     ) -> None:
+        """waits: block until text is written; else drop what the reader does not take."""
         self.dropped = 0
         self._stream = stream
         self._limit_bytes = limit_bytes
-        self._patience_s = patience_s
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._moved_at = 0.0
-        self._gave_up = False
+        self._is_gone = False
         self._file = -1
-        self._inode = (0, 0)
+        # A file, or a test's buffer, always has room.
         with contextlib.suppress(OSError, ValueError):
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            if not waits and not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 self._file = stream.fileno()
-                self._inode = (found.st_dev, found.st_ino)
-        _streams.add(self)
+                _streams.add(self)
 
     def write(self, text: str) -> None:
-        """Write a line, or queue it, or drop it."""
-        if self._file < 0:  # a file, or a test's buffer: there is always room
+        """Write text, or queue it, or drop it."""
+        coding = getattr(self._stream, "encoding", None) or "utf-8"
+        # A path that is not UTF-8, or a terminal of another encoding: escape characters.
+        data = text.encode(coding, "backslashreplace")
+        if self._file < 0:
             try:
-                self._stream.write(text + "\n")
+                self._stream.write(data.decode(coding))
                 self._stream.flush()
             except (OSError, ValueError):
                 silence(self._stream)
             return
-        data = (text + "\n").encode(self._stream.encoding or "utf-8", "backslashreplace")
         with self._lock:
             is_full = self._queue and self._queued_bytes + len(data) > self._limit_bytes
-            if is_full or self._gave_up:
+            if is_full or self._is_gone:
                 self.dropped += 1
                 return
             self._queue.append(data)
             self._queued_bytes += len(data)
             if self._thread is not None:
                 return
-            self._moved_at = time.monotonic()
             thread = threading.Thread(target=self._drain, name="output", daemon=True)
             try:
                 thread.start()
@@ -147,86 +125,53 @@ class LineStream:
         thread.join(AT_ONCE_S)
 
     def finish(self, limit_s: float = END_S) -> None:
-        """Wait at most `limit_s`, while the reader takes queued lines; then drop the rest."""
-        begun = self._moved_at = time.monotonic()
-        while not self._gave_up:
-            with self._lock:
-                thread = self._thread
-            if thread is None:
-                return
-            thread.join(_RETRY_S)
-            now = time.monotonic()
-            if now - begun > limit_s or now - self._moved_at > self._patience_s:
+        """Wait at most `limit_s` for queued lines, then write no more to that reader."""
+        with self._lock:
+            thread = self._thread
+        if thread is None:
+            return
+        thread.join(limit_s)
+        if thread.is_alive():
+            with contextlib.suppress(OSError):
+                reader = os.fstat(self._file)
                 for lines in list(_streams):
-                    lines.give_up(self._inode)
+                    lines.give_up(reader)
 
-    def give_up(self, inode: tuple[int, int]) -> None:
+    def give_up(self, reader: os.stat_result) -> None:
         """Write no more, if this stream has that reader; it may be shared (`2>&1`)."""
-        if inode == self._inode:
-            self._gave_up = True
-            silence(self._stream)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._file), reader):
+                self._is_gone = True
+                silence(self._stream)
 
     def _drain(self) -> None:
         """Write until the queue is empty; the body of the thread."""
         while True:
             with self._lock:
-                if not self._queue or self._gave_up:
+                if self.dropped and not self._queue:
+                    notice = f"({self.dropped} lines were dropped here because they were not read)"
+                    self._queue.append(f"{notice}\n".encode())
+                    self._queued_bytes, self.dropped = len(self._queue[0]), 0
+                if not self._queue or self._is_gone:
                     self._thread = None
                     return
-                line = self._queue[0]
+                data = self._queue[0]
+            self._write(data)
+            with self._lock:
+                self._queued_bytes -= len(self._queue.popleft())
+
+    def _write(self, data: bytes) -> None:
+        while data and not self._is_gone:
             try:
-                taken = os.write(self._file, line[:PIECE_BYTES])
+                data = data[os.write(self._file, data) :]
             except BlockingIOError:  # another process has made it so
                 time.sleep(_RETRY_S)
-                continue
             except OSError:  # the reader is gone
+                self._is_gone = True
                 silence(self._stream)
-                taken = len(line)
-            with self._lock:
-                self._advance(taken)
-
-    def _advance(self, taken: int) -> None:
-        """Remove `taken` bytes of the first line, with the lock held."""
-        line = self._queue.popleft()
-        self._queued_bytes -= taken
-        self._moved_at = time.monotonic()
-        if taken < len(line):
-            self._queue.appendleft(line[taken:])
-        elif not self._queue and self.dropped:
-            notice = f"({self.dropped} lines were dropped here because they were not read)\n"
-            self.dropped = 0
-            self._queue.append(notice.encode())
-            self._queued_bytes += len(notice)
-
-
-atexit.register(finish_all)
 
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
-
-
-class _Blocking:
-    """Writes each line before it returns."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        """Write a line; drop it when the reader is gone."""
-        self.part(text + "\n")
-
-    def part(self, text: str) -> None:
-        """Write text without a line's end."""
-        try:
-            try:
-                self._stream.write(text)
-            except UnicodeEncodeError:
-                # A path that is not UTF-8, or a terminal of another encoding: escape characters.
-                coding = self._stream.encoding or "utf-8"
-                self._stream.write(text.encode(coding, "backslashreplace").decode(coding))
-            self._stream.flush()
-        except (OSError, ValueError):
-            silence(self._stream)
 
 
 class Output:
@@ -242,14 +187,13 @@ class Output:
     ) -> None:
         """waits: block until each line is written; False for nodes, which drop lines instead."""
         self.as_json = as_json
-        kind = _Blocking if waits else LineStream
-        self._out = kind(sys.stdout if out is None else out)
-        self._err = kind(sys.stderr if err is None else err)
+        self._out = LineStream(sys.stdout if out is None else out, waits=waits)
+        self._err = LineStream(sys.stderr if err is None else err, waits=waits)
 
     def say(self, *lines: str) -> None:
         """Print text for people, one line each; with --json on standard error."""
         text = "\n".join(map(printable, lines))
-        (self._err if self.as_json else self._out).write(text)
+        (self._err if self.as_json else self._out).write(f"{text}\n")
 
     def answer(self, values: Any, *lines: str) -> None:
         """Print the result: `values` as one JSON object with --json, else `lines` as text."""
@@ -259,12 +203,9 @@ class Output:
             self.say(*lines)
 
     def part(self, text: str) -> None:
-        """Print a part of a text, with its line breaks and tabs; nothing with --json.
-
-        For commands that block.
-        """
-        if not self.as_json and isinstance(self._out, _Blocking):
-            self._out.part("".join(one if one in "\n\t" else printable(one) for one in text))
+        """Print a part of a text, with its line breaks and tabs; nothing with --json."""
+        if not self.as_json:
+            self._out.write("".join(one if one in "\n\t" else printable(one) for one in text))
 
     def note(self, text: str) -> None:
         """Print a line of a node; with --json a record of it."""
@@ -275,12 +216,12 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Print a warning for people, on standard error."""
-        self._err.write(f"warning: {printable(text)}")
+        self._err.write(f"warning: {printable(text)}\n")
 
     def record(self, event: str, /, **fields: Any) -> None:
         """Print one JSON object `{"event": ...}`; nothing without --json."""
         if self.as_json:
-            self._out.write(encoded({"event": event, **fields}))
+            self._out.write(encoded({"event": event, **fields}) + "\n")
 
     def result(self, summary: Any) -> None:
         """Print the result, an attrs object or a dict: one JSON object, or aligned lines.
@@ -291,10 +232,10 @@ class Output:
             attrs.asdict(summary) if attrs.has(type(summary)) else dict(summary)
         )
         if self.as_json:
-            self._out.write(encoded(values))
+            self._out.write(encoded(values) + "\n")
             return
         for line in _lines(values):
-            self._out.write(printable(line))
+            self._out.write(f"{printable(line)}\n")
 
 
 def encoded(values: Any) -> str:

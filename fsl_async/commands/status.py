@@ -293,31 +293,24 @@ def _web(run_dir: Path, port: int, output: Output) -> int:
 def _follow(status: NodeStatus, output: Output, poll: Callable[[], None]) -> None:
     """Show what happens until the node is gone for good, or Ctrl-C.
 
-    Where there is no live table, the table of clients is printed at the beginning and after a
-    version, at most every `_CLIENTS_EVERY_S`. poll: called after each look at the journal.
+    The table of clients is printed at the beginning and after a version, at most every
+    `_CLIENTS_EVERY_S`. poll: called after each look at the journal.
     """
     from fsl_async.commands.status_report import table
-    from fsl_async.observe.table import LiveTable, open_view
+    from fsl_async.observe.table import show_news
 
-    view, state = open_view(output), status.state
-    needs_clients = not output.as_json and not isinstance(view, LiveTable)
-    clients_at = -_CLIENTS_EVERY_S
-    news = status.news
-    try:
+    state, news, clients_at = status.state, status.news, -_CLIENTS_EVERY_S
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
-            view.update(state, news, time.time())
+            show_news(output, state, news)
             poll()
             if state.node.ended_at is not None:
                 return
             is_due = time.monotonic() >= clients_at + _CLIENTS_EVERY_S
             is_new = clients_at < 0 or any(one.kind == "version" for one in news)
-            if needs_clients and state.clients and is_due and is_new:
+            if not output.as_json and state.clients and is_due and is_new:
                 clients_at = time.monotonic()
                 for line in table(state, time.time()):
                     output.say(line)
             time.sleep(POLL_S)
             news = status.read()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        view.close()

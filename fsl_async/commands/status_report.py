@@ -128,7 +128,7 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     state, found = status.state, _ps_facts(status, now)
     node, ps, audit = state.node, state.ps, found["audit"]
     made = [
-        header(state, now),
+        header(state),
         f"parameter server: {found['server']}",
         *_encrypted("connections", node),
     ]
@@ -255,7 +255,7 @@ def _client_lines(status: NodeStatus, now: float) -> list[str]:
     leaves = f"{', '.join(site.leaving)}, to {site.leaving_to}" if site.leaving else "nothing yet"
     return [
         f"client: {found['client']}",
-        header(status.state, now),
+        header(status.state),
         f"leaves this machine: {leaves}",
         *account_lines("client", found["traffic"]),
     ]

@@ -1,6 +1,6 @@
 """Watching a running server: a journal that prints its news, and a count of unreadable messages.
 
-The lines are those of `fsl-node status --follow` and of the live table.
+The lines are those of `fsl-node status --follow` and of `demo`.
 """
 
 import asyncio

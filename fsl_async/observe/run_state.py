@@ -1,6 +1,6 @@
 """The state of a run, rebuilt from a node's journal alone. Pure.
 
-`fsl-node status`, the live table, the lines of a server and `demo` show it. `RunState.apply(line)`
+`fsl-node status`, the lines of a server and `demo` show it. `RunState.apply(line)`
 takes one line as `JournalReader` yields it, in order, and returns what is worth telling a person.
 It never fails on a line: one of a newer release, or with fields of another type, changes nothing.
 Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. The method

@@ -1,7 +1,6 @@
-"""What people see of a run: the table of clients, a live view of it, lines of news.
+"""What people see of a run: the table of clients, and a line for each piece of news.
 
-All of it shows a `RunState`. On a terminal, with `rich` installed (the extra `live`), one table is
-redrawn in place. Without either, every `News` is one line: a few dozen for a run of a minute.
+Both show a `RunState`: a few dozen lines for a run of a minute.
 
 The table fits the terminal's width. What matters most comes first: the client, what it does, on
 which version, at what loss and speed, how many of its deltas were merged, how much it sent. These
@@ -11,23 +10,17 @@ loss, full states and both sizes of what was sent, in this order, each as far as
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
 from fsl_async.observe.clients import ClientState, News
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
-from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.training_trouble import LOSS_IS
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-NEWS_SHOWN = 6
 LOSS_LEGEND = "losses are running means; a version's line has the mean over its round"
 _SPLIT_LEGEND = "losses are those of uploads, as the split server trained them"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -75,22 +68,16 @@ def _fitted(
     columns: Sequence[Column],
     upgrades: Sequence[int],
 ) -> list[str]:
-    full = [[one.title, *(one.full(client, now) for client in clients)] for one in columns]
-    if width is None:
-        return _aligned(full, columns)
     chosen: list[list[str] | None] = [
-        None if one.short is None else [one.title, *(one.short(client, now) for client in clients)]
-        for one in columns
+        [one.title, *(one.full(client, now) for client in clients)] for one in columns
     ]
-    for index in upgrades:
-        wider = [*chosen[:index], full[index], *chosen[index + 1 :]]
-        if _width(wider) <= width:
-            chosen = wider
-    # A very narrow terminal: the last columns go first.
-    for index in reversed(range(2, len(columns))):
-        if _width(chosen) <= width:
+    # Short forms first, those of the last upgrade before others; then the last columns go.
+    for place, index in enumerate([*reversed(upgrades), *reversed(range(2, len(columns)))]):
+        if width is None or _width(chosen) <= width:
             break
-        chosen[index] = None
+        short = columns[index].short if place < len(upgrades) else None
+        title = columns[index].title
+        chosen[index] = short and [title, *(short(client, now) for client in clients)]
     kept = [(cells, one) for cells, one in zip(chosen, columns, strict=True) if cells]
     return [line[:width] for line in _aligned([c for c, _ in kept], [one for _, one in kept])]
 
@@ -208,7 +195,7 @@ _PHASES = {"waiting": "waiting for the first client's weights"}
 """Phases that are clearer in other words."""
 
 
-def header(state: RunState, now: float, ends_at: float | None = None) -> str:
+def header(state: RunState) -> str:
     """The run in one or two lines."""
     node = state.node
     if node.role == SPLIT_SERVER:
@@ -227,8 +214,6 @@ def header(state: RunState, now: float, ends_at: float | None = None) -> str:
         parts.append(f"participation {ps.participation:.0%}")
     if ps.bytes_sent:
         parts.append(f"{megabytes(ps.bytes_raw)} as {megabytes(ps.bytes_sent)} ({ps.ratio:.1f}x)")
-    if ends_at is not None and node.phase != "ended":
-        parts.append(f"{max(0.0, ends_at - now):.0f} s left")
     return ", ".join(parts)
 
 
@@ -255,101 +240,10 @@ def news_line(state: RunState, news: News) -> str:
     return f"{max(0.0, news.t - state.node.started_at):6.1f} s  {news.text}"
 
 
-# --- views ---
-
-
-class Records:
-    """One JSON object for each piece of news, for programs that watch."""
-
-    def __init__(self, tell: Any) -> None:
-        self._tell = tell
-
-    def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Print the news."""
-        for one in news:
-            self._print(state, one)
-
-    def _print(self, state: RunState, one: News) -> None:
-        self._tell(one.kind, **news_fields(state, one))
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class PlainLines(Records):
-    """One line for each piece of news, with the seconds since the run began."""
-
-    def _print(self, state: RunState, one: News) -> None:
-        self._tell(news_line(state, one))
-
-
-_STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
-
-
-class LiveTable:
-    """The table, redrawn in place by rich. ends_at: planned end of the run, seconds since 1970."""
-
-    def __init__(self, ends_at: float | None = None, console: Console | None = None) -> None:
-        from rich import console as screen
-        from rich.live import Live
-
-        self.ends_at = ends_at
-        self._console = screen.Console() if console is None else console
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._live.start()
-
-    def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Draw what fits on the screen: the header, the clients, then the newest news."""
-        from rich.console import Group
-        from rich.text import Text
-
-        width, height = self._console.size
-        head = Text(header(state, now, self.ends_at))
-        left = height - len(head.wrap(self._console, width)) - 2
-        shown: list[Text] = []
-        if state.clients:
-            lines = client_lines(state, now, width)
-            doing = [state.clients[name].doing for name in sorted(state.clients)]
-            styles = ["bold", *(_STYLES.get(one, "") for one in doing)]
-            rows = [
-                Text(line, style=style, no_wrap=True, overflow="crop")
-                for line, style in zip(lines, styles, strict=True)
-            ]
-            room = max(4, left - 3)
-            if len(rows) > room:
-                hidden = counted(len(rows) - room + 1, "client")
-                rows = [*rows[: room - 1], Text(f"and {hidden} more", style="dim")]
-            shown = [*rows, Text(legend(state), style="dim", no_wrap=True, overflow="crop")]
-            left -= len(shown)
-        told: list[Text] = []
-        for one in reversed(sorted(state.news, key=lambda one: one.t)[-NEWS_SHOWN:]):
-            style = "yellow" if one.level == "warning" else "dim"
-            text = Text(news_line(state, one), style=style)
-            left -= len(text.wrap(self._console, width))
-            if left < 0:
-                break
-            told.insert(0, text)
-        self._live.update(Group(head, *shown, *told), refresh=True)
-
-    def close(self) -> None:
-        """Stop redrawing; the last table stays."""
-        self._live.stop()
-
-
-def open_view(output: Any, *, ends_at: float | None = None, has_table: bool = True) -> View:
-    """Objects with --json; the table on a terminal where rich is installed; else lines.
-
-    has_table: False where one table cannot show all clients.
-    """
-    if output.as_json:
-        return Records(output.record)
-    if has_table and sys.stdout.isatty():
-        try:
-            return LiveTable(ends_at)
-        except ImportError:
-            output.say(f"(to see this as a table: {to_install('live')})")
-    return PlainLines(output.say)
-
-
-View = Records | LiveTable
-"""Shows a run while it goes on, until it is closed."""
+def show_news(output: Any, state: RunState, news: Sequence[News]) -> None:
+    """Print a line for each piece of news; an object with --json."""
+    for one in news:
+        if output.as_json:
+            output.record(one.kind, **news_fields(state, one))
+        else:
+            output.say(news_line(state, one))

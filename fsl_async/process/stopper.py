@@ -23,10 +23,9 @@ receives it twice, milliseconds apart. So a SIGTERM within `SAME_REQUEST_S` of t
 same request, unless a terminal is attached, where a person may send it. Ctrl-C twice always stops
 at once.
 
-Lines are written without blocking: a terminal may not be read (Ctrl-S, a pty without a reader).
-After poll(2) a pipe takes `PIPE_BUF` bytes, but a terminal may take only one: a longer write(2)
-blocks. O_NONBLOCK would apply to the open file, which the shell and other processes share; so the
-terminal is opened again, for a flag of our own.
+Lines are written by a thread: a terminal may not be read (Ctrl-S, a pty without a reader), and
+write(2) then blocks, for a terminal also after poll(2). O_NONBLOCK would apply to the open file,
+which the shell and other processes share.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ import atexit
 import contextlib
 import enum
 import os
-import select
 import signal
 import socket
 import threading
@@ -52,17 +50,7 @@ if TYPE_CHECKING:
     from fsl_async.process.notices import Notice
 
 
-_PATIENCE_S = 0.1
-
-
-def open_anew(file: int) -> int | None:
-    """Open the terminal behind `file` for non-blocking writes.
-
-    None where it is none, or may not be opened (after `su`).
-    """
-    with contextlib.suppress(OSError):
-        return os.open(os.ttyname(file), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    return None
+_PATIENCE_S = 0.5
 
 
 def is_attended() -> bool:
@@ -71,24 +59,7 @@ def is_attended() -> bool:
 
 
 def write_if_room(file: int, data: bytes) -> None:
-    """Write up to `PIPE_BUF` bytes, as far as there is room. Safe in signal handlers; no errors."""
-    with contextlib.suppress(OSError):
-        if not os.isatty(file):
-            if select.select((), (file,), (), 0)[1]:
-                os.write(file, data)
-            return
-        anew = open_anew(file)
-        if anew is None:
-            _write_in_thread(file, data)
-            return
-        try:
-            os.write(anew, data)
-        finally:
-            os.close(anew)
-
-
-def _write_in_thread(file: int, data: bytes) -> None:
-    """Write in a thread, which may block for ever; wait at most `_PATIENCE_S`.
+    """Write in a thread, which may block for ever; wait at most `_PATIENCE_S`. No errors.
 
     Not by `threading`: the code that a signal interrupted may hold its locks.
     """
@@ -100,8 +71,9 @@ def _write_in_thread(file: int, data: bytes) -> None:
             os.write(file, data)
         over.release()
 
-    _thread.start_new_thread(write, ())
-    over.acquire(timeout=_PATIENCE_S)
+    with contextlib.suppress(RuntimeError):  # there is no room for a thread
+        _thread.start_new_thread(write, ())
+        over.acquire(timeout=_PATIENCE_S)
 
 
 SAME_REQUEST_S = 2.0

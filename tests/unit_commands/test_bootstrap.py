@@ -77,7 +77,7 @@ def test_running_needs_no_packages_of_tests(clone):
     """The first use must not download mypy, pytest and transformers; the second does nothing."""
     (build, compiled, installed), text = clone()
     assert (build, compiled) == ("build", "compile")
-    assert packages(installed) >= {"torch", "pyzmq", "rich"}
+    assert packages(installed) >= {"torch", "pyzmq"}
     assert not packages(installed) & {"pytest", "mypy", "ruff", "transformers", "matplotlib"}
     assert "first use" in text
     assert clone() == ([], "")
@@ -104,7 +104,7 @@ def test_extras_that_are_asked_for_are_kept(clone):
     """FSL_EXTRAS once, and a change of versions later must not forget what it installed."""
     clone()
     (_, installed), _ = clone(FSL_EXTRAS="gguf,plot")
-    assert packages(installed) >= {"gguf", "transformers", "matplotlib", "rich"}
+    assert packages(installed) >= {"gguf", "transformers", "matplotlib"}
     assert clone(FSL_EXTRAS="plot") == clone() == ([], "")
     done, text = clone(FSL_EXTRAS="nonsense", code=2)
     assert done == []

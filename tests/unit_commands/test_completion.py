@@ -16,7 +16,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.completion import joined, parted
+from fsl_async.commands.completion import parted
 from fsl_async.commands.options import Preset, RunDir, Setting
 from fsl_async.config.presets import SIZES
 
@@ -42,7 +42,7 @@ TYPED = {
     "fsl-node status runs/fi": "fsl-node status runs/first ",
     "bin/fsl-node evaluate ": "bin/fsl-node evaluate runs/first ",
     "fsl-node --role ps --config fs": "fsl-node --role ps --config fsl.toml ",
-    "fsl-node --role client --data=fs": "fsl-node --role client --data=fsl.toml ",
+    "fsl-node --role client --data fs": "fsl-node --role client --data fsl.toml ",
 }
 
 
@@ -112,18 +112,10 @@ def test_fish_completes(folder):
     assert done.stderr == ""
 
 
-def test_the_words_that_bash_splits_are_joined():
-    """Without that `--set a.b=c` and addresses would be three words."""
-    assert joined(["--set", "model.preset", "=", "12"]) == (
-        ["--set"], "model.preset=12", "model.preset=",
-    )  # fmt: skip
-    assert joined(["--role", "="]) == ([], "--role=", "--role=")
-    assert joined(["--role", "=", "ps", ""]) == (["--role=ps"], "", "")
-    assert joined(["--set", "a=b"]) == (["--set"], "a=b", "")
-    assert joined([""]) == ([], "", "")
-    assert joined(["fsl", ":", "//h", ":", "71"]) == ([], "fsl://h:71", "fsl://h:")
-    assert parted(["a"], "--role=c") == (["a", "--role"], "c")
-    assert parted(["--set"], "a=b") == (["--set"], "a=b")
+def test_an_option_and_its_value_are_two_words():
+    """A node's command is found by its first option."""
+    assert parted(["a"], "--role=c") == (["a", "--role"], "c", "--role=")
+    assert parted(["--set"], "a=b") == (["--set"], "a=b", "")
 
 
 def offered(kind, text):

@@ -64,12 +64,12 @@ def test_a_missing_build_is_reported_with_its_remedy(tmp_path, monkeypatch):
 
 def test_missing_extras_are_named_with_the_line_that_installs_them(tmp_path, monkeypatch):
     """A new user must see what `demo lora` or --png will ask for; nothing is wrong without them."""
-    monkeypatch.setattr(doctor, "_version_of", {"rich": "1", "opacus": "2"}.get)
+    monkeypatch.setattr(doctor, "_version_of", {"aiohttp": "1", "opacus": "2"}.get)
     finding = doctor._extras()
     assert finding.status == doctor.OK
     here, _, missing = finding.text.partition("; not installed: ")
-    assert here == "live, dp"
-    assert missing.startswith("web, prometheus, tensorboard, wandb, mlflow, hf, datasets, gguf, ")
+    assert here == "web, dp"
+    assert missing.startswith("prometheus, tensorboard, wandb, mlflow, hf, datasets, gguf, ")
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert set(doctor._EXTRAS) <= set(pyproject["project"]["optional-dependencies"])
 

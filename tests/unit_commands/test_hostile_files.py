@@ -108,7 +108,7 @@ def test_the_table_of_a_hostile_journal(tmp_path):
     state = RunState()
     reader = JournalReader(hostile_run(tmp_path / "run") / "journal.jsonl")
     news = [one for line in reader.read() for one in state.apply(line)]
-    shown = [header(state, 1e6), *client_lines(state, 1e6)]
+    shown = [header(state), *client_lines(state, 1e6)]
     shown += [news_line(state, one) for one in news]
     assert len(news) >= 5
     check("\n".join(shown))
@@ -175,7 +175,7 @@ def test_the_answer_of_a_launcher_is_one_printable_line(stream):
 
 def test_the_last_line_of_a_child_is_printable(tmp_path):
     """The line is shown in the demo's news and in its error."""
-    demo = Runner(pretrain(Choices(run_dir=tmp_path)), Stopper(), print, lambda: None)
+    demo = Runner(pretrain(Choices(run_dir=tmp_path)), Stopper(), print, lambda *_: None)
     running = SimpleNamespace(child=SimpleNamespace(name="site-a"), last_line="", last_error="")
     Supervisor(on_line=demo._line)._line(running, HOSTILE)
     ended = ChildExited("site-a", 1, 1.0, None, "exit code 1", running.last_line)

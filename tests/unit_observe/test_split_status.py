@@ -129,7 +129,7 @@ def test_the_journal_of_a_split_server():
     titles, first, _ = client_lines(state, 10.0)
     assert titles.split() == ["client", "state", "loss", "uploads", "losses"]
     assert first.split()[-3:] == ["2.500", "1", "▁"]
-    assert header(state, 10.0) == (
+    assert header(state) == (
         "split server (fsl-sage) of run none yet, starting, newest round 5, loss 2.500,"
         " 1 client connected"
     )

@@ -699,6 +699,6 @@ def test_a_round_of_split_learning_counts_samples(run):
     round_of(run, 0, ["a"], ["a"])
     state, _ = run.state()
     assert "; 100 samples (+100); " in news_texts(run, "version")[-1]
-    assert ", 100 samples merged, " in header(state, 0.0)
+    assert ", 100 samples merged, " in header(state)
     assert "samples/s" in client_lines(state, 0.0)[0]
     assert state.as_dict(0.0)["counts"] == "samples"

@@ -210,20 +210,6 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, capsys, tmp_path, m
     assert err.startswith("error: ")
 
 
-class Watcher:
-    """A view that keeps the lines it was given."""
-
-    def __init__(self):
-        self.lines = []
-
-    def update(self, state, news, now):
-        """Keep the news."""
-        self.lines += [news_line(state, one) for one in news]
-
-    def close(self):
-        """Do nothing."""
-
-
 def test_a_node_of_a_demo_ends_because_the_demo_is_over(chosen):
     """The demo sends the SIGINT itself, so `status` of a finished one had "ended (Ctrl-C)"."""
     child = pretrain(chosen).servers[0].child()
@@ -241,23 +227,26 @@ def test_a_node_of_a_demo_ends_because_the_demo_is_over(chosen):
         assert done.stdout == f"{reason}\n"
 
 
-def runner_of(chosen):
-    return Runner(pretrain(chosen), Stopper(), print, Watcher)
+def runner_of(chosen, show=lambda *_: None):
+    return Runner(pretrain(chosen), Stopper(), print, show)
 
 
 def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(chosen):
     """The journal is late by a second: a kill must not be printed before its cause."""
-    one = runner_of(chosen)
-    view = one._view = Watcher()
+    lines = []
+    one = runner_of(
+        chosen, lambda state, news: lines.extend(news_line(state, each) for each in news)
+    )
+    one._shows = True
     begun = one.played.state.node.started_at = one.played.begun
     with JournalWriter(chosen.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
         journal.note("node_started", 0.0, role="ps", run="r", address="a")
     one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]
     one._read_journals(hold_s=-100.0)
-    assert [line.split("s  ")[0].strip() for line in view.lines] == ["1.0", "4.0", "7.0"]
+    assert [line.split("s  ")[0].strip() for line in lines] == ["1.0", "4.0", "7.0"]
     one._report("killed", "just now")
     one._read_journals()
-    assert len(view.lines) == 3  # earlier news may still come
+    assert len(lines) == 3  # earlier news may still come
 
 
 def exited(name, code, error="", relaunch_in_s=None):

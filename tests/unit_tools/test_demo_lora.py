@@ -211,16 +211,6 @@ for job in json.loads((run_dir / "compare.json").read_text()):
 """
 
 
-class Unseen:
-    """A view that shows nothing."""
-
-    def update(self, *_):
-        """Do nothing."""
-
-    def close(self):
-        """Do nothing."""
-
-
 def in_worker(chosen, program, said, monkeypatch, *, steps=20, stop=None):
     """The demo after its worker, a program of that text, and a run without nodes."""
     head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
@@ -232,7 +222,7 @@ def in_worker(chosen, program, said, monkeypatch, *, steps=20, stop=None):
     monkeypatch.setattr(lora, "work_of", lambda _: {"client-1": {"steps": steps}} if steps else {})
     made = attrs.evolve(made, helper=helper, nodes=made.servers, is_over=lambda _: True)
     chosen.run_dir.mkdir()
-    return asyncio.run(Runner(made, stop or Stopper(), said.append, Unseen).play())
+    return asyncio.run(Runner(made, stop or Stopper(), said.append, lambda *_: None).play())
 
 
 def test_both_sides_train_as_many_steps_as_the_run(chosen):

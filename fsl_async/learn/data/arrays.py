@@ -140,40 +140,29 @@ def open_idx(path: Path, *, split: str = "train", classes: int | None = None) ->
     In a folder they are called train-images-idx3-ubyte and so on, also with .gz.
     Raises DataError.
     """
-    if path.is_dir():
-        stems = _IDX_STEMS[checked_split(split)]
-        found = [one for one in sorted(path.iterdir()) if is_idx_name(one.name)]
-        samples = [one for one in found if one.name.startswith(stems) and "labels" not in one.name]
-        if not samples:
-            raise DataError(
-                f"{str(path)!r} has no {split} files:"
-                f" {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte"
-            )
-        path = samples[0]
-    elif "labels" in path.name:
-        path = _partner(path, "labels", "images")
-    values, labels = read_idx(path), read_idx(_partner(path, "images", "labels"))
+    folder, stems = path, _IDX_STEMS[checked_split(split)]
+    if not path.is_dir():
+        folder, stems = path.parent, (re.split("images|labels", path.name)[0],)
+    files = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+    named = [one for one in files if is_idx_name(one.name) and one.name.startswith(stems)]
+    pair = {"labels" in one.name: one for one in (*named, *([path] if folder != path else []))}
+    if len(pair) < 2 and folder == path:
+        raise DataError(
+            f"{str(path)!r} has no {split} files:"
+            f" {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte"
+        )
+    if len(pair) < 2:
+        lacks = "images" if True in pair else "labels"
+        raise DataError(f"{str(path)!r}: the file with its {lacks} is not in the same folder")
+    values, labels = read_idx(pair[False]), read_idx(pair[True])
     if values.ndim < 2:
-        raise DataError(f"data {str(path)!r}: samples need at least two dimensions")
-    return Arrays(str(path), [values], labels, classes)
+        raise DataError(f"data {str(pair[False])!r}: samples need at least two dimensions")
+    return Arrays(str(pair[False]), [values], labels, classes)
 
 
 def is_idx_name(name: str) -> bool:
     """Whether a file has a name like those of MNIST."""
     return _IDX_NAME.search(name) is not None
-
-
-def _partner(path: Path, mine: str, other: str) -> Path:
-    """The other file of a pair; names differ in the word, the number of dimensions and .gz."""
-    wanted = _bare(path.name.replace(mine, other))
-    for one in sorted(path.parent.iterdir() if path.parent.is_dir() else ()):
-        if one.name != path.name and _bare(one.name) == wanted:
-            return one
-    raise DataError(f"{str(path)!r}: the file with its {other} is not in the same folder")
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"idx\d", "idx", name.removesuffix(".gz"))
 
 
 def read_idx(path: Path) -> AnyArray:

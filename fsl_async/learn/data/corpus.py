@@ -14,11 +14,11 @@ NumPy only: the parameter server and the command line use this file without impo
 # ruff: noqa: N806 - shapes are suffixes
 
 import hashlib
-import mmap
 import os
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import attrs
@@ -84,9 +84,7 @@ class Corpus:
         self.files = tuple(files)
         self.window_bytes = window_bytes
         # offsets[i] is the position of file i's first byte; the last entry is the end.
-        self.offsets = [0]
-        for _, size in self.files:
-            self.offsets.append(self.offsets[-1] + size)
+        self.offsets = list(accumulate((size for _, size in self.files), initial=0))
         self.bytes = self.offsets[-1]
         tail = max(int(self.bytes * held_out), HELD_OUT_WINDOWS * window_bytes) if held_out else 0
         if self.bytes < tail + window_bytes:
@@ -98,7 +96,7 @@ class Corpus:
             raise TooShortError(text, self.bytes)
         self.train = Span(0, self.bytes - tail)
         self.held_out = Span(self.bytes - tail, self.bytes)
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._map = lru_cache(OPEN_MAPS)(self._open)
 
     @classmethod
     def open(
@@ -180,34 +178,25 @@ class Corpus:
         while done < len(out):
             inside = start + done - self.offsets[file]
             taken = min(len(out) - done, self.files[file][1] - inside)
-            source = np.frombuffer(self._map(file), np.uint8, taken, inside)
-            out[done : done + taken] = source
+            out[done : done + taken] = self._map(file)[inside : inside + taken]
             done += taken
             file += 1
 
-    def _map(self, file: int) -> mmap.mmap:
-        if file in self._maps:
-            self._maps.move_to_end(file)
-            return self._maps[file]
+    def _open(self, file: int) -> ByteArray:
         name, size = self.files[file]
         path = self.root / name if self.root.is_dir() else self.root
         try:
-            with path.open("rb") as stream:
-                now = os.fstat(stream.fileno()).st_size
-                if now != size:
-                    raise DataError(
-                        f"{str(path)!r} had {size} bytes when it was indexed and has {now}:"
-                        " do not change data during a run; restart"
-                    )
-                view = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
+            view = np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:  # ValueError: it is empty
+            reason = getattr(error, "strerror", None) or error
             raise DataError(
-                f"cannot read data {str(path)!r} ({error.strerror}): keep it in place, then restart"
+                f"cannot read data {str(path)!r} ({reason}): keep it in place, then restart"
             ) from error
-        if len(self._maps) >= OPEN_MAPS:
-            # Not closed: an array may still use the map; then closing would raise BufferError.
-            self._maps.popitem(last=False)
-        self._maps[file] = view
+        if len(view) != size:
+            raise DataError(
+                f"{str(path)!r} had {size} bytes when it was indexed and has {len(view)}:"
+                " do not change data during a run; restart"
+            )
         return view
 
 

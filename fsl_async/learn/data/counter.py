@@ -1,9 +1,7 @@
-"""Counter-based random numbers: number i of a named stream is a function of (seed, name, i).
+"""Random numbers that are the same on every machine: a stream for each seed and name.
 
-The arithmetic is in integers only. Numbers are the same on every machine and in every version of
-NumPy, whose generators may change their streams (NEP 19), and any part of a stream can be computed
-without the rest. The function is Philox4x32 with ten rounds (Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC'11); the key is a hash of seed and name.
+The numbers are raw 64-bit words of NumPy's Philox, whose stream NumPy promises to keep; it does not
+promise that of its distributions (NEP 19). The key is a hash of seed and name.
 """
 
 import hashlib
@@ -16,43 +14,16 @@ from fsl_async.store.rules.adapters.draws import drawn_a
 
 Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
+
+def stream(seed: int, name: str) -> np.random.Philox:
+    """The stream `name`, from its beginning."""
+    digest = hashlib.sha256(f"fsl-counter-2/{seed}/{name}".encode()).digest()
+    return np.random.Philox(key=np.frombuffer(digest, "<u8", 2).astype(np.uint64))
 
 
-def philox(key: tuple[int, int], counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
-    """Philox4x32-10: two key words and four arrays of counter words to four arrays of words.
-
-    All words are below 2^32.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # The product of two 32-bit numbers fits into 64 bits.
-        first, second = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (second >> _HALF) ^ c1 ^ np.uint64(k0),
-            second & _LOW,
-            (first >> _HALF) ^ c3 ^ np.uint64(k1),
-            first & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
-    return c0, c1, c2, c3
-
-
-def random_words(seed: int, name: str, count: int, start: int = 0) -> Words:
-    """Numbers start ... start + count - 1 of the stream `name`: uint64 (count,), uniform."""
-    digest = hashlib.sha256(f"fsl-counter-1/{seed}/{name}".encode()).digest()
-    key = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
-    first = start // 2
-    block = np.arange(first, (start + count + 1) // 2, dtype=np.uint64)
-    zero = np.zeros_like(block)
-    w0, w1, w2, w3 = philox(key, (block & _LOW, block >> _HALF, zero, zero))
-    pairs = np.stack([w0 | (w1 << _HALF), w2 | (w3 << _HALF)], axis=1).reshape(-1)
-    return pairs[start - 2 * first :][:count]
+def random_words(seed: int, name: str, count: int) -> Words:
+    """The first numbers of the stream `name`: uint64 (count,), uniform."""
+    return stream(seed, name).random_raw(count)
 
 
 def permutation(seed: int, name: str, count: int) -> npt.NDArray[np.int64]:

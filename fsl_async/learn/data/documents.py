@@ -123,21 +123,22 @@ class _Files(Documents):
 
     def __init__(self, name: str, files: Sequence[tuple[Path, int]], held_out: float) -> None:
         self._files = files
-        self._starts = [0, *accumulate(size for _, size in files)]
         named = "".join(f"{path.name}\0{size}\n" for path, size in files)
-        super().__init__(name, self._starts[-1], held_out, named.encode(errors="surrogateescape"))
+        total = sum(size for _, size in files)
+        super().__init__(name, total, held_out, named.encode(errors="surrogateescape"))
 
     def pieces(self, span: Span) -> Iterator[Piece]:
         """The pieces that begin in a span of bytes."""
-        file = max(0, bisect_right(self._starts, span.start) - 1)
-        while file < len(self._files) and self._starts[file] < span.stop:
-            path, size = self._files[file]
+        end = 0
+        for path, size in self._files:
+            begin, end = end, end + size
+            if end <= span.start or begin >= span.stop:
+                continue
             if file_bytes(path) != size:
                 raise DataError(
                     f"{str(path)!r} has changed since it was indexed: do not change data during a"
                     " run; restart"
                 )
-            begin = self._starts[file]
             here = Span(max(0, span.start - begin), min(size, span.stop - begin))
             try:
                 with path.open("rb") as stream:
@@ -145,7 +146,6 @@ class _Files(Documents):
                         yield Piece(text, begin + at, ends)
             except OSError as error:
                 raise cannot_read(path, error) from error
-            file += 1
 
     @abstractmethod
     def _of_file(
@@ -194,18 +194,12 @@ class JsonLines(_Files):
 
     def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
         super().__init__(name, [(path, file_bytes(path)) for path in files], held_out)
-        self._column = column
-        if not column:
-            first = next(self._lines(Span(0, self.size)), None)
-            names = [] if first is None else list(first)
-            self._column = chosen_column(name, names, "")
+        self._column = column or chosen_column(name, list(self._first()), "")
 
-    def _lines(self, span: Span) -> Iterator[dict[str, Any]]:
+    def _first(self) -> dict[str, Any]:
         path = self._files[0][0]
         with path.open("rb") as stream:
-            for line in stream:
-                if line.strip():
-                    yield _object(line, path, 0)
+            return next((_object(line, path, 0) for line in stream if line.strip()), {})
 
     def _of_file(
         self, stream: IO[bytes], path: Path, span: Span
@@ -268,41 +262,32 @@ class ParquetRows(Rows):
     """A column of Parquet files."""
 
     def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
-        self._files = files
+        self._groups: list[tuple[Path, int]] = []
         sizes = []
         for path in files:
             with open_parquet(path) as found:
-                sizes.append(found.metadata.num_rows)
                 strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
                 column = chosen_column(str(path), strings, column)
+                for group in range(found.metadata.num_row_groups):
+                    self._groups.append((path, group))
+                    sizes.append(found.metadata.row_group(group).num_rows)
         self._column = column
         self._starts = [0, *accumulate(sizes)]
         named = json.dumps([[path.name for path in files], self._starts, column])
         super().__init__(name, self._starts[-1], held_out, named.encode())
 
     def _texts(self, start: int, stop: int) -> Iterator[str | None]:
-        for file, path in enumerate(self._files):
-            begin, end = self._starts[file], self._starts[file + 1]
-            if end > start and begin < stop:
-                with open_parquet(path) as found:
-                    yield from self._of_file(
-                        found, max(start, begin) - begin, min(stop, end) - begin
-                    )
-
-    def _of_file(self, found: Any, start: int, stop: int) -> Iterator[str | None]:
-        at = 0
-        for group in range(found.metadata.num_row_groups):
-            rows = found.metadata.row_group(group).num_rows
-            if at + rows > start and at < stop:
-                seen = at
-                for batch in found.iter_batches(
-                    ROWS_AT_ONCE, row_groups=[group], columns=[self._column]
-                ):
-                    first, last = max(0, start - seen), min(len(batch), stop - seen)
+        group = max(0, bisect_right(self._starts, start) - 1)
+        while group < len(self._groups) and self._starts[group] < stop:
+            path, place = self._groups[group]
+            at = self._starts[group]
+            with open_parquet(path) as found:
+                for batch in found.iter_batches(ROWS_AT_ONCE, [place], [self._column]):
+                    first, last = max(0, start - at), min(len(batch), stop - at)
                     if first < last:
                         yield from batch.column(0).slice(first, last - first).to_pylist()
-                    seen += len(batch)
-            at += rows
+                    at += len(batch)
+            group += 1
 
 
 class SavedRows(Rows):

@@ -13,7 +13,6 @@ bytes. Text and lists of different lengths have samples of shape (-1,): read the
 import importlib
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +41,19 @@ def is_hub_folder(folder: Path) -> bool:
     return (folder / _DICT).is_file() or (folder / _STATE).is_file()
 
 
-def open_saved(
-    folder: Path,
-    *,
-    split: str = "train",
-    values: str = "",
-    labels: str = "",
-    classes: int | None = None,
-) -> Dataset:
-    """Open one split of a saved data set.
+def open_saved(folder: Path, *, split: str = "train", classes: int | None = None) -> Dataset:
+    """Open one split of a saved data set: its first columns with a usual name.
 
-    values, labels: their columns; default: the first column with a usual name.
     Raises DataError, also when pyarrow, or Pillow for images, is not installed.
     """
     table, info = saved_table(folder, checked_split(split))
     there = table.column_names
-    label_name = labels or next((name for name in _LABEL_NAMES if name in there), "")
-    value_name = values or next((name for name in _VALUE_NAMES if name in there), "")
-    if value_name not in there or label_name not in {"", *there}:
+    label_name = next((name for name in _LABEL_NAMES if name in there), "")
+    value_name = next((name for name in _VALUE_NAMES if name in there), "")
+    if not value_name:
         raise DataError(
-            f"{str(folder)!r}: which column holds the samples, and which their labels?"
-            f" columns: {', '.join(there)[:200]}"
+            f"{str(folder)!r}: none of its columns ({', '.join(there)[:200]}) has a name of"
+            f" samples: {', '.join(_VALUE_NAMES)}; rename_column() and save it again"
         )
     where, found = f"{str(folder)!r}, column {value_name}", None
     if label_name:
@@ -74,16 +65,16 @@ def open_saved(
         found = column.to_numpy()
         named = info.get(label_name, {}).get("names")
         classes = len(named) if classes is None and isinstance(named, list) else classes
+    column = table.column(value_name)
+    if not len(column):
+        raise DataError(f"data {str(folder)!r} holds no samples")
+    if column.null_count:
+        raise DataError(f"{where}: a sample is missing (null)")
     # Extension types (Array2D) are stored as lists; pyarrow shows them only where the
     # `datasets` library is imported.
-    chunks = [getattr(one, "storage", one) for one in table.column(value_name).chunks if len(one)]
-    if not chunks:
-        raise DataError(f"data {str(folder)!r} holds no samples")
-    if any(chunk.null_count for chunk in chunks):
-        raise DataError(f"{where}: a sample is missing (null)")
-    parts = [_array(chunk) for chunk in chunks]
+    parts = [_array(getattr(one, "storage", one)) for one in column.chunks if len(one)]
     if any(one is None or one.shape[1:] != parts[0].shape[1:] for one in parts):
-        return _Cells(where, chunks, found, classes)
+        return _Cells(where, column, found, classes)
     return Arrays(where, parts, found, classes)
 
 
@@ -105,14 +96,13 @@ class _Cells(Dataset):
     """Samples that are read one by one: text, images, lists of different lengths."""
 
     def __init__(
-        self, where: str, chunks: Sequence[Any], labels: AnyArray | None, classes: int | None
+        self, where: str, column: Any, labels: AnyArray | None, classes: int | None
     ) -> None:
-        self._where, self._chunks = where, chunks
-        self._starts = np.cumsum([0, *map(len, chunks)])
+        self._where, self._column = where, column
         first = self._sample(0)
         super().__init__(
             where,
-            int(self._starts[-1]),
+            len(column),
             sample_shape=first.shape if first.ndim == 3 else (-1, *first.shape[1:]),
             dtype=first.dtype,
             labels=labels,
@@ -137,9 +127,8 @@ class _Cells(Dataset):
         return [self._sample(index) for index in self._checked(indices).tolist()]
 
     def _sample(self, index: int) -> AnyArray:
-        part = int(np.searchsorted(self._starts, index, side="right")) - 1
-        chunk = self._chunks[part]
-        value, kind = chunk[index - int(self._starts[part])].as_py(), chunk.type
+        value, kind = self._column[index].as_py(), self._column.type
+        kind = getattr(kind, "storage_type", kind)
         if isinstance(value, str):
             return np.frombuffer(value.encode(), np.uint8)
         if isinstance(value, dict):
@@ -152,8 +141,8 @@ class _Cells(Dataset):
             raise DataError(f"{self._where}, sample {index}: {one_line(str(error))}") from error
         if found.dtype.kind not in "uif":
             raise DataError(
-                f"{self._where} holds {chunk.type}: numbers, lists of numbers, images and text"
-                " are read"
+                f"{self._where} holds {self._column.type}: numbers, lists of numbers, images and"
+                " text are read"
             )
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             raise DataError(f"{self._where}, sample {index} has a value that is no number")

@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 import attrs
@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data.base import Dataset, Indices
-from fsl_async.learn.data.counter import permutation, random_words
+from fsl_async.learn.data.counter import permutation, stream
 
 Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 
@@ -45,7 +45,7 @@ _DIGITS = 28
 _UNIT = Decimal("2.710505431213761085018632002E-20")
 """2^-65. A literal is exact; an operation here would round as the importing thread's context."""
 _SQUEEZE = Decimal("0.0331")
-_FIRST_WORDS = 8
+_WORDS_AT_ONCE = 64
 
 
 @attrs.frozen(slots=True)
@@ -164,10 +164,7 @@ def _even(total: int, parts: int) -> tuple[int, ...]:
 
 
 def _edges(shares: Sequence[int]) -> tuple[int, ...]:
-    edges = [0]
-    for share in shares:
-        edges.append(edges[-1] + share)
-    return tuple(edges)
+    return tuple(accumulate(shares, initial=0))
 
 
 def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
@@ -227,12 +224,8 @@ def _gammas(spec: PartitionSpec, name: str, parts: int) -> list[Decimal]:
     """Draw from Gamma(alpha, 1) for each part; over their sum they are a Dirichlet draw."""
     # repr is the shortest text of the float, and the same on every machine.
     alpha = Decimal(repr(float(spec.alpha)))
-    first = random_words(spec.seed, name, parts * _FIRST_WORDS).tolist()
-    drawn = []
-    for part in range(parts):
-        own = first[part * _FIRST_WORDS : (part + 1) * _FIRST_WORDS]
-        drawn.append(_gamma(alpha, _uniform(own, spec.seed, f"{name}/{part}")))
-    return drawn
+    uniform = _uniform(spec.seed, name)
+    return [_gamma(alpha, uniform) for _ in range(parts)]
 
 
 def _divided(count: int, weights: Sequence[Decimal]) -> list[int]:
@@ -248,14 +241,12 @@ def _divided(count: int, weights: Sequence[Decimal]) -> list[int]:
     return [stop - start for start, stop in pairwise(edges)]
 
 
-def _uniform(first: list[int], seed: int, more: str) -> Iterator[Decimal]:
-    """Endless numbers in (0, 1): from the words of `first`, then from the stream `more`."""
-    start = 0
+def _uniform(seed: int, name: str) -> Iterator[Decimal]:
+    """Endless numbers in (0, 1), from the stream `name`."""
+    words = stream(seed, name)
     while True:
-        for word in first:
+        for word in words.random_raw(_WORDS_AT_ONCE).tolist():
             yield (2 * word + 1) * _UNIT
-        first = random_words(seed, more, _FIRST_WORDS, start).tolist()
-        start += _FIRST_WORDS
 
 
 def _gamma(alpha: Decimal, uniform: Iterator[Decimal]) -> Decimal:

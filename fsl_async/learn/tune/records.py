@@ -12,6 +12,7 @@ does not fit is skipped, and counted by its reason. `fsl_async.learn.tune.rows` 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -132,11 +133,11 @@ class Skips:
 
     def __init__(self) -> None:
         self._found: dict[str, list[str]] = {}
-        self._counts: dict[str, int] = {}
+        self._counts = Counter[str]()
 
     def add(self, reason: str, place: str = "") -> None:
         """Count a row. place: its line, like "line 17"."""
-        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._counts[reason] += 1
         places = self._found.setdefault(reason, [])
         if place and len(places) <= SHOWN_LINES:
             places.append(place)
@@ -144,13 +145,13 @@ class Skips:
     @property
     def total(self) -> int:
         """Number of rows counted."""
-        return sum(self._counts.values())
+        return self._counts.total()
 
     def __str__(self) -> str:
         """Return "4 without text (line 3, line 5), 1 with a stray quote (line 17)"."""
-        ordered = sorted(self._counts, key=lambda reason: -self._counts[reason])
-        parts = [self._described(reason) for reason in ordered[:SHOWN_REASONS]]
-        rest = sum(self._counts[reason] for reason in ordered[SHOWN_REASONS:])
+        shown = self._counts.most_common(SHOWN_REASONS)
+        parts = [self._described(reason) for reason, _ in shown]
+        rest = self.total - sum(count for _, count in shown)
         return one_line(", ".join([*parts, *([f"{rest:,} for other reasons"] if rest else [])]))
 
     def _described(self, reason: str) -> str:

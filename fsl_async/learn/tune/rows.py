@@ -1,4 +1,4 @@
-"""Reads rows of files and data sets, streamed: a row, or a piece of a file, is held. No torch.
+"""Reads rows of files and data sets, streamed: a row is held, or a JSON array. No torch.
 
     .jsonl .ndjson        an object each line
     .json                 an array of objects, or as .jsonl
@@ -13,12 +13,9 @@ is unpacked. Numbers of a column of class labels become their names.
 
 CSV is read so that a stray quote costs one row, not the rest of the file. A quote that is never
 closed makes a field of all that follows. So a row that spans lines counts only where it is well
-formed and has as many fields as there are columns. Otherwise its first line is given up, and
-reading goes on at the next one. From there until a good row, lines with an odd number of quotes are
-given up too: they are what is left of the broken row. Reading to the end again for each of many
-broken rows would take the square of a file's length. So there is an allowance of characters to read
-again, which grows with those that are done. No row is looked for that is longer than the rest of
-it.
+formed, has as many fields as there are columns, and at most `MOST_LINES` lines. Otherwise its first
+line is given up, and reading goes on at the next one. From there until a good row, lines with an
+odd number of quotes are given up too: they are what is left of the broken row.
 """
 
 import codecs
@@ -26,7 +23,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +32,7 @@ from typing import Any
 
 import attrs
 
-from fsl_async.errors import DataError
+from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import cannot_read
 from fsl_async.learn.data.documents import ROWS_AT_ONCE, open_parquet, stream_error
 from fsl_async.learn.data.hub import saved_table
@@ -46,22 +42,18 @@ from fsl_async.roles.phrasing import counted, megabytes
 
 LINE_CHARACTERS = 16 << 20
 """Longest line, field or JSON object; a longer one is damage, or another kind of file."""
-PIECE_CHARACTERS = 1 << 20
-"""A JSON array is read in pieces of this size."""
+ARRAY_CHARACTERS = 1 << 30
+"""Longest JSON array, which is read as a whole."""
 
 SUFFIXES = {
     ".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".txt": "text", ".parquet": "parquet",
 }  # fmt: skip
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_GAP = re.compile(r"[ \t\r\n,]*")
+_MARKS = {
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # one begins with a mark of UTF-16
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 
 Numbered = Iterator[tuple[int, Any]]
 """(number of a line or row from 1, row); instead of a damaged row an UnfitError."""
@@ -97,7 +89,7 @@ def open_rows(location: Location) -> tuple[Rows, ...]:
 
 
 def _file(path: Path) -> Rows:
-    unit = "row" if kind_of(path) == "parquet" else "line"
+    unit = "row" if kind_of(path) in {"json", "parquet"} else "line"
     return Rows(str(path), unit, lambda: _rows(path))
 
 
@@ -165,14 +157,15 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
         if source.peek(2)[:2] == b"\x1f\x8b":
             source = stack.enter_context(gzip.GzipFile(fileobj=source))
         start = source.read(4096)
-        coding = next((coding for mark, coding in _MARKS if start.startswith(mark)), "utf-8")
-        if coding in {"utf-8", "utf-8-sig"} and b"\0" in start:
+        found = (coding for coding, marks in _MARKS.items() if start.startswith(marks))
+        coding = next(found, "utf-8-sig")
+        if coding == "utf-8-sig" and b"\0" in start:
             raise DataError(
                 f"{str(path)!r} is no text (it holds zero bytes): convert it to UTF-8, or to UTF-16"
                 " with its mark"
             )
         source.seek(0)
-        errors = "surrogateescape" if coding.startswith("utf-8") else "strict"
+        errors = "surrogateescape" if coding == "utf-8-sig" else "strict"
         with io.TextIOWrapper(source, coding, errors, newline="") as text:
             yield text
 
@@ -220,48 +213,17 @@ def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
 
 
 def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
-    """Yield the objects of an array; only a piece of the text is held."""
-    decode = json.JSONDecoder().raw_decode
-    text, at, line, ended = "", 0, 1, False
-
-    def more(count: int) -> None:
-        nonlocal text, at, ended
-        piece = _checked(stream.read(count), path, line)
-        ended = not piece
-        text, at = text[at:] + piece, 0
-
-    more(PIECE_CHARACTERS)
-    at = text.index("[") + 1
-    line += text.count("\n", 0, at)
-    while True:
-        gap = _GAP.match(text, at)
-        assert gap is not None
-        line += text.count("\n", at, gap.end())
-        at = gap.end()
-        if at == len(text) and not ended:
-            more(PIECE_CHARACTERS)
-        elif text[at : at + 1] == "]":
-            return
-        elif text[at : at + 1] != "{":
-            raise DataError(
-                f"{str(path)!r}, line {line}: the array ends too early, or holds other than objects"
-            )
-        else:
-            try:
-                row, end = decode(text, at)
-            except (ValueError, RecursionError) as error:
-                held = len(text) - at
-                if ended or held > LINE_CHARACTERS or isinstance(error, RecursionError):
-                    raise DataError(
-                        f"{str(path)!r}, line {line}: the object that begins here is damaged"
-                        f" or longer than {megabytes(LINE_CHARACTERS)}"
-                    ) from error
-                # Doubling what is held keeps the work for a long object linear.
-                more(max(PIECE_CHARACTERS, held))
-            else:
-                yield line, row
-                line += text.count("\n", at, end)
-                at = end
+    text = stream.read(ARRAY_CHARACTERS + 1)
+    if len(text) > ARRAY_CHARACTERS:
+        raise DataError(
+            f"{str(path)!r} is an array longer than {megabytes(ARRAY_CHARACTERS)}: make it a .jsonl"
+            " file, an object on each line"
+        )
+    try:
+        found = json.loads(_checked(text, path, 1))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} is damaged ({one_line(str(error))[:200]})") from error
+    yield from enumerate(found, 1)
 
 
 _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
@@ -276,6 +238,37 @@ _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
 
 DELIMITERS = ",;\t|"
 """Spreadsheets of many countries write semicolons."""
+MOST_LINES = 1000
+"""Lines of a row of CSV at most: those of a broken row are read again."""
+
+
+class _Table:
+    """The rows of a CSV file. taken: lines of the row that was read last."""
+
+    def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
+        first = next(lines, (1, ""))
+        self.waiting = deque([first])
+        self.taken: list[tuple[int, str]] = []
+        self._lines, self._longest = lines, longest
+        self._delimiter = max(DELIMITERS, key=first[1].count)
+
+    def _of_a_row(self) -> Iterator[str]:
+        size = 0
+        while size <= self._longest and len(self.taken) < MOST_LINES:
+            line = self.waiting.popleft() if self.waiting else next(self._lines, None)
+            if line is None:
+                return
+            self.taken.append(line)
+            size += len(line[1])
+            yield line[1]
+
+    def record(self) -> list[str] | None:
+        """Read the next row's fields; None: it is broken."""
+        self.taken.clear()
+        try:
+            return next(csv.reader(self._of_a_row(), delimiter=self._delimiter, strict=True), [])
+        except csv.Error:
+            return None
 
 
 def csv_rows(
@@ -288,86 +281,29 @@ def csv_rows(
     """
     # The limit belongs to the process; it is never lowered for others.
     csv.field_size_limit(max(csv.field_size_limit(), longest))
-    first = next(lines, (1, ""))
-    delimiter = max(DELIMITERS, key=first[1].count)
-    feed = _Feed(lines, longest)
-    feed.put([first])
-    _, header, _ = _record(feed, delimiter)
-    header = [column.strip() for column in header or ()]
+    table = _Table(lines, longest)
+    header = [column.strip() for column in table.record() or ()]
     named = [column for column in header if column]
     if not named:
         raise DataError(f"{name!r}, line 1 names no columns")
     if len(set(named)) < len(named):
         raise DataError(f"{name!r}, line 1: two columns have one name")
-    mends = False
-    while True:
-        number, fields, taken = _record(feed, delimiter)
-        if not taken:
-            return
-        if fields is None or (len(taken) > 1 and not _fits(fields, header)):
-            feed.put_back(taken[1:])
+    mends, fields = False, table.record()
+    while table.taken:
+        (number, text), *others = table.taken
+        is_odd = mends and not others and text.count('"') % 2
+        # Empty fields at a row's end are spreadsheets'.
+        fits = fields is not None and len(fields) >= len(header) and not any(fields[len(header) :])
+        if fields is None or (others and not fits) or is_odd:
+            table.waiting.extendleft(reversed(others))
             mends = True
             yield number, UnfitError("with a stray quote")
-        elif mends and taken[0][1].count('"') % 2 and len(taken) == 1:
-            yield number, UnfitError("with a stray quote")
-        elif fields and not _fits(fields, header):
+        elif fields and not fits:
             yield number, UnfitError(f"with {counted(len(fields), 'field')}")
         elif fields:
             mends = False
             yield number, dict(zip(header, fields, strict=False))
-
-
-def _fits(fields: list[str], header: list[str]) -> bool:
-    """Whether a row has the columns; empty fields at its end are spreadsheets'."""
-    return len(fields) >= len(header) and not any(fields[len(header) :])
-
-
-_ALLOWED, _REGAINED = 8, 4
-"""Allowance at first, in longest rows, and its growth with each character that is done."""
-
-
-class _Feed:
-    """Iterates over lines and takes back those of a broken row."""
-
-    def __init__(self, lines: Iterator[tuple[int, str]], longest: int) -> None:
-        self._lines, self._longest = lines, longest
-        self._allowed = _ALLOWED * longest
-        self._back: deque[tuple[int, str]] = deque()
-        self.taken: list[tuple[int, str]] = []
-
-    def put_back(self, lines: list[tuple[int, str]]) -> None:
-        """Read these lines of a broken row again."""
-        self._allowed -= sum(len(text) for _, text in lines)
-        self.taken = self.taken[:1]
-        self.put(lines)
-
-    def put(self, lines: list[tuple[int, str]]) -> None:
-        """Read these lines before the others."""
-        self._back.extendleft(reversed(lines))
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield lines for one row and keep them in `taken`; stop at the longest row."""
-        done = sum(len(text) for _, text in self.taken)
-        self._allowed = min(_ALLOWED * self._longest, self._allowed + _REGAINED * done)
-        self.taken = []
-        size, longest = 0, min(self._longest, self._allowed)
-        while size <= longest or not size:
-            line = self._back.popleft() if self._back else next(self._lines, None)
-            if line is None:
-                return
-            self.taken.append(line)
-            size += len(line[1])
-            yield line[1]
-
-
-def _record(feed: _Feed, delimiter: str) -> tuple[int, list[str] | None, list[tuple[int, str]]]:
-    """Read the next row: (number of its first line, fields, lines); fields None: it is broken."""
-    reader = csv.reader(iter(feed), delimiter=delimiter, strict=True)
-    try:
-        fields = next(reader, [])
-    except csv.Error:
-        return feed.taken[0][0], None, feed.taken
-    return (feed.taken[0][0] if feed.taken else 0), fields, feed.taken
+        fields = table.record()
 
 
 # --- Arrow and datasets ---

@@ -84,7 +84,7 @@ def node(number_of: int, watched: WatchedNode, now: float) -> dict[str, Any]:
         "role": role,
         "role_words": ROLES.get(role, role or "starting"),
         "run": state.node.run,
-        "header": _text(header(state, now)) if role in {PS, SPLIT_SERVER, "client"} else "",
+        "header": _text(header(state)) if role in {PS, SPLIT_SERVER, "client"} else "",
         "alive": _text(alive_words(state.node, now, goes_on_from)),
         "ended": state.node.ended_at is not None,
         "phase": state.node.phase,

@@ -22,7 +22,7 @@ import math
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from fsl_async.tools.demo.scenario import Node, Played, Scenario
 from fsl_async.tools.proxy import Proxy
 
 if TYPE_CHECKING:
-    from fsl_async.observe.table import View
+    from fsl_async.observe.run_state import RunState
     from fsl_async.process.stopper import Stopper
 
 
@@ -83,7 +83,7 @@ _RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=6)
 class Runner:
     """Plays one scenario; call `play`.
 
-    say: takes the helper's lines. open_view: opens the view of the run.
+    say: takes the helper's lines. show: takes the state of the first server, and news.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Runner:
         scenario: Scenario,
         stop: Stopper,
         say: Callable[[str], None],
-        open_view: Callable[[], View],
+        show: Callable[[RunState, Sequence[News]], None],
     ) -> None:
         self.scenario = scenario
         self.played = Played(scenario)
         self._readers = {
             node.name: JournalReader(node.run_dir / node.journal) for node in scenario.servers
         }
-        self._stop, self._say, self._open_view = stop, say, open_view
-        self._view: View | None = None
+        self._stop, self._say, self._show = stop, say, show
+        self._shows = False
         self._waiting = list(scenario.nodes)
         self._due = list(scenario.faults)
         self._listens_by: dict[str, float] = {}
@@ -150,13 +150,12 @@ class Runner:
         played.begun = time.time()
         for state in played.states.values():
             state.node.started_at = played.begun  # one clock for lines, summary and journals
-        self._view = self._open_view()
+        self._shows = True
         try:
             await self._run(children)
         finally:
             self._read_journals(hold_s=0.0)
-            self._view.close()
-            self._view = None
+            self._shows = False
         if helper is None or not self._may_continue():
             return
         work = helper.ask()
@@ -292,8 +291,8 @@ class Runner:
         now = time.time()
         self._news.sort(key=lambda one: one.t)
         ripe = [one for one in self._news if one.t <= now - hold_s]
-        if self._view is not None:
-            self._view.update(played.state, ripe, now)
+        if self._shows:
+            self._show(played.state, ripe)
             self._news = self._news[len(ripe) :]
 
     def _report(self, kind: str, text: str, about: str = "", level: str = "info") -> None:
@@ -308,7 +307,7 @@ class Runner:
             back = self.scenario.reads(self.played, name, line)
             if back:
                 self._report("caught up", back, name)
-            if self._view is None and line.strip():  # so it is the helper's
+            if not self._shows and line.strip():  # so it is the helper's
                 self._say(line)
             return
         with contextlib.suppress(ValueError):

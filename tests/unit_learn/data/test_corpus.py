@@ -71,7 +71,7 @@ def test_reading_crosses_files_and_survives_more_files_than_maps(tmp_path, monke
     corpus = Corpus.open(tmp_path, context=4)
     whole = b"".join((tmp_path / name).read_bytes() for name in names(corpus))
     assert everything(corpus) == whole
-    assert len(corpus._maps) == 2
+    assert corpus._map.cache_info().currsize == 2
     out = np.zeros(17, np.uint8)
     for start in range(0, corpus.bytes - 17, 7):
         corpus.read_into(start, out)

@@ -100,7 +100,7 @@ def test_nested_lists_and_plain_numbers(tmp_path):
     data = open_saved(saved(tmp_path / "d", {"pixel_values": deep.tolist()}))
     assert data.sample_shape == (3, 2)
     assert (data.read([3, 1]) == deep[[3, 1]]).all()
-    data = open_saved(saved(tmp_path / "n", {"value": [0.5, 1.5], "y": [0, 1]}), values="value")
+    data = open_saved(saved(tmp_path / "n", {"x": [0.5, 1.5], "y": [0, 1]}))
     assert data.sample_shape == ()
     assert data.read([1]).tolist() == [1.5]
 
@@ -129,8 +129,10 @@ def test_damaged_and_unusable_folders(tmp_path):
     """Each fault must be one line that names the folder or file."""
     folder = saved(tmp_path / "a", {"x": VALUES, "label": LABELS}, names=["a", "b"])
     refused(r"sample 1: label 2 is not in 0 \.\.\. 1", folder)
-    refused("which column holds the samples, .*: x, label", folder, values="z")
-    refused("which column holds the samples", saved(tmp_path / "b", {"q": [1]}, files=1))
+    refused(
+        r"none of its columns \(q\) has a name of samples: image, img",
+        saved(tmp_path / "b", {"q": [1]}, files=1),
+    )
     refused("labels must be integers", saved(tmp_path / "c", {"x": [1], "y": ["a"]}, files=1))
     refused("lacks 1 labels", saved(tmp_path / "d", {"x": [1, 2], "y": [1, None]}, files=1))
     first = folder / "data-00000-of-00002.arrow"
