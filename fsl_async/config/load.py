@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import attrs
 
 from fsl_async.config.presets import PUBLISHED, SIZES
+from fsl_async.config.recipes import limits_of
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import ConfigError, printable
@@ -224,6 +225,8 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
             if comments:
                 fixed = f" ({FIXED})" if field.metadata["fixed"] else ""
                 lines.append(f"# {field.metadata['help']}{fixed}")
+                limits = limits_of(f"{name}.{field.name}")
+                lines += [f"#     in a run of {limit}".replace("`", "") for limit in limits]
             lines.append(line)
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"

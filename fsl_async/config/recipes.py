@@ -1,9 +1,9 @@
 """Recipes: which settings go together, as one table. Pure.
 
-`check` reads it, and the table of docs/ASYNCHRONOUS.md is made of it. A row is a kind of run: when
-it holds, why it limits settings, and the values that it leaves them. A run may be of several kinds.
-Settings that no row names are free. How many clients an aggregation needs is in
-`fsl_async.nodes.ps.aggregation`.
+`check` and the comments of `fsl-node init` read it, and the table of docs/ASYNCHRONOUS.md is made
+of it. A row is a kind of run: when it holds, why it limits settings, and the values that it leaves
+them. A run may be of several kinds. Settings that no row names are free. How many clients an
+aggregation needs is in `fsl_async.nodes.ps.aggregation`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ class Only:
     values: tuple[Any, ...]
     advice: str = ""
     others: bool = field(default=False, kw_only=True)
+
+    @property
+    def shown(self) -> str:
+        """The values, as the page and the comments of a configuration file show them."""
+        values = ", ".join(f"`{plain(one)}`" for one in self.values).replace(OWN, "yours")
+        return f"{'other than ' if self.others else ''}{values or 'smaller'}"
 
     def allows(self, value: Any) -> bool:
         """Whether the setting may have this value."""
@@ -194,6 +200,11 @@ def value_of(config: Config, key: str) -> Any:
 def plain(value: Any) -> str:
     """Return a value as in TOML, texts without quotes."""
     return value if value and isinstance(value, str) else show(value)
+
+
+def limits_of(key: str) -> list[str]:
+    """Return a line for each kind of run that limits a setting."""
+    return [f"{one.name}: {one.settings[key].shown}" for one in RECIPES if key in one.settings]
 
 
 def check(config: Config) -> None:

@@ -365,13 +365,15 @@ def test_toml_comes_back_as_it_was(tmp_path, comments):
 
 def test_every_setting_has_a_line_of_help():
     """`init` documents all settings: each needs one line of help."""
+    lines = [one for one in to_toml(Config()).splitlines() if not one.startswith("#     ")]
+    written = "\n".join(lines)
     for table in TABLES.values():
         for field in attrs.fields(table):
             text = field.metadata["help"]
             assert text, field.name
             assert "\n" not in text
             fixed = " (fixed for the whole run)" if field.metadata["fixed"] else ""
-            assert f"# {text}{fixed}\n{field.name} = " in to_toml(Config())
+            assert f"# {text}{fixed}\n{field.name} = " in written
 
 
 def test_every_table_of_the_configuration_is_listed():

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fsl_async.config.implied import with_implied
-from fsl_async.config.load import load, setting_choices
-from fsl_async.config.recipes import RECIPES, plain
-from fsl_async.config.rules import OWN
+from fsl_async.config.load import load, setting_choices, to_toml
+from fsl_async.config.recipes import RECIPES
+from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "ASYNCHRONOUS.md"
@@ -18,8 +18,7 @@ def recipe_table():
     for recipe in RECIPES:
         limits = []
         for key, only in recipe.settings.items():
-            values = ", ".join(f"`{plain(one)}`" for one in only.values).replace(OWN, "yours")
-            limits.append(f"`{key}` {'other than ' if only.others else ''}{values or 'smaller'}")
+            limits.append(f"`{key}` {only.shown}")
         rows.append(f"| {recipe.name} | {'; '.join(limits)} |")
     return rows
 
@@ -28,6 +27,13 @@ def test_the_page_has_the_table():
     """A user looks there before a run."""
     table = "\n".join(recipe_table())
     assert table in PAGE.read_text(), f"write it into {PAGE.name}:\n{table}"
+
+
+def test_a_configuration_file_says_what_limits_a_setting():
+    """Where one chooses a value, not only once it is refused."""
+    lines = to_toml(Config()).splitlines()
+    at = lines.index('aggregation = "mean"')
+    assert "#     in a run of sequential: mean" in lines[at - 8 : at]
 
 
 def test_rows_name_settings_and_values_that_there_are():
