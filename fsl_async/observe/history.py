@@ -180,7 +180,7 @@ class History:
             self.timelines.pop(peer, None)
 
     def _follow(self, clients: Iterable[ClientState], run: RunState) -> None:
-        late = run.ps.window.late
+        late = run.ps.late
         for client in clients:
             line = self.timeline(client.name)
             if line is not None:
@@ -256,25 +256,26 @@ class History:
         if line.get("held"):
             self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
 
-    def _on_version_committed(self, run: RunState, line: Line) -> None:
-        version, ps = int(line["version"]), run.ps
-        cosine = line.get("cosine")
-        self.rounds.close(
-            max(version - 1, 0),
-            t=run.node.last_t,
-            tokens=ps.tokens,
-            loss=ps.window.loss,
-            cosine=float(cosine) if isinstance(cosine, int | float) else None,
-            merged=ps.window.merged,
-        )
-        late = (run.clients[name] for name in ps.window.late if name in run.clients)
-        self._follow(late, run)
+    def _on_version(self, run: RunState, line: Line) -> None:
+        version, made = int(line["version"]), run.ps.newest
+        if line["made_of"] == "disk":
+            # A restart goes on with the open round: its deltas are pending, and not stored again.
+            if version < self._version:
+                self.rounds.truncate(max(0, version))
+        elif made is not None:
+            self.rounds.close(
+                max(version - 1, 0),
+                t=run.node.last_t,
+                tokens=made.tokens,
+                loss=made.loss,
+                cosine=made.cosine,
+                merged=sum(made.deltas.values()),
+            )
 
-    def _on_recovered(self, run: RunState, line: Line) -> None:
-        # A restart goes on with the open round: its deltas are pending, and are not stored again.
-        version = int(line["version"])
-        if version < self._version:
-            self.rounds.truncate(max(0, version))
+    def _on_round(self, run: RunState, line: Line) -> None:
+        no_more = {name for name, one in self.timelines.items() if one.state == "late"}
+        names = no_more.union(run.ps.late)
+        self._follow((run.clients[name] for name in names if name in run.clients), run)
 
     def _on_traffic(self, run: RunState, line: Line) -> None:
         found = run.account.as_dict()

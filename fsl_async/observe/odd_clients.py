@@ -120,15 +120,6 @@ def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
     )
 
 
-def norms_of(merged: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """By client, the mean norm of its deltas in a version. merged: as in the journal."""
-    found: dict[str, list[float]] = {}
-    for one in merged:
-        client = str(one["delta"]["key"]).partition("/")[0]
-        found.setdefault(client, []).append(float(one["norm"]))
-    return {client: statistics.fmean(norms) for client, norms in found.items()}
-
-
 def far_movers(norms: Mapping[str, float]) -> list[str]:
     """The clients that change weights, or products, much further than the median."""
     if len(norms) < 3:

@@ -203,8 +203,7 @@ class RunState(Run):
         node.ending = node.ending or "stopped at once"
         node.ended_at = node.last_t
         node.count_garbage(line)
-        self.ps.next_sync_at = None
-        self.ps.window.restart()
+        self.ps.end()
         for client in self.clients.values():
             if client.connected:
                 client.connected, client.doing = False, "done"

@@ -13,6 +13,7 @@ from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.run_state import RunState
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.facts import RoundFact, VersionFact
 
 
 def make_run(path, *, ended, pid=0, role="ps"):
@@ -28,9 +29,9 @@ def make_run(path, *, ended, pid=0, role="ps"):
             host=socket.gethostname(),
             every_s=600.0,
         )
-        journal.event(ev.Recovered(-1, ""), 1.0)
         journal.event(ev.ClientHello("site-a", 5, "", -1, ""), 1.0)
-        journal.event(ev.VersionCommitted(0, "d0", 0, 0.1), 1.0)
+        journal.fact(VersionFact(0, "d0", 0), 1.0)
+        journal.fact(RoundFact("ready", next_at=601.0), 1.0)
         journal.event(ev.VersionHeld("site-a", 0, "d0"), 1.0)
         if ended:
             journal.effect(Finish("Ctrl-C"), 2.0)

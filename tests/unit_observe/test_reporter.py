@@ -4,15 +4,15 @@ import json
 import time
 
 import pytest
-from deltas import merged_of, stored_of
+from deltas import stored_of
+from facts import VersionFact, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.run_state import RunState
-from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
+from fsl_async.roles.machine import ClientLeft, Effect, Fact, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 
 T = 1_000_000.0
@@ -33,6 +33,12 @@ def read(tmp_path):
     return list(JournalReader(tmp_path / "journal.jsonl").read())
 
 
+def written(teller, item):
+    """Write an event, an effect or a fact."""
+    is_effect, is_fact = isinstance(item, Effect), isinstance(item, Fact)
+    (teller.fact if is_fact else teller.effect if is_effect else teller.event)(item, 1.0)
+
+
 def a_run(teller):
     """A run of one client and one round, as the server's shell writes it."""
     key = DeltaKey("a", 5, 0, 1)
@@ -40,22 +46,20 @@ def a_run(teller):
         "node_started", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
     )
     for item in (
-        ev.Recovered(-1, ""),
+        VersionFact(-1, "", 0, "disk"),
         ev.ClientHello("a", 5, "", -1, ""),
         ev.ModelAttached("a", "f", 1000, None),
-        ev.VersionCommitted(0, "d", 0, 0.1),
+        VersionFact(0, "d", 0),
         ev.VersionHeld("a", 0, "d"),
-        Send("a", msg.Call(0)),
         ev.HeartbeatReceived(
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Commit(1, (merged_of(key, tokens=100),), 1.0),
-        ev.VersionCommitted(1, "e", 10, 0.1),
+        version_of(1, "a", tokens=100, gained=100),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),
     ):
-        (teller.effect if isinstance(item, Effect) else teller.event)(item, 1.0)
+        written(teller, item)
 
 
 def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines):
@@ -65,10 +69,9 @@ def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines)
     for item in (
         ev.ClientHello("a", 6, "r", 1, "e"),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Commit(2, (merged_of(key, tokens=100),), 1.0),
-        ev.VersionCommitted(2, "f", 10, 0.1),
+        version_of(2, "a", tokens=200, gained=100),
     ):
-        (teller.effect if isinstance(item, Effect) else teller.event)(item, 2.0)
+        written(teller, item)
     (line,) = [one for one in lines if "version 2:" in one]
     assert "loss" not in line
 

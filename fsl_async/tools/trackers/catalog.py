@@ -9,8 +9,7 @@ run's state it is.
 A journal's lines become points of the series that trackers show:
 
     role            a point for each              its step
-    ps              version_committed             the version
-    ps              a version that was made just before the process was killed
+    ps              version                       the version
     ps              delta_offered, where the client measured a version      that version
     server          round that is over            the round
     client          rebased                       the version
@@ -32,6 +31,7 @@ from attrs import field, frozen, mutable
 from fsl_async.observe.clients import ClientState, Line
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.run_state import CLIENT, PS, SPLIT_SERVER, RunState
+from fsl_async.roles.sync.facts import VersionFact
 
 MAX_CLIENTS = 256
 """Names that become labels; those beyond are counted in `fsl_clients_unlisted`."""
@@ -330,12 +330,11 @@ class Points:
         state, kind = self.state, line.get("type")
         version, measured = state.ps.version, (len(state.ps.evaluations), _last(state))
         state.apply(line)
-        if kind == "version_committed":
-            is_merged = state.ps.version > 0 and line.get("made_of") != "global"
-            has_cosine = isinstance(line.get("cosine"), int | float)
-            return [self._version(is_merged=is_merged, has_cosine=has_cosine)]
-        if kind in {"recovered", "version_found"} and -1 < version < state.ps.version:
-            return [self._version(is_merged=False, has_cosine=False)]
+        if kind == "version":
+            made = state.ps.newest
+            if line.get("made_of") != "disk" and made is not None:
+                return [self._version(made)]
+            return [self._version(None)] if -1 < version < state.ps.version else []
         if kind == "delta_offered" and (len(state.ps.evaluations), _last(state)) != measured:
             newest = state.ps.evaluations[-1]
             return [evaluated(newest, state.node.last_t)] if newest.version >= 0 else []
@@ -346,10 +345,12 @@ class Points:
         self._round = state.split_server.round if kind == "so_far" else self._round
         return []
 
-    def _version(self, *, is_merged: bool, has_cosine: bool) -> Point:
+    def _version(self, made: VersionFact | None) -> Point:
         """The state at a new version, without what the state has of an earlier one."""
         values = series_of(Reading(self.state))
-        for name in (*(() if has_cosine else ("cosine",)), *(() if is_merged else _OF_A_MERGE)):
+        if made is None or made.cosine is None:
+            values.pop("cosine", None)
+        for name in () if made is not None and made.deltas else _OF_A_MERGE:
             values.pop(name, None)
         return Point(self.state.ps.version, self.state.node.last_t, values)
 

@@ -1,6 +1,7 @@
 """The report of a storm: every figure against one that is counted here by hand."""
 
 import pytest
+from facts import VersionFact, line_of
 
 from fsl_async.commands.chaos import seconds_of, text_lines
 from fsl_async.errors import UsageError
@@ -30,7 +31,7 @@ def event(t, kind, peer, **more):
 
 
 def committed(t, number):
-    return {"t": t, "kind": "event", "type": "version_committed", "version": number, "digest": ""}
+    return line_of(VersionFact(number, "", 0), t)
 
 
 def call(t, number):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from facts import call_of
 from run_journals import JournalFile
 
 from fsl_async.errors import RunDirError
@@ -66,7 +67,7 @@ def test_tokens_are_random_and_not_shown():
 
 
 def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
-    journal.add(30.0, "send", peer="a", message={"type": "call/1", "round": 2})
+    journal.fact(30.0, call_of(2, ["a"], 30.0, late=("b",)))
     journal.add(31.0, "client_left", peer="c", incarnation=1, reason="expired")
     journal.add(32.0, "quarantine", key="b/1/2/3", reason="too far", held=True)
     (found,) = snapshots(watch(journal.path.parent))
@@ -80,8 +81,8 @@ def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
     assert rows["a"]["coded"] == 2 * 1234
     assert rows["a"]["raw"] == 2 * 4000
     assert (rows["a"]["here"], rows["c"]["here"], rows["b"]["version"]) == (True, False, 1)
-    assert found["window"]["waited_for"] == ["a"]
-    assert found["window"]["late"] == ["b"]
+    assert found["window"]["waited_for"] == ("a",)
+    assert found["window"]["late"] == ("b",)
     assert found["held"] == [["b/1/2/3", "too far"]]
     assert found["version"] == 2
     assert found["tokens"] == 400
