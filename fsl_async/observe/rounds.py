@@ -169,7 +169,7 @@ class ParameterServerFigures:
 
     # --- the journal's lines, by their types; `run` has the clients ---
 
-    def on_delta_offered(self, run: Run, line: Line) -> None:
+    def _on_delta_offered(self, run: Run, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
@@ -203,8 +203,7 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def on_version_held(self, run: Run, line: Line) -> None:
-        """A client holds a version, and trains from it."""
+    def _on_version_held(self, run: Run, line: Line) -> None:
         client = run.client_of(line)
         client.version = int(line["version"])
         client.doing = "training"
@@ -213,8 +212,7 @@ class ParameterServerFigures:
             text = f"{client.name} has caught up: it holds version {client.version}"
             run.tell("caught up", text, client.name)
 
-    def on_version_found(self, run: Run, line: Line) -> None:
-        """A version of a process that was killed after making it and before writing so."""
+    def _on_version_found(self, run: Run, line: Line) -> None:
         version = int(line["version"])
         if not 0 <= self.version < version:
             return
@@ -230,15 +228,13 @@ class ParameterServerFigures:
             if (client := run.clients.get(name)) is not None:
                 client.deltas_merged += count
 
-    def on_model_attached(self, run: Run, line: Line) -> None:
-        """The size of the model; the client fetches."""
+    def _on_model_attached(self, run: Run, line: Line) -> None:
         client = run.client_of(line)
         if line.get("difference") is None:
             self.values = int(line["values"])
             client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def on_send(self, run: Run, line: Line) -> None:
-        """A message to a client: a call, the order to publish, a refused delta."""
+    def _on_send(self, run: Run, line: Line) -> None:
         message = line["message"]
         kind = message.get("type")
         peer = str(line["peer"])
@@ -256,13 +252,11 @@ class ParameterServerFigures:
             else:
                 client.deltas_refused += 1
 
-    def on_quarantine(self, run: Run, line: Line) -> None:
-        """A delta is held back. One that is kept out for good is declined and counted there."""
+    def _on_quarantine(self, run: Run, line: Line) -> None:
         if line.get("held"):
             self.held[str(line["key"])] = str(line["reason"])
 
-    def on_release(self, run: Run, line: Line) -> None:
-        """A delta is held back no longer."""
+    def _on_release(self, run: Run, line: Line) -> None:
         self.held.pop(str(line["key"]), None)
 
     def noted(self, run: Run, line: Line) -> bool:
@@ -279,8 +273,7 @@ class ParameterServerFigures:
             return True
         return False
 
-    def on_delta_stored(self, run: Run, line: Line) -> None:
-        """A delta is durable."""
+    def _on_delta_stored(self, run: Run, line: Line) -> None:
         client = run.client_of(line)
         client.doing = "training"
         stored = line["stored"]
@@ -291,20 +284,17 @@ class ParameterServerFigures:
         if line.get("problem") is None:
             saw_norm(run, client, stored)
 
-    def on_version_sent(self, run: Run, line: Line) -> None:
-        """A version was sent."""
+    def _on_version_sent(self, run: Run, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def on_round(self, run: Run, line: Line) -> None:
-        """Where rounds are."""
+    def _on_round(self, run: Run, line: Line) -> None:
         self._window = now = restored(RoundFact, line)
         self._clock = run.node.last_t - float(line["now"])
         run.node.phase, self.round = now.phase, now.number
         self.next_sync_at = self._time(now.next_at)
         self.round_called_at = self._time(now.called_at) or self.round_called_at
 
-    def on_version(self, run: Run, line: Line) -> None:
-        """A version is durable, or found at the start."""
+    def _on_version(self, run: Run, line: Line) -> None:
         made = restored(VersionFact, line)
         self.version, self.digest, self.tokens = made.version, made.digest, made.tokens
         if made.made_of == "disk":

@@ -124,8 +124,7 @@ class Run:
         here = sum(client.connected for client in self.clients.values())
         return f"{counted(here, 'client')} connected"
 
-    def on_client_hello(self, line: Line) -> None:
-        """A client joins, comes back as a new process, or is connected again."""
+    def _on_client_hello(self, line: Line) -> None:
         client = self.client_of(line)
         how = client.arrive(int(line["incarnation"]), in_run=bool(line.get("run")))
         words = {
@@ -136,14 +135,12 @@ class Run:
         if how:
             self.tell(how, f"{client.name} {words[how]}, {self._connected_words()}", client.name)
 
-    def on_admit_split(self, line: Line) -> None:
-        """At a split server: there is nothing that it would have to fetch first."""
-        self.on_client_hello(line)
+    def _on_admit_split(self, line: Line) -> None:
+        self._on_client_hello(line)
         client = self.client_of(line)
         client.returning, client.doing = False, "training"
 
-    def on_client_left(self, line: Line) -> None:
-        """A session ended."""
+    def _on_client_left(self, line: Line) -> None:
         if str(line["peer"]) not in self.clients:
             return  # it was refused
         client = self.client_of(line)
@@ -160,24 +157,20 @@ class Run:
         text = f"{client.name} left: {client.gone_why}, {self._connected_words()}"
         self.tell("gone", text, client.name, level)
 
-    def on_refuse(self, line: Line) -> None:
-        """A client is refused."""
+    def _on_refuse(self, line: Line) -> None:
         text = f"refused {line['peer']}: {line.get('text', '')}"
         self.tell("refused", text, str(line["peer"]), "warning")
         self.refused(str(line["peer"]))
 
-    def on_fetch_asked(self, line: Line) -> None:
-        """A client fetches a version."""
+    def _on_fetch_asked(self, line: Line) -> None:
         self.client_of(line).doing = "fetching"
 
-    def on_stream_lost(self, line: Line) -> None:
-        """Take the loss of a stream that a client was sending."""
+    def _on_stream_lost(self, line: Line) -> None:
         client = self.client_of(line)
         if client.doing in {"sending", "publishing"}:
             client.doing = "training" if client.version >= 0 else "joining"
 
-    def on_heartbeat_received(self, line: Line) -> None:
-        """Take the progress that a client reports, and tell of a hang."""
+    def _on_heartbeat_received(self, line: Line) -> None:
         client = self.client_of(line)
         payload = line["payload"]
         client.step = int(payload.get("step", client.step))

@@ -4,7 +4,7 @@
 takes one line as `JournalReader` yields it, in order, and returns what is worth telling a person.
 It never fails on a line: one of a newer release, or with fields of another type, changes nothing.
 Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. The method
-`on_<type>` of a state or of a part of it takes the lines of that type.
+`_on_<type>` of a state or of a part of it takes the lines of that type.
 
     line                                     what changes
     note   so_far                            everything: a segment of the journal begins
@@ -62,33 +62,26 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def on_ring_recovered(self, run: Run, line: Line) -> None:
-        """The process began."""
+    def _on_ring_recovered(self, run: Run, line: Line) -> None:
         self.is_on, self.here = True, []
-        self.on_adopted(run, line)
+        self._on_adopted(run, line)
 
-    def on_adopted(self, run: Run, line: Line) -> None:
-        """Global weights are adopted."""
+    def _on_adopted(self, run: Run, line: Line) -> None:
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def on_ring_peer_here(self, run: Run, line: Line) -> None:
-        """A session with another server is open."""
+    def _on_ring_peer_here(self, run: Run, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def on_ring_peer_gone(self, run: Run, line: Line) -> None:
-        """A session with another server ended."""
+    def _on_ring_peer_gone(self, run: Run, line: Line) -> None:
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def on_ring_failed(self, run: Run, line: Line) -> None:
-        """An attempt failed."""
+    def _on_ring_failed(self, run: Run, line: Line) -> None:
         self.failed += 1
 
-    def on_keep_decision(self, run: Run, line: Line) -> None:
-        """A decision is being written."""
+    def _on_keep_decision(self, run: Run, line: Line) -> None:
         self.members = sorted(map(str, line["contributors"]))
 
-    def on_decision_kept(self, run: Run, line: Line) -> None:
-        """A decision is in the ledger."""
+    def _on_decision_kept(self, run: Run, line: Line) -> None:
         self.decided += 1
 
     def as_dict(self) -> dict[str, Any] | None:
@@ -159,10 +152,10 @@ class RunState(Run):
         if isinstance(stamp, int | float):
             self.node.last_t = float(stamp)
         try:
-            if (own := getattr(self, f"on_{kind}", None)) is not None:
+            if (own := getattr(self, f"_on_{kind}", None)) is not None:
                 own(line)
             for part in (self.ps, self.groups):
-                if (handler := getattr(part, f"on_{kind}", None)) is not None:
+                if (handler := getattr(part, f"_on_{kind}", None)) is not None:
                     handler(self, line)
         except (KeyError, TypeError, ValueError, AttributeError):
             self.lines_odd += 1  # of another release, or not ours
@@ -170,8 +163,7 @@ class RunState(Run):
 
     # --- the journal's lines ---
 
-    def on_node_started(self, line: Line) -> None:
-        """A process begins."""
+    def _on_node_started(self, line: Line) -> None:
         node = self.node
         node.start(line)
         self.ps.start(line)
@@ -186,8 +178,7 @@ class RunState(Run):
             of_run = f", run {node.run}" if node.run else ""
             self.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")
 
-    def on_finish(self, line: Line) -> None:
-        """The run ends."""
+    def _on_finish(self, line: Line) -> None:
         node = self.node
         node.phase = "ended"
         node.ending = str(line.get("reason", ""))
@@ -196,8 +187,7 @@ class RunState(Run):
         level = "warning" if node.exit_code else "info"
         self.tell("end", f"the run ends: {node.ending}", level=level)
 
-    def on_node_ended(self, line: Line) -> None:
-        """The process has ended."""
+    def _on_node_ended(self, line: Line) -> None:
         node = self.node
         node.phase = "ended"
         node.ending = node.ending or "stopped at once"
@@ -208,22 +198,19 @@ class RunState(Run):
             if client.connected:
                 client.connected, client.doing = False, "done"
 
-    def on_so_far(self, line: Line) -> None:
-        """A segment begins with the sum of those before it."""
+    def _on_so_far(self, line: Line) -> None:
         found = segments.restored(RunState, line["state"])
         for each in fields(RunState):
             if each.init:
                 setattr(self, each.name, getattr(found, each.name))
         self.node.last_t = float(line["t"])
 
-    def on_note(self, line: Line) -> None:
-        """A sentence of the machine or the shell."""
+    def _on_note(self, line: Line) -> None:
         text = str(line.get("text", ""))
         if not (self.ps.noted(self, line) or _IN_OTHER_WORDS.search(text)):
             self.tell_once(text, str(line.get("level", "info")))
 
-    def on_upload_trained(self, line: Line) -> None:
-        """A split server trained an upload."""
+    def _on_upload_trained(self, line: Line) -> None:
         if line.get("problem") is not None:
             return
         name, _, number, _ = str(line["key"]).split("/")
@@ -233,31 +220,25 @@ class RunState(Run):
             self.clients[name].uploads += 1
             self.clients[name].saw_loss(loss)
 
-    def on_round_done_received(self, line: Line) -> None:
-        """A client of split learning tells its coding errors."""
+    def _on_round_done_received(self, line: Line) -> None:
         told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
         self.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
 
-    def on_split_client_hello(self, line: Line) -> None:
-        """The first client names the run."""
+    def _on_split_client_hello(self, line: Line) -> None:
         self.node.run = self.node.run or str(line.get("run", ""))
 
-    def on_split_recovered(self, _: Line) -> None:
-        """The split server serves."""
+    def _on_split_recovered(self, _: Line) -> None:
         self.node.phase = "serving"
 
-    def on_leaving(self, line: Line) -> None:
-        """Which data leaves a client."""
+    def _on_leaving(self, line: Line) -> None:
         self.node.run = str(line["run"])
         self.site.leaving = tuple(map(str, line["kinds"]))
         self.site.leaving_to = str(line["to"])
 
-    def on_rebased(self, line: Line) -> None:
-        """A client trains from another version."""
+    def _on_rebased(self, line: Line) -> None:
         self.site.version = int(line["version"])
 
-    def on_unreadable_messages(self, line: Line) -> None:
-        """More messages were not of this program."""
+    def _on_unreadable_messages(self, line: Line) -> None:
         self.node.count_garbage(line)
 
     # --- what follows from the figures ---
@@ -301,10 +282,10 @@ def _plain(figures: NodeState | ParameterServerFigures) -> dict[str, Any]:
 
 
 _TYPES = frozenset(
-    name.removeprefix("on_")
+    name.removeprefix("_on_")
     for part in (RunState, ParameterServerFigures, GroupFigures)
     for name in dir(part)
-    if name.startswith("on_")
+    if name.startswith("_on_")
 )
 
 

@@ -118,7 +118,7 @@ class FactBook:
 
     def __init__(self, machine: ParameterServerMachine) -> None:
         self._machine = machine
-        self._newest = RoundFact()
+        self._newest: RoundFact | None = None
         self._number = -1
         self._before: frozenset[DeltaKey] = frozenset()
         """Deltas that the start found pending."""
