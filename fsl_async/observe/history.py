@@ -213,13 +213,16 @@ class History:
         for each in fields(History):
             setattr(self, each.name, getattr(found, each.name))
 
-    def _on_client_hello(self, run: RunState, line: Line) -> None:
-        # `RunState` has just told what this hello was.
-        name, news = str(line["peer"]), run.news[-1] if run.news else None
-        if news is not None and news.client == name and news.kind in _MARKS:
-            self._mark(name, run.node.last_t, news.kind)
-
-    _on_admit_split = _on_client_hello
+    def _on_client(self, run: RunState, line: Line) -> None:
+        name, outcome = str(line["peer"]), line["outcome"]
+        if line["begins"]:  # `RunState` has just told how
+            news = run.news[-1] if run.news else None
+            if news is not None and news.client == name and news.kind in _MARKS:
+                self._mark(name, run.node.last_t, news.kind)
+        elif outcome in {"held", "quarantined"}:
+            self._mark(name, run.node.last_t, "held")
+        elif outcome not in {"", "accepted", "released"}:
+            self._mark(name, run.node.last_t, "refused")
 
     def _on_relaunch(self, run: RunState, line: Line) -> None:
         what = str(line["what"])
@@ -245,16 +248,6 @@ class History:
             raw=4 * run.ps.values,
             coded=int(stored["bytes"]),
         )
-
-    def _on_send(self, run: RunState, line: Line) -> None:
-        message = line["message"]
-        if message.get("type") == "declined/1" and message.get("code") not in {"later", None}:
-            what = "held" if message["code"] == "quarantined" else "refused"
-            self._mark(str(line["peer"]), run.node.last_t, what)
-
-    def _on_quarantine(self, run: RunState, line: Line) -> None:
-        if line.get("held"):
-            self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
 
     def _on_version(self, run: RunState, line: Line) -> None:
         version, made = int(line["version"]), run.ps.newest

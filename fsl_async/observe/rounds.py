@@ -1,20 +1,25 @@
 """Rounds, deltas and versions as the parameter server's journal shows them. Pure."""
 
+from __future__ import annotations
+
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, mutable
 
 from fsl_async.observe.clients import Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.odd_clients import FAR, far_movers, saw_alike, saw_delta, saw_norm
-from fsl_async.observe.run import Run
 from fsl_async.observe.segments import restored
+from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 from fsl_async.roles.sync.facts import RoundFact, VersionFact
+
+if TYPE_CHECKING:
+    from fsl_async.observe.run_state import RunState
 
 LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.
@@ -169,14 +174,12 @@ class ParameterServerFigures:
 
     # --- the journal's lines, by their types; `run` has the clients ---
 
-    def _on_delta_offered(self, run: Run, line: Line) -> None:
+    def _on_delta_offered(self, run: RunState, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
         """
-        client = run.client_of(line)
-        client.doing = "sending"
-        delta = line["delta"]
+        client, delta = run.client_of(line), line["delta"]
         key = str(delta["key"])
         sequence = int(key.rpartition("/")[2])
         if sequence <= client.sequence_offered:  # offered again after a loss
@@ -203,16 +206,7 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def _on_version_held(self, run: Run, line: Line) -> None:
-        client = run.client_of(line)
-        client.version = int(line["version"])
-        client.doing = "training"
-        if client.version == self.version and client.returning:
-            client.returning = False
-            text = f"{client.name} has caught up: it holds version {client.version}"
-            run.tell("caught up", text, client.name)
-
-    def _on_version_found(self, run: Run, line: Line) -> None:
+    def _on_version_found(self, run: RunState, line: Line) -> None:
         version = int(line["version"])
         if not 0 <= self.version < version:
             return
@@ -221,45 +215,30 @@ class ParameterServerFigures:
         words = counted(len(keys), "delta")
         run.tell("version", f"version {version} was made before the restart, of {words}")
 
-    def _count(self, run: Run, deltas: Mapping[str, int]) -> None:
+    def _count(self, run: RunState, deltas: Mapping[str, int]) -> None:
         """Count deltas that a version has."""
         self.deltas_merged += sum(deltas.values())
         for name, count in deltas.items():
             if (client := run.clients.get(name)) is not None:
                 client.deltas_merged += count
 
-    def _on_model_attached(self, run: Run, line: Line) -> None:
-        client = run.client_of(line)
+    def _on_model_attached(self, run: RunState, line: Line) -> None:
         if line.get("difference") is None:
             self.values = int(line["values"])
-            client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def _on_send(self, run: Run, line: Line) -> None:
-        message = line["message"]
-        kind = message.get("type")
-        peer = str(line["peer"])
-        client = run.clients.get(peer)
-        if kind == "reject/1":  # its model is another one
-            run.refused(peer)
-        elif kind == "publish/1" and client is not None:
-            client.doing = "publishing"
-        elif kind == "accepted/1" and client is not None:
-            client.training.settle(str(message["key"]))
-        elif kind == "declined/1" and client is not None and message.get("code") != "later":
-            client.training.settle(str(message.get("key", "")))
-            if message.get("code") == "quarantined":
-                client.deltas_quarantined += 1
-            else:
-                client.deltas_refused += 1
+    def settled(self, run: RunState, fact: ClientFact) -> None:
+        """A delta has an outcome."""
+        self.held.pop(fact.key, None)
+        if fact.outcome == "held":
+            self.held[fact.key] = fact.why
+        client = run.clients.get(fact.peer)
+        if client is None or fact.outcome in {"held", "released"}:
+            return
+        client.training.settle(fact.key)
+        client.deltas_quarantined += fact.outcome == "quarantined"
+        client.deltas_refused += fact.outcome not in {"accepted", "quarantined"}
 
-    def _on_quarantine(self, run: Run, line: Line) -> None:
-        if line.get("held"):
-            self.held[str(line["key"])] = str(line["reason"])
-
-    def _on_release(self, run: Run, line: Line) -> None:
-        self.held.pop(str(line["key"]), None)
-
-    def noted(self, run: Run, line: Line) -> bool:
+    def noted(self, run: RunState, line: Line) -> bool:
         """A note about a round or damage; whether that is all that there is to tell of it."""
         text, facts = str(line.get("text", "")), line.get("facts") or {}
         if "called" in facts:
@@ -273,28 +252,25 @@ class ParameterServerFigures:
             return True
         return False
 
-    def _on_delta_stored(self, run: Run, line: Line) -> None:
-        client = run.client_of(line)
-        client.doing = "training"
-        stored = line["stored"]
-        delta, sent = stored["delta"], int(stored["bytes"])
-        self.up.add(self.values, sent)
-        client.up.add(self.values, sent)
-        client.training.settle(str(delta["key"]))
+    def _on_delta_stored(self, run: RunState, line: Line) -> None:
+        client, stored = run.client_of(line), line["stored"]
+        for volume in (self.up, client.up):
+            volume.add(self.values, int(stored["bytes"]))
+        client.training.settle(str(stored["delta"]["key"]))
         if line.get("problem") is None:
             saw_norm(run, client, stored)
 
-    def _on_version_sent(self, run: Run, line: Line) -> None:
+    def _on_version_sent(self, run: RunState, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def _on_round(self, run: Run, line: Line) -> None:
+    def _on_round(self, run: RunState, line: Line) -> None:
         self._window = now = restored(RoundFact, line)
         self._clock = run.node.last_t - float(line["now"])
         run.node.phase, self.round = now.phase, now.number
         self.next_sync_at = self._time(now.next_at)
         self.round_called_at = self._time(now.called_at) or self.round_called_at
 
-    def _on_version(self, run: Run, line: Line) -> None:
+    def _on_version(self, run: RunState, line: Line) -> None:
         made = restored(VersionFact, line)
         self.version, self.digest, self.tokens = made.version, made.digest, made.tokens
         if made.made_of == "disk":
@@ -330,7 +306,7 @@ class ParameterServerFigures:
             run.tell("advice", advice)
         run.repeats_may_be_news()
 
-    def _moved(self, run: Run, made: VersionFact) -> None:
+    def _moved(self, run: RunState, made: VersionFact) -> None:
         """How far each client has moved weights, or the products of adapters."""
         for name, norm in made.product_norms.items():
             if (client := run.clients.get(name)) is not None:
@@ -356,7 +332,7 @@ class ParameterServerFigures:
             " rates, and look whether the sites' data have anything in common"
         )
 
-    def _merge_words(self, run: Run, made: VersionFact) -> str:
+    def _merge_words(self, run: RunState, made: VersionFact) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
         parts = [_round_words(made)]
         if made.before:

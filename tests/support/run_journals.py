@@ -2,7 +2,7 @@
 
 import json
 
-from facts import RoundFact, VersionFact, call_of, line_of, version_of
+from facts import RoundFact, VersionFact, call_of, client_of, line_of, version_of
 
 
 class JournalFile:
@@ -30,15 +30,19 @@ class JournalFile:
             del line[name]
         self.add(t, fact.tag, **line)
 
+    def client(self, t, *given, **more):
+        """The fact of a client."""
+        self.fact(t, client_of(*given, **more))
+
     def join(self, t, *names, incarnation=1):
         """Clients join, and hold the version 0."""
         for name in names:
-            self.add(t, "client_hello", peer=name, incarnation=incarnation, run="")
+            self.client(t, name, "joining", incarnation=incarnation, begins=True)
             self.add(t, "model_attached", peer=name, values=1000, difference=None)
         self.merged = 0
         self.fact(t, VersionFact(0, "d0", 0))
         for name in names:
-            self.add(t, "version_held", peer=name, version=0)
+            self.client(t, name, "training", 0, incarnation)
 
     def round(self, t, number, losses, missing=(), facts=None):
         """A round: call, deltas of `losses` (client -> loss), version; `missing` are late."""
@@ -51,14 +55,16 @@ class JournalFile:
         self.fact(t + 2.5, version_of(number + 1, losses, tokens=self.merged, **called))
         self.fact(t + 2.5, RoundFact("ready", number=number, late=tuple(missing)))
         for name in losses:
-            self.add(t + 2.6, "version_held", peer=name, version=number + 1)
+            self.client(t + 2.6, name, "training", number + 1)
 
     def delta(self, t, name, number, loss, facts=None):
         """A delta comes and is stored."""
         key = f"{name}/1/{number}/{number + 1}"
         delta = {"key": key, "tokens": 100, "steps": 2, "round": number}
         delta |= {"metrics": {"loss": loss}, "facts": facts or {}}
+        self.client(t, name, "sending", number)
         self.add(t, "delta_offered", peer=name, delta=delta)
+        self.client(t + 0.2, name, "training", number)
         self.add(t + 0.2, "delta_stored", peer=name, stored={"delta": delta, "bytes": 1234})
 
     def traffic(self, t, size):

@@ -4,10 +4,10 @@ import os
 import socket
 
 from deltas import delta_of
-from facts import VersionFact, version_of
+from facts import FactWriter, VersionFact, version_of
 
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.roles.machine import ClientLeft, Fact, Finish
+from fsl_async.roles.machine import ClientLeft, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 
@@ -20,6 +20,7 @@ class TrackedRun:
     def __init__(self, folder, run="run-1"):
         self.folder, self.t, self.version = folder, 1_700_000_000.0, -1
         self.writer = JournalWriter(folder / "journal.jsonl", clock=lambda: self.t)
+        self.facts = FactWriter(self.writer)
         self.start(run)
 
     def start(self, run="run-1", version=-1, tokens=0):
@@ -33,10 +34,7 @@ class TrackedRun:
 
     def write(self, *items):
         """Add events, facts and the end."""
-        for item in items:
-            is_effect = isinstance(item, Finish)
-            other = self.writer.effect if is_effect else self.writer.event
-            (self.writer.fact if isinstance(item, Fact) else other)(item, self.t)
+        self.facts.write(items, self.t)
 
     def join(self, *names):
         """Version 0 is there and clients hold it."""

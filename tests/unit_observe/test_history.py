@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from facts import RoundFact, VersionFact, call_of, line_of, version_of
+from facts import RoundFact, VersionFact, call_of, client_line, line_of, version_of
 
 from fsl_async.observe import history as room
 from fsl_async.observe.history import Course, History, Samples, Timeline
@@ -31,11 +31,15 @@ class Journal:
         """Feed a fact."""
         self.course.apply(line_of(fact, t))
 
+    def client(self, t, *given, **more):
+        """Feed the fact of a client."""
+        self.course.apply(client_line(t, *given, **more))
+
     def join(self, t, *names):
         """Clients join."""
         for name in names:
-            self.add(t, "client_hello", peer=name, incarnation=1, run="")
-            self.add(t, "version_held", peer=name, version=max(self.run.ps.version, 0))
+            self.client(t, name, "joining", begins=True)
+            self.client(t, name, "training", max(self.run.ps.version, 0))
 
     def call(self, t, number, *names):
         """A round begins."""
@@ -46,7 +50,9 @@ class Journal:
         """A delta comes."""
         key = f"{name}/1/{number}/{sequence}"
         delta = {"key": key, "tokens": 10, "steps": 1, "round": number, "metrics": {"loss": loss}}
+        self.client(t - 0.5, name, "sending", number)
         self.add(t - 0.5, "delta_offered", peer=name, delta=delta)
+        self.client(t, name, "training", number)
         self.add(t, "delta_stored", peer=name, stored={"delta": delta, "bytes": 7})
         self.losses[name], self.tokens = loss, self.tokens + 10
 
@@ -105,9 +111,9 @@ def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     assert journal.run.ps.late == ("c",)
     journal.delta(20.0, "c", 0, 5.0)
     journal.fact(20.0, RoundFact("ready", number=0))
-    journal.add(25.0, "client_left", peer="c", incarnation=1, reason="expired")
+    journal.client(25.0, "c", "gone", why="expired")
     journal.add(30.0, "relaunch", what="launched", client="c")
-    journal.add(31.0, "client_hello", peer="c", incarnation=2, run="r")
+    journal.client(31.0, "c", "joining", incarnation=2, begins=True, in_run=True)
     assert journal.history.timelines["c"].segments() == [
         (2.0, "training"),
         (13.0, "late"),
@@ -270,7 +276,7 @@ def test_samples_are_bounded():
 def test_names_from_the_network_are_bounded():
     history, run = History(), RunState()
     for number in range(1000):
-        line = {"t": 1.0, "type": "client_hello", "peer": f"p{number}", "incarnation": 1}
+        line = client_line(1.0, f"p{number}", "joining", begins=True)
         run.apply(line)
         history.apply(line, run)
         history.rounds.add(f"p{number}", 0, loss=1.0)

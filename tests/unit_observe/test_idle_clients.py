@@ -1,6 +1,6 @@
 """Lines about clients whose training brings nothing, from the journal alone."""
 
-from facts import line_of, version_of
+from facts import client_line, line_of, version_of
 
 from fsl_async.commands.status_report import table
 from fsl_async.observe.run_state import RunState
@@ -30,7 +30,7 @@ def test_a_client_that_moves_nothing_is_told_within_two_rounds():
 def version(run, number, alike, names="abc"):
     """A version of deltas of these clients."""
     for name in names:
-        run.apply({"t": 1.0, "type": "client_hello", "peer": name, "incarnation": 1})
+        run.apply(client_line(1.0, name, "joining", begins=True))
         stored(run, name, 1.0, sequence=number)
     news = run.apply(line_of(version_of(number, names, alike=alike), 1.0))
     return [one.text for one in news if one.kind == "alike"]

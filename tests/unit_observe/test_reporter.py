@@ -5,12 +5,12 @@ import time
 
 import pytest
 from deltas import stored_of
-from facts import VersionFact, version_of
+from facts import FactWriter, VersionFact, client_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.run_state import RunState
-from fsl_async.roles.machine import ClientLeft, Effect, Fact, Finish, Note
+from fsl_async.roles.machine import ClientLeft, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
@@ -33,19 +33,13 @@ def read(tmp_path):
     return list(JournalReader(tmp_path / "journal.jsonl").read())
 
 
-def written(teller, item):
-    """Write an event, an effect or a fact."""
-    is_effect, is_fact = isinstance(item, Effect), isinstance(item, Fact)
-    (teller.fact if is_fact else teller.effect if is_effect else teller.event)(item, 1.0)
-
-
 def a_run(teller):
     """A run of one client and one round, as the server's shell writes it."""
     key = DeltaKey("a", 5, 0, 1)
     teller.note(
         "node_started", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
     )
-    for item in (
+    items = (
         VersionFact(-1, "", 0, "disk"),
         ev.ClientHello("a", 5, "", -1, ""),
         ev.ModelAttached("a", "f", 1000, None),
@@ -58,20 +52,20 @@ def a_run(teller):
         version_of(1, "a", tokens=100, gained=100),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),
-    ):
-        written(teller, item)
+    )
+    FactWriter(teller).write(items, 1.0)
 
 
 def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines):
     """The new process of the client keeps its loss to itself."""
     a_run(teller)
     key = DeltaKey("a", 6, 1, 1)
-    for item in (
+    items = (
         ev.ClientHello("a", 6, "r", 1, "e"),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
         version_of(2, "a", tokens=200, gained=100),
-    ):
-        written(teller, item)
+    )
+    FactWriter(teller).write(items, 1.0)
     (line,) = [one for one in lines if "version 2:" in one]
     assert "loss" not in line
 
@@ -137,7 +131,7 @@ def test_with_a_record_news_are_objects(tmp_path):
             lambda: 0.0,
             record=lambda kind, **more: records.append((kind, more)),
         )
-        teller.event(ev.ClientHello("a", 5, "", -1, ""), 0.0)
+        teller.fact(client_of("a", "joining", begins=True), 0.0)
     assert lines == []
     ((kind, fields),) = records
     assert (kind, fields["client"], fields["text"]) == (
@@ -152,7 +146,7 @@ def test_a_split_server_does_not_print_what_the_parameter_server_prints(teller, 
     only.
     """
     teller.note("node_started", 1.0, role="server", method="sl", address="tcp://h:2")
-    teller.note("admit_split", 1.0, peer="a", incarnation=5)
-    teller.event(ClientLeft("a", 5, "expired"), 1.0)
+    teller.fact(client_of("a", "training", begins=True), 1.0)
+    teller.fact(client_of("a", "gone", why="expired"), 1.0)
     teller.effect(Finish("Ctrl-C"), 1.0)
     assert [line[10:] for line in lines] == ["the run ends: Ctrl-C"]

@@ -2,14 +2,14 @@
 
 import pytest
 from deltas import delta_of, stored_of
-from facts import RoundFact, VersionFact, call_of, version_of
+from facts import FactWriter, RoundFact, VersionFact, call_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.odd_clients import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.roles.machine import ClientLeft, Effect, Fact, Finish, Note, Refuse, Send
+from fsl_async.roles.machine import ClientLeft, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -26,17 +26,12 @@ class Recorder:
         self.t = 1000.0
         self.tokens = 0
         self.writer = JournalWriter(path, clock=lambda: self.t)
+        self.facts = FactWriter(self.writer)
 
     def write(self, *items, after=0.0):
         """Write events, effects and facts, `after` seconds later."""
         self.t += after
-        for item in items:
-            if isinstance(item, Fact):
-                self.writer.fact(item, self.t)
-            elif isinstance(item, Effect):
-                self.writer.effect(item, self.t)
-            else:
-                self.writer.event(item, self.t)
+        self.facts.write(items, self.t)
 
     def note(self, name, **fields):
         """Write a note of the shell."""

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from fsl_async.observe.clients import ClientState, News, Volume
 from fsl_async.observe.rounds import ParameterServerFigures
-from fsl_async.observe.run import NodeState
-from fsl_async.observe.run_state import RunState
+from fsl_async.observe.run_state import NodeState, RunState
 from fsl_async.observe.table import LiveTable, client_lines, header, sparkline
 
 

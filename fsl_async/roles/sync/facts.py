@@ -3,6 +3,7 @@
 The journal has a line for each fact; status, page, trackers and reports are sums of these lines
 (`fsl_async.observe`). Events and effects stay in the journal for whoever looks for a bug.
 
+    client    what a client does, and the outcomes of its deltas (`fsl_async.roles.client_facts`)
     round     the open round and the time of the next call, whenever any of it changes
     version   a version that is durable, or found at the start: what is in it, and which of the
               called clients are not
@@ -13,14 +14,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from fsl_async.roles.machine import Effect, Event, Fact
+from fsl_async.roles.client_facts import ClientBook, ClientFact
+from fsl_async.roles.machine import ClientLeft, Effect, Event, Fact, Refuse, Send, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, one_each
 from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.roles.sync.ps_state import Phase
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 NAMED = 16
 """Of the clients that a round waits for, those beyond are a number."""
-_NO_DECISION = (ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered)
+_NO_ROUND = (ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered)
 """Frequent events that change neither rounds nor versions."""
 
 
@@ -113,11 +116,64 @@ class VersionFact(Fact, tag="version"):
     opposite: str = ""
 
 
+class Clients(ClientBook):
+    """The clients of a parameter server."""
+
+    _has_version = False
+
+    def of(self, item: Event | Effect) -> list[Fact]:
+        """Return the facts that follow from an event or an effect."""
+        return self._of_event(item) if isinstance(item, Event) else self._of_effect(item)
+
+    def _of_event(self, event: Event) -> list[Fact]:
+        match event:
+            case ev.ClientHello(peer, incarnation, run):
+                begun = ClientFact(peer, incarnation, "joining", begins=True, in_run=bool(run))
+                return self.begins(begun)
+            case ev.ModelAttached(peer, difference=None):
+                return self.becomes(peer, "fetching" if self._has_version else "joining")
+            case ev.VersionHeld(peer, version):
+                return self.becomes(peer, "training", version)
+            case StreamLost(peer) if self.state_of(peer) in {"sending", "publishing"}:
+                has_one = self.version_of(peer) >= 0
+                return self.becomes(peer, "training" if has_one else "joining")
+            case ClientLeft():
+                return self.left(event)
+            case ev.FetchAsked(peer):
+                return self.becomes(peer, "fetching")
+            case ev.DeltaOffered(peer):
+                return self.becomes(peer, "sending")
+            case ev.DeltaStored(peer):
+                return self.becomes(peer, "training")
+            case ev.VersionCommitted(version) | ev.Recovered(version):
+                self._has_version = version >= 0
+        return []
+
+    def _of_effect(self, effect: Effect) -> list[Fact]:
+        match effect:
+            case Refuse():
+                return self.refused(effect)
+            case Send(peer, msg.Reject()):
+                return self.refused(Refuse(peer, "", ""))
+            case Send(peer, msg.Publish()):
+                return self.becomes(peer, "publishing")
+            case Send(peer, msg.Accepted(key)):
+                return self.settled(peer, key.text, "accepted")
+            case Send(peer, msg.Declined(key, code)) if code != "later":
+                return self.settled(peer, key.text, code)
+            case do.Quarantine(key, reason, held=True):
+                return self.settled(key.client, key.text, "held", reason)
+            case do.Release(key):
+                return self.settled(key.client, key.text, "released")
+        return []
+
+
 class FactBook:
     """Follows a machine, and returns the facts that an event has changed."""
 
     def __init__(self, machine: ParameterServerMachine) -> None:
         self._machine = machine
+        self._clients = Clients()
         self._newest: RoundFact | None = None
         self._number = -1
         self._before: frozenset[DeltaKey] = frozenset()
@@ -127,11 +183,12 @@ class FactBook:
         self._round: Round | None = None
         self._global_round = -1
 
-    def after(self, event: Event, effects: Iterable[Effect]) -> list[Fact]:
+    def after(self, event: Event, effects: Sequence[Effect]) -> list[Fact]:
         """Return the facts that `event`, which the machine has handled, has changed."""
-        if isinstance(event, _NO_DECISION):
-            return []
-        found: list[Fact] = []
+        items: list[Event | Effect] = [event, *effects]
+        found = [fact for item in items for fact in self._clients.of(item)]
+        if isinstance(event, _NO_ROUND):
+            return found
         if isinstance(event, ev.Recovered):
             self._before = frozenset(one.key for one in event.pending)
             held = tuple(one.key.text for one in event.held)

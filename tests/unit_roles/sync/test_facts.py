@@ -3,9 +3,14 @@
 import pytest
 from deltas import key, stored_of
 
-from fsl_async.roles.machine import ClientLeft
+from fsl_async.roles.client_facts import ClientFact
+from fsl_async.roles.machine import ClientLeft, Refuse, StreamLost
+from fsl_async.roles.split.effects import AdmitSplit
+from fsl_async.roles.split.events import SplitClientHello
+from fsl_async.roles.split.facts import SplitClients
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
+from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.round import RoundRules
 
 
@@ -124,3 +129,59 @@ def test_clients_that_send_by_themselves_are_not_called(told):
     made = newest(server, VersionFact)
     assert (made.asked, made.called, made.deltas) == (0, 0, {"a": 1, "b": 1})
     assert (made.needed, made.earlier) == (0, 2)
+
+
+def test_what_a_client_does_and_what_became_of_its_deltas(told):
+    """A state once, and only of the process that has the session."""
+    server = told(guard=GuardRules(clip_median=0))
+    server.hello("a")
+    server.attach("a")
+    server.feed(ClientLeft("a", 9, "expired"))
+    server.committed(0)
+    server.feed(ev.FetchAsked("a", -1, ""))
+    server.hold("a", 0)
+    server.hold("a", 0)
+    server.offer(key("a"))
+    server.feed(StreamLost("a", f"delta:{key('a').text}", "broken"))
+    server.store(key("a"))
+    server.store(key("a", 2), problem="not finite")
+    server.feed(ClientLeft("a", 1, "bye", "done"))
+    server.feed(ClientLeft("a", 1, "bye", "done"))
+    clients = [one for one in server.facts if isinstance(one, ClientFact)]
+    assert [one.state for one in clients if not one.outcome] == [
+        "joining", "publishing", "fetching", "training", "sending", "training", "gone",
+    ]  # fmt: skip
+    assert [(one.begins, one.version) for one in clients[:4]] == [
+        (True, -1), (False, -1), (False, -1), (False, 0),
+    ]  # fmt: skip
+    outcomes = [(one.key, one.outcome) for one in clients if one.outcome]
+    assert outcomes == [(key("a").text, "accepted"), (key("a", 2).text, "quarantined")]
+    assert (clients[-1].why, clients[-1].goodbye) == ("bye", "done")
+
+
+def test_clients_that_cannot_take_part_are_refused(told):
+    """With the sentence that they get; of another model the note says why."""
+    server = told(shards=1)
+    server.begin("a")
+    server.hello("b")
+    server.feed(ClientLeft("a", 1, "expired"))
+    server.hello("a", 2, run="run-1")
+    server.attach("a", difference="w: 3 values")
+    *_, full, gone, again, other = [one for one in server.facts if isinstance(one, ClientFact)]
+    assert (full.peer, full.state) == ("b", "refused")
+    assert full.why.startswith("all 1 data shards are taken")
+    assert (gone.state, again.in_run, again.incarnation) == ("gone", True, 2)
+    assert (other.peer, other.state, other.why) == ("a", "refused", "")
+
+
+def test_clients_of_a_split_server():
+    """They train at once."""
+    clients = SplitClients()
+    admitted = AdmitSplit("a", 3, None)
+    (begun,) = clients.after(SplitClientHello("a", 3, "r", 0, {}), [admitted])
+    assert (begun.state, begun.begins, begun.incarnation) == ("training", True, 3)
+    assert clients.after(ClientLeft("a", 2, "expired"), []) == []
+    (gone,) = clients.after(ClientLeft("a", 3, "expired"), [])
+    assert (gone.state, gone.why) == ("gone", "expired")
+    (refused,) = clients.after(ClientLeft("b", 1, "x"), [Refuse("b", "full", "no room")])
+    assert (refused.peer, refused.why) == ("b", "no room")
