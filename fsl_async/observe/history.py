@@ -39,15 +39,6 @@ STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
 """Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
 parameter server those of deltas and versions, as `status` counts them, else of all payload."""
-_STATE_OF = {
-    "joining": "fetching",
-    "publishing": "fetching",
-    "fetching": "fetching",
-    "training": "training",
-    "sending": "sending",
-    "gone": "gone",
-    "done": "done",
-}
 _MARKS = {"joined", "relaunched", "reconnected"}
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
@@ -184,7 +175,7 @@ class History:
         for client in clients:
             line = self.timeline(client.name)
             if line is not None:
-                state = _STATE_OF.get(client.doing, "fetching")
+                state = client.doing if client.doing in STATES else "fetching"
                 if state == "training" and client.name in late:
                     state = "late"
                 elif state in {"training", "sending"} and client.hangs:

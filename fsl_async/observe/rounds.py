@@ -156,10 +156,8 @@ class ParameterServerFigures:
         """A new process of the parameter server."""
         self.every_s = float(line.get("every_s", 0.0))
         self.quorum = float(line.get("quorum", 0.0))
-        grace = line.get("grace")
-        self.grace = tuple(map(float, grace)) if isinstance(grace, list) else ()
-        needs = line.get("needs")
-        self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.grace = tuple(map(float, line.get("grace", ())))
+        self.needs = tuple(map(str, line.get("needs", ())))
         self.rules = {
             str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
             for key, one in line.get("rules", {}).items()

@@ -42,49 +42,39 @@ class ClientBook:
     """Keeps the newest fact of each client, and returns those that are new."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, ClientFact] = {}
-
-    def state_of(self, peer: str) -> str:
-        """Return the state of a client; empty if it has no session."""
-        found = self._newest.get(peer)
-        return "" if found is None else found.state
-
-    def version_of(self, peer: str) -> int:
-        """Return the version that a client holds; -1: none."""
-        found = self._newest.get(peer)
-        return -1 if found is None else found.version
+        self.newest: dict[str, ClientFact] = {}
 
     def begins(self, fact: ClientFact) -> list[Fact]:
         """Take the first fact of a session."""
-        before = self._newest.get(fact.peer)
+        before = self.newest.get(fact.peer)
         if before is not None and before.incarnation == fact.incarnation:
             fact = evolve(fact, version=before.version)
-        self._newest[fact.peer] = evolve(fact, begins=False, in_run=False)
+        self.newest[fact.peer] = evolve(fact, begins=False, in_run=False)
         return [fact]
 
     def becomes(self, peer: str, state: str, version: int | None = None) -> list[Fact]:
         """Take the state of a client with a session."""
-        before = self._newest.get(peer)
+        before = self.newest.get(peer)
         if before is None:
             return []
         after = evolve(before, state=state, version=before.version if version is None else version)
-        self._newest[peer] = after
+        self.newest[peer] = after
         return [] if after == before else [after]
 
     def settled(self, peer: str, key: str, outcome: str, why: str = "") -> list[Fact]:
         """State the outcome of a delta. peer: its client, which may have left."""
-        now = self._newest.get(peer) or ClientFact(peer, -1, "gone")
+        now = self.newest.get(peer) or ClientFact(peer, -1, "gone")
         return [evolve(now, key=key, outcome=outcome, why=why)]
 
     def left(self, event: ClientLeft) -> list[Fact]:
         """Take the end of a session, if it is the one that is open."""
-        before = self._newest.get(event.peer)
+        before = self.newest.get(event.peer)
         if before is None or before.incarnation != event.incarnation:
             return []
-        del self._newest[event.peer]
+        del self.newest[event.peer]
         return [evolve(before, state="gone", why=event.reason, goodbye=event.why)]
 
     def refused(self, effect: Refuse) -> list[Fact]:
         """Take a refusal, which ends a session if there was one."""
-        self._newest.pop(effect.peer, None)
+        self.newest.pop(effect.peer, None)
         return [ClientFact(effect.peer, -1, "refused", why=effect.text)]

@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 NAMED = 16
 """Of the clients that a round waits for, those beyond are a number."""
-_NO_ROUND = (ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered)
+_NO_ROUND = (
+    ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered, ev.VersionHeld,
+)  # fmt: skip
 """Frequent events that change neither rounds nor versions."""
+_STATES = {"fetch_asked": "fetching", "delta_offered": "sending", "delta_stored": "training"}
+_OTHER_WORDS = {"empty": "waiting", "done": "ended"}
+"""Phases that have another name for people."""
 
 
 @frozen
@@ -134,17 +139,14 @@ class Clients(ClientBook):
                 return self.becomes(peer, "fetching" if self._has_version else "joining")
             case ev.VersionHeld(peer, version):
                 return self.becomes(peer, "training", version)
-            case StreamLost(peer) if self.state_of(peer) in {"sending", "publishing"}:
-                has_one = self.version_of(peer) >= 0
-                return self.becomes(peer, "training" if has_one else "joining")
+            case StreamLost(peer):
+                before = self.newest.get(peer)
+                if before is not None and before.state in {"sending", "publishing"}:
+                    return self.becomes(peer, "training" if before.version >= 0 else "joining")
             case ClientLeft():
                 return self.left(event)
-            case ev.FetchAsked(peer):
-                return self.becomes(peer, "fetching")
-            case ev.DeltaOffered(peer):
-                return self.becomes(peer, "sending")
-            case ev.DeltaStored(peer):
-                return self.becomes(peer, "training")
+            case ev.FetchAsked(peer) | ev.DeltaOffered(peer) | ev.DeltaStored(peer):
+                return self.becomes(peer, _STATES[event.tag])
             case ev.VersionCommitted(version) | ev.Recovered(version):
                 self._has_version = version >= 0
         return []
@@ -210,7 +212,8 @@ class FactBook:
 
     def _rounds(self) -> RoundFact:
         machine = self._machine
-        phase, pending = _PHASES[machine.phase], len(machine.deltas.pending)
+        phase, pending = machine.phase.value, len(machine.deltas.pending)
+        phase = _OTHER_WORDS.get(phase, phase)
         late = tuple(sorted(machine.rounds.late))
         next_at = machine.deadlines.when("sync") if machine.rules.trigger == "clock" else None
         open_ = machine.round
@@ -245,28 +248,20 @@ class FactBook:
         merged, round_ = self._merged, self._round or Round(-1, 0.0, 0.0, {})
         self._merged, self._round = (), None
         asked = round_.asked
-        in_time = {
-            one.key.client
-            for one in merged
-            if one.delta.round == round_.number and one.key.client in asked
-        }
+        of_round = [one for one in merged if one.delta.round == round_.number]
+        in_time = {one.key.client for one in of_round} & asked.keys()
         others = [
             one.key.client
             for one in merged
             if one.delta.round != round_.number or one.key.client not in in_time
         ]
-        members = machine.members
-        alive = {
-            name
-            for name, incarnation in asked.items()
-            if name in members and members[name].incarnation == incarnation
-        }
+        members = machine.members.items()
+        alive = {name for name, one in members if asked.get(name) == one.incarnation}
         absent = [name for name in asked if name not in in_time]
         empty = {name for name, contributed in round_.answered.items() if not contributed}
         needed = math.ceil(machine.rules.round.quorum * len(alive | in_time))
         losses = [one.delta.metrics.get("loss") for one in merged]
-        known = [float(one) for one in losses if isinstance(one, int | float)]
-        finite = [one for one in known if math.isfinite(one)]
+        finite = [one for one in losses if isinstance(one, int | float) and math.isfinite(one)]
         stale = [one.staleness for one in merged]
         return VersionFact(
             event.version,
@@ -296,12 +291,3 @@ class FactBook:
             alike=event.alike,
             opposite=event.opposite,
         )
-
-
-_PHASES = {
-    Phase.EMPTY: "waiting",
-    Phase.READY: "ready",
-    Phase.COLLECTING: "collecting",
-    Phase.MERGING: "merging",
-    Phase.DONE: "ended",
-}
