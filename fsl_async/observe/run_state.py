@@ -116,26 +116,26 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def _on_ring_recovered(self, _: RunState, line: Line) -> None:
+    def _on_ring_recovered(self, run: RunState, line: Line) -> None:
         self.is_on, self.here = True, []
-        self._on_adopted(_, line)
+        self._on_adopted(run, line)
 
-    def _on_adopted(self, _: RunState, line: Line) -> None:
+    def _on_adopted(self, run: RunState, line: Line) -> None:
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def _on_ring_peer_here(self, _: RunState, line: Line) -> None:
+    def _on_ring_peer_here(self, run: RunState, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def _on_ring_peer_gone(self, _: RunState, line: Line) -> None:
+    def _on_ring_peer_gone(self, run: RunState, line: Line) -> None:
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def _on_ring_failed(self, _: RunState, line: Line) -> None:
+    def _on_ring_failed(self, run: RunState, line: Line) -> None:
         self.failed += 1
 
-    def _on_keep_decision(self, _: RunState, line: Line) -> None:
+    def _on_keep_decision(self, run: RunState, line: Line) -> None:
         self.members = sorted(map(str, line["contributors"]))
 
-    def _on_decision_kept(self, _: RunState, line: Line) -> None:
+    def _on_decision_kept(self, run: RunState, line: Line) -> None:
         self.decided += 1
 
     def as_dict(self) -> dict[str, Any] | None:
