@@ -38,11 +38,15 @@ from typing import Any
 
 from fsl_async.observe import segments
 from fsl_async.observe.history import Course
+from fsl_async.observe.journal_lines import fact_fields
+from fsl_async.roles.client_facts import ClientFact
+from fsl_async.roles.sync.facts import RoundFact, VersionFact
 
 BEGIN = 1_790_000_000.0
 ROUND_S = 60.0
 BEATS = 10
 VALUES = 1_000_000
+INCARNATION = 1790000000000000000
 
 
 def row(name: str, **found: Any) -> None:
@@ -82,9 +86,11 @@ class Rounds:
             }
             delta |= {"round": "@R@", "metrics": metrics, "facts": {}}
             stream = f"delta:{key}"
+            self._client(46.0, name, "sending", "@R@")
             self._line(46.0, "event", "delta_offered", peer=name, stream=stream, delta=delta)
             self._line(46.0, "effect", "receive_delta", peer=name, stream=stream, delta=delta)
             stored = {"delta": delta, "bytes": VALUES, "norm": 0.5, "digest": "e" * 64}
+            self._client(48.0, name, "training", "@R@")
             self._line(48.0, "event", "delta_stored", peer=name, stored=stored, problem=None)
             self._line(48.0, "effect", "send", peer=name, message={"type": "accepted/1"})
         self._line(50.0, "effect", "commit", version="@V@", merged={"items": sites})
@@ -96,14 +102,23 @@ class Rounds:
         }
         committed |= {"cosine": 0.25, "product_norms": {}}
         self._line(51.0, "event", "version_committed", **committed)
+        made = fact_fields(VersionFact(0, "f" * 32, 0, cosine=0.25, loss=3.0))
+        deltas = dict.fromkeys(self.names, 1)
+        self._line(51.0, "fact", "version", **{**made, "version": "@V@", "deltas": deltas})
+        self._line(51.0, "fact", "round", **fact_fields(RoundFact("ready")))
         for name in self.names:
             self._line(52.0, "event", "version_sent", peer=name, version="@V@", bytes_coded=VALUES)
             self._line(53.0, "event", "version_held", peer=name, version="@V@", digest="f" * 32)
+            self._client(53.0, name, "training", "@V@")
         traffic = {"deltas up": 1000, "versions down": 1000}
         sockets = {"up": 1000, "down": 1000}
         self._line(
             54.0, "note", "traffic", payload=traffic, coded=traffic, sockets=sockets, error={}
         )
+
+    def _client(self, offset: float, name: str, state: str, version: str) -> None:
+        fields = fact_fields(ClientFact(name, INCARNATION, state))
+        self._line(offset, "fact", "client", **{**fields, "version": version})
 
     def _line(self, offset: float, kind: str, name: str, **fields: Any) -> None:
         body = json.dumps(fields, separators=(",", ":"))[1:-1].replace("%", "%%")
@@ -138,16 +153,12 @@ def beginning(rounds: Rounds) -> str:
         ("node_started", {**started, "grace": [4.0, 1.0, 60.0]})
     ]
     for name in rounds.names:
-        hello: dict[str, Any] = {
-            "peer": name,
-            "incarnation": 1790000000000000000,
-            "run": "",
-            "version": -1,
-        }
-        lines.append(("client_hello", hello))
+        begun = ClientFact(name, INCARNATION, "joining", begins=True)
+        lines.append(("client", fact_fields(begun)))
         lines.append(("model_attached", {"peer": name, "values": VALUES, "difference": None}))
-    lines.append(("version_committed", {"version": 0, "digest": "d" * 32, "cosine": None}))
-    lines += [("version_held", {"peer": name, "version": 0}) for name in rounds.names]
+    lines.append(("version", fact_fields(VersionFact(0, "d" * 32, 0))))
+    holds = (ClientFact(name, INCARNATION, "training", 0) for name in rounds.names)
+    lines += [("client", fact_fields(one)) for one in holds]
     text = ""
     for kind, fields in lines:
         line: dict[str, Any] = {
@@ -240,7 +251,7 @@ def add_updates(page: Any, path: Path, rounds: Rounds, number: int, args: Any) -
                 "kind": "event",
                 "cause": None,
             }
-            line |= {"type": "version_committed", "version": version, "digest": "d", "cosine": 0.1}
+            line |= {"type": "version", **fact_fields(VersionFact(version, "d", 0, cosine=0.1))}
             rounds.n += 1
             file.write(json.dumps(line) + "\n")
             file.flush()

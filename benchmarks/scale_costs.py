@@ -129,6 +129,10 @@ class Times:
             self.calls.setdefault(item.message.round, now)
         return 0
 
+    def fact(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Take a fact."""
+        return 0
+
 
 class LargeSimulation(Simulation):
     """A simulation of a model of VALUES weights, beside whose frames headers are small."""

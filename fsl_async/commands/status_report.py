@@ -19,8 +19,7 @@ from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.node_folders import alive_words
 from fsl_async.observe.odd_clients import idle_lines, site_lines
-from fsl_async.observe.run import NodeState
-from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
+from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, NodeState, RunState
 from fsl_async.observe.split_audit import audit_split_dir
 from fsl_async.observe.table import client_lines, header, legend, news_line
 from fsl_async.roles.phrasing import counted, megabytes

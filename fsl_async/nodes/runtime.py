@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from fsl_async.roles.machine import TimerFired
 
 if TYPE_CHECKING:
-    from fsl_async.roles.machine import Effect, Event
+    from fsl_async.roles.machine import Effect, Event, Fact
     from fsl_transport import Cancellable, Scheduler
 
 
@@ -41,13 +41,16 @@ class Machine(Protocol):
 
 
 class Journal(Protocol):
-    """Records every event and every effect with its cause."""
+    """Records every event, effect and fact with its cause."""
 
     def event(self, event: Any, now: float, cause: int | None = None) -> int:
         """Write an event; returns its running number, the cause of the effects that follow."""
 
     def effect(self, effect: Any, now: float, cause: int | None = None) -> int:
         """Write an effect; returns its running number, the cause of the event it ends in."""
+
+    def fact(self, fact: Any, now: float, cause: int | None = None) -> int:
+        """Write a fact; returns its running number."""
 
 
 class Worker(Protocol):
@@ -75,11 +78,14 @@ class Node:
         scheduler: Scheduler,
         execute: Callable[[Effect, int], None],
         journal: Journal,
+        facts: Callable[[Event, list[Effect]], list[Fact]] = lambda _event, _effects: [],
     ) -> None:
+        """facts: returns the facts that an event and its effects have changed."""
         self.machine = machine
         self._scheduler = scheduler
         self._execute = execute
         self._journal = journal
+        self._facts = facts
         self._waiting: deque[tuple[Event, int | None]] = deque()
         self._running = False
         self._timer: Cancellable | None = None
@@ -104,7 +110,10 @@ class Node:
     def _step(self, event: Event, cause: int | None) -> None:
         now = self._scheduler.time()
         number = self._journal.event(event, now, cause)
-        for effect in self.machine.handle(event, now):
+        effects = self.machine.handle(event, now)
+        for fact in self._facts(event, effects):
+            self._journal.fact(fact, now, number)
+        for effect in effects:
             self._execute(effect, self._journal.effect(effect, now, number))
 
     def _arm(self) -> None:

@@ -39,15 +39,6 @@ STATES = ("fetching", "training", "sending", "late", "hangs", "gone", "done")
 SAMPLED = ("raw up", "raw down", "coded up", "coded down", "sockets up", "sockets down")
 """Columns of bytes; up is from clients to the server. raw (in fp32) and coded are at a
 parameter server those of deltas and versions, as `status` counts them, else of all payload."""
-_STATE_OF = {
-    "joining": "fetching",
-    "publishing": "fetching",
-    "fetching": "fetching",
-    "training": "training",
-    "sending": "sending",
-    "gone": "gone",
-    "done": "done",
-}
 _MARKS = {"joined", "relaunched", "reconnected"}
 _LAUNCHES = {"waiting", "launched", "left alone", "failed", "gave up"}
 
@@ -180,11 +171,11 @@ class History:
             self.timelines.pop(peer, None)
 
     def _follow(self, clients: Iterable[ClientState], run: RunState) -> None:
-        late = run.ps.window.late
+        late = run.ps.late
         for client in clients:
             line = self.timeline(client.name)
             if line is not None:
-                state = _STATE_OF.get(client.doing, "fetching")
+                state = client.doing if client.doing in STATES else "fetching"
                 if state == "training" and client.name in late:
                     state = "late"
                 elif state in {"training", "sending"} and client.hangs:
@@ -213,13 +204,16 @@ class History:
         for each in fields(History):
             setattr(self, each.name, getattr(found, each.name))
 
-    def _on_client_hello(self, run: RunState, line: Line) -> None:
-        # `RunState` has just told what this hello was.
-        name, news = str(line["peer"]), run.news[-1] if run.news else None
-        if news is not None and news.client == name and news.kind in _MARKS:
-            self._mark(name, run.node.last_t, news.kind)
-
-    _on_admit_split = _on_client_hello
+    def _on_client(self, run: RunState, line: Line) -> None:
+        name, outcome = str(line["peer"]), line["outcome"]
+        if line["begins"]:  # `RunState` has just told how
+            news = run.news[-1] if run.news else None
+            if news is not None and news.client == name and news.kind in _MARKS:
+                self._mark(name, run.node.last_t, news.kind)
+        elif outcome in {"held", "quarantined"}:
+            self._mark(name, run.node.last_t, "held")
+        elif outcome not in {"", "accepted", "released"}:
+            self._mark(name, run.node.last_t, "refused")
 
     def _on_relaunch(self, run: RunState, line: Line) -> None:
         what = str(line["what"])
@@ -246,35 +240,26 @@ class History:
             coded=int(stored["bytes"]),
         )
 
-    def _on_send(self, run: RunState, line: Line) -> None:
-        message = line["message"]
-        if message.get("type") == "declined/1" and message.get("code") not in {"later", None}:
-            what = "held" if message["code"] == "quarantined" else "refused"
-            self._mark(str(line["peer"]), run.node.last_t, what)
+    def _on_version(self, run: RunState, line: Line) -> None:
+        version, made = int(line["version"]), run.ps.newest
+        if line["made_of"] == "disk":
+            # A restart goes on with the open round: its deltas are pending, and not stored again.
+            if version < self._version:
+                self.rounds.truncate(max(0, version))
+        elif made is not None:
+            self.rounds.close(
+                max(version - 1, 0),
+                t=run.node.last_t,
+                tokens=made.tokens,
+                loss=made.loss,
+                cosine=made.cosine,
+                merged=sum(made.deltas.values()),
+            )
 
-    def _on_quarantine(self, run: RunState, line: Line) -> None:
-        if line.get("held"):
-            self._mark(str(line["key"]).partition("/")[0], run.node.last_t, "held")
-
-    def _on_version_committed(self, run: RunState, line: Line) -> None:
-        version, ps = int(line["version"]), run.ps
-        cosine = line.get("cosine")
-        self.rounds.close(
-            max(version - 1, 0),
-            t=run.node.last_t,
-            tokens=ps.tokens,
-            loss=ps.window.loss,
-            cosine=float(cosine) if isinstance(cosine, int | float) else None,
-            merged=ps.window.merged,
-        )
-        late = (run.clients[name] for name in ps.window.late if name in run.clients)
-        self._follow(late, run)
-
-    def _on_recovered(self, run: RunState, line: Line) -> None:
-        # A restart goes on with the open round: its deltas are pending, and are not stored again.
-        version = int(line["version"])
-        if version < self._version:
-            self.rounds.truncate(max(0, version))
+    def _on_round(self, run: RunState, line: Line) -> None:
+        no_more = {name for name, one in self.timelines.items() if one.state == "late"}
+        names = no_more.union(run.ps.late)
+        self._follow((run.clients[name] for name in names if name in run.clients), run)
 
     def _on_traffic(self, run: RunState, line: Line) -> None:
         found = run.account.as_dict()

@@ -1,4 +1,4 @@
-"""The journal: every event and every effect of a run with its cause, one JSON object a line.
+"""The journal: every event, effect and fact of a run with its cause, one JSON object a line.
 
 `journal_lines` has the format. The same run gives the same bytes but for `t`; `TraceHash` is
 SHA-256 over its lines without `t`, for the simulator.
@@ -27,7 +27,14 @@ from fsl_async.files.files import FILE_MODE
 from fsl_async.files.private_files import make_folder
 from fsl_async.observe import segments
 from fsl_async.observe.history import Course
-from fsl_async.observe.journal_lines import body_of, encode, line_of, note_body, read_line
+from fsl_async.observe.journal_lines import (
+    body_of,
+    encode,
+    fact_fields,
+    line_of,
+    note_body,
+    read_line,
+)
 
 JOURNAL = "journal.jsonl"
 """A node's journal, in its run directory."""
@@ -61,6 +68,10 @@ class TraceHash:
     def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an effect."""
         return self._add("effect", _trace_of(item), now, cause)
+
+    def fact(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Leave a fact out: it follows from events and effects."""
+        return self.count
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Add a note."""
@@ -142,6 +153,10 @@ class JournalWriter:
         """Write an effect that the event `cause` led to."""
         name, body = body_of(item)
         return self._add(now, "effect", name, cause, body)
+
+    def fact(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Write what a machine has decided, in full: other values of a line are made small."""
+        return self._add(now, "fact", item.tag, cause, "," + encode(fact_fields(item))[1:-1])
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Write what is neither event nor effect; `name` is like a tag, such as node_started."""

@@ -8,8 +8,9 @@
     n      running number, continued from an earlier process of the same run
     t      wall clock, seconds since 1970
     now    the shell's monotonic clock, seconds; starts anew with each process
-    kind   "event", "effect" or "note" (written by the shell, with any fields)
-    type   tag of the event or effect (`fsl_async.roles.names.Tagged`), or the note's name
+    kind   "event", "effect", "fact" (what a machine has decided, of which all else but heartbeats
+           is read: `fsl_async.roles.sync.facts`) or "note" (written by the shell, with any fields)
+    type   tag of the event, effect or fact (`fsl_async.roles.names.Tagged`), or the note's name
     cause  n of the event that an effect came from, or of the effect that an event ends; null where
            it came from outside
 
@@ -179,6 +180,17 @@ def as_fields(item: Any) -> dict[str, Any]:
     """The fields of an event or effect behind the first six, as a reader of the file gets them."""
     plan = _plan(type(item))
     return _plain_pairs(zip(plan.keys, plan.get(item), strict=True), 0)
+
+
+def fact_fields(item: Any) -> dict[str, Any]:
+    """The fields of a fact, which are plain: of all clients, however many there are."""
+    return {name: _finite(value) for name, value in attrs.asdict(item).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return _plain_float(value, 0) if isinstance(value, float) else value
 
 
 def body_of(item: Any) -> tuple[str, str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from fsl_async.errors import RunDirError
 from fsl_async.observe.journal import JOURNAL
 from fsl_async.observe.ledger_audit import LEDGER
-from fsl_async.observe.run import NodeState
-from fsl_async.observe.run_state import PS, SPLIT_SERVER
+from fsl_async.observe.run_state import PS, SPLIT_SERVER, NodeState
 
 MAX_NODES = 32
 

@@ -6,14 +6,18 @@ every delta, shares of labels where a site allows metrics, norms of products fro
 server's merge.
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.observe.clients import ClientState
-from fsl_async.observe.run import Run
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.movement import ALARM_AFTER, CAUSES
+
+if TYPE_CHECKING:
+    from fsl_async.observe.run_state import RunState
 
 ALIKE_ROUNDS = 3
 """Rounds in a row in which two clients' deltas are alike (`fsl_async.store.deltas.spool`)."""
@@ -32,7 +36,7 @@ _FACTS = ("rank", "order")
 # --- training that brings nothing ---
 
 
-def saw_norm(run: Run, client: ClientState, stored: Mapping[str, Any]) -> None:
+def saw_norm(run: RunState, client: ClientState, stored: Mapping[str, Any]) -> None:
     """Count a stored delta. stored: as in the journal's line delta_stored."""
     if not stored["delta"].get("steps"):
         return
@@ -53,7 +57,7 @@ def unmoved_words(client: ClientState) -> str:
 
 
 def saw_alike(
-    run: Run, counts: dict[str, int], clients: Iterable[str], found: Mapping[str, Any]
+    run: RunState, counts: dict[str, int], clients: Iterable[str], found: Mapping[str, Any]
 ) -> None:
     """Count the pairs of a version.
 
@@ -118,15 +122,6 @@ def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
         f"{client.name} has {share:.0%} {label} among its records: sites of one class pull a"
         " classifier apart (docs/TUNING.md, Ranks and labels)"
     )
-
-
-def norms_of(merged: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """By client, the mean norm of its deltas in a version. merged: as in the journal."""
-    found: dict[str, list[float]] = {}
-    for one in merged:
-        client = str(one["delta"]["key"]).partition("/")[0]
-        found.setdefault(client, []).append(float(one["norm"]))
-    return {client: statistics.fmean(norms) for client, norms in found.items()}
 
 
 def far_movers(norms: Mapping[str, float]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.journal_lines import as_fields
+from fsl_async.observe.journal_lines import as_fields, fact_fields
 from fsl_async.observe.run_state import SPLIT_SERVER, RunState, tells_something
 from fsl_async.observe.table import news_fields
 from fsl_async.roles.machine import Note
@@ -54,6 +54,11 @@ class Reporter:
         self._tell(effect)
         self._last = effect
         return self._journal.effect(effect, now, cause)
+
+    def fact(self, fact: Any, now: float, cause: int | None = None) -> int:
+        """Write a fact; returns its number."""
+        self._apply(fact.tag, {"now": now, **fact_fields(fact)})
+        return self._journal.fact(fact, now, cause)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
         """Write a note; returns its number."""

@@ -1,19 +1,25 @@
-"""Deltas and versions as the parameter server's journal shows them. Pure."""
+"""Rounds, deltas and versions as the parameter server's journal shows them. Pure."""
+
+from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, mutable
 
 from fsl_async.observe.clients import Line, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
-from fsl_async.observe.odd_clients import FAR, far_movers, norms_of, saw_alike, saw_delta, saw_norm
-from fsl_async.observe.open_round import OpenRound, base_of, client_of
-from fsl_async.observe.run import Run
+from fsl_async.observe.odd_clients import FAR, far_movers, saw_alike, saw_delta, saw_norm
+from fsl_async.observe.segments import restored
+from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
+from fsl_async.roles.sync.facts import RoundFact, VersionFact
+
+if TYPE_CHECKING:
+    from fsl_async.observe.run_state import RunState
 
 LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.
@@ -21,28 +27,11 @@ LOW_COSINE = -0.1
 Healthy runs begin at 0.25 to 0.7 and end at -0.04 to 0.1 (`quality.py`, rows of 10 to 200 steps).
 """
 ADVICE_ROUNDS = 10
+NAMED = 5
+"""More names than these are a number."""
 
 MAX_LOSS = 1e6
 """Reported evaluations above it are left out."""
-
-
-@mutable
-class StoredDelta:
-    """A delta that is durable, until a version has it."""
-
-    tokens: int = 0
-    round: int = -1
-    loss: float | None = None
-    uncounted: int = 0
-    """Its bytes, if the journal of the process that stored it lacks it."""
-    is_again: bool = False
-    """The last start found it pending."""
-
-
-def _stored_of(delta: Mapping[str, Any], **others: Any) -> StoredDelta:
-    loss = (delta.get("metrics") or {}).get("loss")
-    loss = float(loss) if isinstance(loss, int | float) else None
-    return StoredDelta(int(delta["tokens"]), int(delta.get("round", -1)), loss, **others)
 
 
 def _newest(values: Iterable[Any]) -> deque[Any]:
@@ -95,25 +84,38 @@ class ParameterServerFigures:
     """Versions that clients held and a restored run directory lacks, by their reports."""
     alarm: str = ""
     """The newest of them, or its cause as the parameter server found it."""
-    _stored: dict[str, StoredDelta] = field(factory=dict)
-    """By key, deltas that are held back; below, those that are pending."""
-    _waiting: dict[str, StoredDelta] = field(factory=dict)
-    _merging: list[str] = field(factory=list)
-    _adopting: list[int] = field(factory=list)
-    """A version of global weights that is being made, and their number; else empty."""
     _far: set[str] = field(factory=set)  # clients that moved weights far in the newest version
-    _norms: dict[str, float] = field(factory=dict)  # by client, of the version being made
-    _clipped: dict[str, int] = field(factory=dict)  # by client, deltas of that version
     _opposite: list[str] = field(factory=list)
     """For each of the newest versions, the client opposite to the rest, or empty."""
     _advised: bool = False
-    _window: OpenRound = field(factory=OpenRound)
+    _window: RoundFact = field(factory=RoundFact)
+    _clock: float = 0.0  # seconds from the process's clock to that of the lines
+    _newest: VersionFact | None = None
     _bytes_told: tuple[int, int] = (0, 0)  # raw, sent
 
     @property
-    def window(self) -> OpenRound:
-        """The open round; not a figure of its own."""
-        return self._window
+    def newest(self) -> VersionFact | None:
+        """The newest version that this journal has the making of."""
+        return self._newest
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Connected clients without an answer since a round that merged without them."""
+        return self._window.late
+
+    def window(self) -> dict[str, Any]:
+        """Return the open round as plain values; times in seconds since 1970."""
+        now = self._window
+        names = ("number", "called", "answered", "waiting", "waited_for", "late")
+        times = ("called_at", "quorum_at", "closes_at")
+        return {
+            "open": now.is_open,
+            **{name: getattr(now, name) for name in names},
+            **{name: self._time(getattr(now, name)) for name in times},
+        }
+
+    def _time(self, moment: float | None) -> float | None:
+        return None if moment is None else self._clock + moment
 
     @property
     def rounds(self) -> int:
@@ -148,34 +150,34 @@ class ParameterServerFigures:
     @property
     def pending(self) -> int:
         """Deltas that are acknowledged and not merged yet."""
-        return len(self._waiting)
+        return self._window.pending
 
     def start(self, line: Line) -> None:
         """A new process of the parameter server."""
         self.every_s = float(line.get("every_s", 0.0))
         self.quorum = float(line.get("quorum", 0.0))
-        grace = line.get("grace")
-        self.grace = tuple(map(float, grace)) if isinstance(grace, list) else ()
-        needs = line.get("needs")
-        self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
+        self.grace = tuple(map(float, line.get("grace", ())))
+        self.needs = tuple(map(str, line.get("needs", ())))
         self.rules = {
             str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
             for key, one in line.get("rules", {}).items()
         }
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
+        self.end()
+
+    def end(self) -> None:
+        """The process begins or ends: it has no open round."""
         self.next_sync_at = None
-        self._window.restart()
+        self._window = RoundFact(pending=self.pending, number=self._window.number)
 
     # --- the journal's lines, by their types; `run` has the clients ---
 
-    def on_delta_offered(self, run: Run, line: Line) -> None:
+    def _on_delta_offered(self, run: RunState, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
         """
-        client = run.client_of(line)
-        client.doing = "sending"
-        delta = line["delta"]
+        client, delta = run.client_of(line), line["delta"]
         key = str(delta["key"])
         sequence = int(key.rpartition("/")[2])
         if sequence <= client.sequence_offered:  # offered again after a loss
@@ -202,150 +204,43 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def on_version_held(self, run: Run, line: Line) -> None:
-        """A client holds a version, and trains from it."""
-        client = run.client_of(line)
-        client.version = int(line["version"])
-        client.doing = "training"
-        if client.version == self.version and client.returning:
-            client.returning = False
-            text = f"{client.name} has caught up: it holds version {client.version}"
-            run.tell("caught up", text, client.name)
-
-    def on_recovered(self, run: Run, line: Line) -> None:
-        """Version, tokens and pending deltas, as they are on disk."""
-        self.version = int(line["version"])
-        self.digest = str(line.get("digest", ""))
-        self.tokens = int(line.get("tokens_total", 0))
-        run.node.phase = "ready" if self.version >= 0 else "waiting"
-        self._window.calls_again = True
-        self._merging.clear()
-        held, pending = line.get("held"), line.get("pending")
-        keys = set(self.held)
-        if isinstance(held, list):
-            keys = {str(entry["delta"]["key"]) for entry in held}
-        self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
-        if isinstance(pending, list):  # of many the line has only the number
-            before, self._waiting = self._waiting, {}
-            for entry in pending:
-                key = str(entry["delta"]["key"])
-                uncounted = 0 if key in before else int(entry.get("bytes", 0))
-                self._waiting[key] = _stored_of(entry["delta"], uncounted=uncounted)
-        for one in self._waiting.values():
-            one.is_again = True
-        waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
-        self._plan_sync(run.node.last_t - waited_s)
-
-    def on_version_found(self, run: Run, line: Line) -> None:
-        """A version of a process that was killed after making it and before writing so."""
+    def _on_version_found(self, run: RunState, line: Line) -> None:
         version = int(line["version"])
         if not 0 <= self.version < version:
             return
         keys = [str(key) for key in line["merged"]]
-        self._take_merged(run, keys)
+        self._count(run, Counter(key.partition("/")[0] for key in keys))
         words = counted(len(keys), "delta")
         run.tell("version", f"version {version} was made before the restart, of {words}")
 
-    def _take_merged(self, run: Run, keys: Iterable[str]) -> dict[str, StoredDelta]:
-        """Count deltas that a version has, which are pending no more."""
-        merged = {}
-        for key in keys:
-            one = merged[key] = self._waiting.pop(key, StoredDelta())
-            self.tokens += one.tokens
-            self.deltas_merged += 1
-            client = run.clients.get(client_of(key))
-            if client is not None:
-                client.deltas_merged += 1
-            if one.uncounted:
-                self.up.add(self.values, one.uncounted)
-                if client is not None:
-                    client.up.add(self.values, one.uncounted)
-        return merged
+    def _count(self, run: RunState, deltas: Mapping[str, int]) -> None:
+        """Count deltas that a version has."""
+        self.deltas_merged += sum(deltas.values())
+        for name, count in deltas.items():
+            if (client := run.clients.get(name)) is not None:
+                client.deltas_merged += count
 
-    def _plan_sync(self, begun_at: float) -> None:
-        self.next_sync_at = begun_at + self.every_s if self.every_s else None
-
-    def on_model_attached(self, run: Run, line: Line) -> None:
-        """The size of the model; the client fetches."""
-        client = run.client_of(line)
+    def _on_model_attached(self, run: RunState, line: Line) -> None:
         if line.get("difference") is None:
             self.values = int(line["values"])
-            client.doing = "fetching" if self.version >= 0 else "joining"
 
-    def on_send(self, run: Run, line: Line) -> None:
-        """A message to a client: a call, the order to publish, a refused delta."""
-        message = line["message"]
-        kind = message.get("type")
-        peer = str(line["peer"])
-        client = run.clients.get(peer)
-        if kind in {"call/1", "turn/1"}:
-            incarnation = client.incarnation if client is not None else -1
-            self._called(run, peer, incarnation, int(message["round"]))
-        elif kind == "reject/1":  # its model is another one
-            run.refused(peer)
-        elif kind == "publish/1" and client is not None:
-            client.doing = "publishing"
-        elif kind == "accepted/1" and client is not None:
-            client.training.settle(str(message["key"]))
-        elif kind == "declined/1" and client is not None and message.get("code") != "later":
-            client.training.settle(str(message.get("key", "")))
-            self._answered(run, peer, self._window.number, contributed=False)
-            if message.get("code") == "quarantined":
-                client.deltas_quarantined += 1
-            else:
-                client.deltas_refused += 1
+    def settled(self, run: RunState, fact: ClientFact) -> None:
+        """A delta has an outcome."""
+        self.held.pop(fact.key, None)
+        if fact.outcome == "held":
+            self.held[fact.key] = fact.why
+        client = run.clients.get(fact.peer)
+        if client is None or fact.outcome in {"held", "released"}:
+            return
+        client.training.settle(fact.key)
+        client.deltas_quarantined += fact.outcome == "quarantined"
+        client.deltas_refused += fact.outcome not in {"accepted", "quarantined"}
 
-    def _called(self, run: Run, peer: str, incarnation: int, number: int) -> None:
-        if not self._window.is_open or self.round != number:
-            self.round_called_at = run.node.last_t
-        run.node.phase, self.round = "collecting", number
-        self.next_sync_at = None
-        self._window.call(peer, incarnation, number, run.node.last_t, self.every_s)
-        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
-
-    def _answered(self, run: Run, peer: str, number: int, *, contributed: bool) -> None:
-        now = run.node.last_t
-        self._window.answer(peer, now, number=number, contributed=contributed)
-        self._window.evaluate(self.quorum, self.grace, now)
-
-    def on_client_hello(self, run: Run, line: Line) -> None:
-        """A session begins: its client is expected again, if it was called as this process."""
-        self._window.arrived(str(line["peer"]), int(line["incarnation"]))
-        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
-
-    def on_client_left(self, run: Run, line: Line) -> None:
-        """A session ended: its client is expected no more."""
-        name = str(line["peer"])
-        client = run.clients.get(name)
-        is_gone = client is None or not client.connected
-        self._window.left(name, int(line["incarnation"]), is_gone=is_gone)
-        self._window.evaluate(self.quorum, self.grace, run.node.last_t)
-
-    def on_quarantine(self, run: Run, line: Line) -> None:
-        """A delta is held back. One that is kept out for good is declined and counted there."""
-        key = str(line["key"])
-        stored = self._waiting.pop(key, StoredDelta())
-        if line.get("held"):
-            self.held[key], self._stored[key] = str(line["reason"]), stored
-
-    def on_release(self, run: Run, line: Line) -> None:
-        """A delta is held back no longer."""
-        key = str(line["key"])
-        self.held.pop(key, None)
-        self._waiting[key] = self._stored.pop(key, StoredDelta())
-
-    def noted(self, run: Run, line: Line) -> bool:
-        """A note about rounds or damage; whether that is all that there is to tell of it."""
+    def noted(self, run: RunState, line: Line) -> bool:
+        """A note about a round or damage; whether that is all that there is to tell of it."""
         text, facts = str(line.get("text", "")), line.get("facts") or {}
         if "called" in facts:
-            self.called += int(facts["called"])
-            self.answered += int(facts["answered"])
-            self.called_alive += len(self._window.alive(run.clients))
             return True
-        if " closes without a new version" in text:
-            run.node.phase = "ready"
-            self._window.close()
-            self._plan_sync(self.round_called_at)
         if "alarm" in facts:
             self.alarms += facts["alarm"] != "verdict"
             self.alarm = text
@@ -355,99 +250,67 @@ class ParameterServerFigures:
             return True
         return False
 
-    def on_round_skipped(self, run: Run, line: Line) -> None:
-        """A called client has nothing to send."""
-        name = run.client_of(line).name
-        self._answered(run, name, self._window.number, contributed=False)
-
-    def on_delta_stored(self, run: Run, line: Line) -> None:
-        """A delta is durable."""
-        client = run.client_of(line)
-        client.doing = "training"
-        stored = line["stored"]
-        delta, sent = stored["delta"], int(stored["bytes"])
-        self.up.add(self.values, sent)
-        client.up.add(self.values, sent)
-        client.training.settle(str(delta["key"]))
+    def _on_delta_stored(self, run: RunState, line: Line) -> None:
+        client, stored = run.client_of(line), line["stored"]
+        for volume in (self.up, client.up):
+            volume.add(self.values, int(stored["bytes"]))
+        client.training.settle(str(stored["delta"]["key"]))
         if line.get("problem") is None:
             saw_norm(run, client, stored)
-            self._waiting[str(delta["key"])] = _stored_of(delta)
-        number, is_good = int(delta.get("round", -1)), line.get("problem") is None
-        self._answered(run, client.name, number, contributed=is_good)
 
-    def on_version_sent(self, run: Run, line: Line) -> None:
-        """A version was sent."""
+    def _on_version_sent(self, run: RunState, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def on_commit(self, run: Run, line: Line) -> None:
-        """A version is being made of what is pending."""
-        run.node.phase = "merging"
-        self._merging = list(self._waiting)
-        merged = line.get("merged")
-        merged = merged if isinstance(merged, list) else []  # a large one is a count
-        self._norms = norms_of(merged)
-        clipped = (client_of(one["delta"]["key"]) for one in merged if one.get("clip", 1.0) < 1.0)
-        self._clipped = dict(Counter(clipped))
+    def _on_round(self, run: RunState, line: Line) -> None:
+        self._window = now = restored(RoundFact, line)
+        self._clock = run.node.last_t - float(line["now"])
+        run.node.phase, self.round = now.phase, now.number
+        self.next_sync_at = self._time(now.next_at)
+        self.round_called_at = self._time(now.called_at) or self.round_called_at
 
-    def on_commit_failed(self, run: Run, line: Line) -> None:
-        """It could not be written."""
-        self._merging.clear()
-
-    def on_commit_global(self, run: Run, line: Line) -> None:
-        """A version of global weights is being made."""
-        self._adopting = [int(line["version"]), int(line["round"])]
-
-    def on_version_committed(self, run: Run, line: Line) -> None:
-        """A version is durable."""
-        self.version, self.digest = int(line["version"]), str(line["digest"])
-        run.node.phase = "ready"
-        if self._adopting[:1] == [self.version]:
-            self._window.commit(0)
-            run.tell("version", f"version {self.version}: global weights {self._adopting[1]}")
-            if self.every_s and self.version:
-                self.next_sync_at = run.node.last_t + self.every_s
-            self._adopting = []
+    def _on_version(self, run: RunState, line: Line) -> None:
+        made = restored(VersionFact, line)
+        self.version, self.digest, self.tokens = made.version, made.digest, made.tokens
+        if made.made_of == "disk":
+            self.held = {key: self.held.get(key, "held back before the restart")
+                         for key in made.held}  # fmt: skip
             return
-        if self.version == 0:
-            self._plan_sync(run.node.last_t)
+        self._newest = made
+        if made.made_of != "deltas":
+            run.tell("version", f"version {made.version}: global weights {made.global_round}")
+            return
+        if made.version == 0:
             text = "version 0, the first client's weights, is here: training starts"
             if self.every_s:
                 text += f"; the first sync comes after {self.every_s:g} s"
             run.tell("version", text)
             return
-        merged = self._take_merged(run, self._merging)
-        self._merging = []
-        self._window.commit(len(merged), mean(one.loss for one in merged.values()))
-        stale = [max(0, self.version - 1 - base_of(key)) for key in merged]
-        self.staleness_mean = statistics.fmean(stale) if stale else None
-        self.staleness_max = max(stale, default=None)
-        # The machine's own rule: by the clock, but never at once after a round that took too long.
-        if self.every_s:
-            earliest = run.node.last_t + 0.1 * self.every_s
-            self.next_sync_at = max(self.round_called_at + self.every_s, earliest)
-        cosine = line.get("cosine")
-        if isinstance(cosine, int | float):
-            self.cosines.append(float(cosine))
-        run.tell("version", f"version {self.version}: {self._merge_words(run, merged)}")
-        self._moved(run, line.get("product_norms") or {})
-        for name, count in self._clipped.items():
+        self._count(run, made.deltas)
+        self.called += made.called
+        self.answered += made.answered
+        self.called_alive += made.alive
+        self.staleness_mean, self.staleness_max = made.staleness_mean, made.staleness_max
+        if made.cosine is not None:
+            self.cosines.append(made.cosine)
+        run.tell("version", f"version {made.version}: {self._merge_words(run, made)}")
+        self._moved(run, made)
+        for name, count in made.clipped.items():
             if (client := run.clients.get(name)) is not None:
                 client.deltas_clipped += count
-        saw_alike(run, self.alike, map(client_of, merged), line.get("alike") or {})
-        opposite = str(line.get("opposite") or "")
-        self._opposite = [*self._opposite, opposite][-ADVICE_ROUNDS:]
+        saw_alike(run, self.alike, made.deltas, made.alike)
+        self._opposite = [*self._opposite, made.opposite][-ADVICE_ROUNDS:]
         advice = self._advice()
         if advice:
             run.tell("advice", advice)
         run.repeats_may_be_news()
 
-    def _moved(self, run: Run, norms: Mapping[str, float]) -> None:
-        """How far each client has moved the products of adapters."""
-        for name, norm in norms.items():
+    def _moved(self, run: RunState, made: VersionFact) -> None:
+        """How far each client has moved weights, or the products of adapters."""
+        for name, norm in made.product_norms.items():
             if (client := run.clients.get(name)) is not None:
-                client.product_norm = float(norm)
-        far = set(far_movers(norms or self._norms))
-        what = "adapters" if norms else "weights"
+                client.product_norm = norm
+        far = set(far_movers(made.product_norms or made.norms))
+        what = "adapters" if made.product_norms else "weights"
         for name in sorted(far - self._far):
             text = f"{name} moves the {what} {FAR:g} times as far as the median site or more"
             run.tell("moves far", text, name, "warning")
@@ -467,18 +330,15 @@ class ParameterServerFigures:
             " rates, and look whether the sites' data have anything in common"
         )
 
-    def _merge_words(self, run: Run, merged: Mapping[str, StoredDelta]) -> str:
+    def _merge_words(self, run: RunState, made: VersionFact) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
-        rounds = {key: one.round for key, one in merged.items()}
-        parts = [self._window.words(rounds, run.clients, self.quorum)]
-        again = sum(one.is_again for one in merged.values())
-        if again:
-            total = counted(len(merged), "delta")
-            parts.append(f"{total} in all, {again:,} of them stored before the restart")
-        loss, what = self._window.loss, "mean over the round"
+        parts = [_round_words(made)]
+        if made.before:
+            total = counted(sum(made.deltas.values()), "delta")
+            parts.append(f"{total} in all, {made.before:,} of them stored before the restart")
+        loss, what = made.loss, "mean over the round"
         if loss is None:  # its deltas carried none
-            names = set(map(client_of, merged))
-            known = [one for name, one in run.clients.items() if name in names]
+            known = [one for name, one in run.clients.items() if name in made.deltas]
             loss = mean(one.loss for one in known if one.tells_loss and not one.trouble)
             what = "running mean"
             if loss is None and any(one.trouble for one in known):
@@ -489,13 +349,33 @@ class ParameterServerFigures:
         if self.evaluations and self.evaluations[-1].version >= self.version - 2:
             last = self.evaluations[-1]
             parts.append(f"held-out loss {figure(last.loss)} at version {last.version}")
-        gained = sum(one.tokens for one in merged.values())
-        parts.append(f"{self.tokens:,} {self.counts} (+{gained:,})")
+        parts.append(f"{self.tokens:,} {self.counts} (+{made.gained:,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent
         if sent:
             parts.append(f"{megabytes(raw)} as {megabytes(sent)} ({raw / sent:.1f}x)")
         return "; ".join(parts)
+
+
+def _round_words(made: VersionFact) -> str:
+    """Which of the called clients are in a version, and which are not."""
+    if not made.asked:  # clients sent by themselves
+        deltas = counted(sum(made.deltas.values()), "delta")
+        return f"{deltas} merged, from {_some(made.deltas)}"
+    words = f"{made.in_time} of {counted(made.asked, 'called client')} merged"
+    words += f" ({made.needed} needed)"
+    absent = {"late": made.late, "nothing to merge from": made.nothing, "left": made.left}
+    words += "".join(f", {what}: {_some(names)}" for what, names in absent.items() if names)
+    if made.earlier:
+        earlier = counted(made.earlier, "delta")
+        words += f", and {earlier} of earlier rounds, from {_some(made.earlier_of)}"
+    return words
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
 
 
 def _small(value: Any, most: float = MAX_LOSS) -> float | None:

@@ -4,7 +4,7 @@
 takes one line as `JournalReader` yields it, in order, and returns what is worth telling a person.
 It never fails on a line: one of a newer release, or with fields of another type, changes nothing.
 Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. The method
-`on_<type>` of a state or of a part of it takes the lines of that type.
+`_on_<type>` of a state or of a part of it takes the lines of that type.
 
     line                                     what changes
     note   so_far                            everything: a segment of the journal begins
@@ -12,38 +12,92 @@ Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. Th
     effect finish, note                      the end, and lines for people
     note   unreadable_messages               bytes from the network that were no message of ours
     note   traffic                           bytes by category, see `accounts`
-  what clients do (`run`)
-    event  client_hello, effect admit_split  a client joins, or comes back as a new process
-    event  client_left                       it is gone
-    event  fetch_asked, stream_lost, heartbeat_received
+  what clients do, and report (`run`)
+    fact   client                            what it does, the outcome of a delta
+    event  heartbeat_received                what it has trained, how it goes
   of a parameter server (`rounds`)
-    event  delta_offered, version_held       what a client trains from, and has trained
-    event  recovered, note version_found     what the disk has
+    fact   round, version                    where rounds are, what is in a version
+    event  delta_offered                     what a client has trained, by its delta
     event  model_attached, delta_stored, version_sent      sizes and bytes
-    effect send, event round_skipped         rounds
-    effect quarantine, release, commit, event commit_failed, version_committed
+    note   version_found                     what a version had that the last process made
   of a split server
     event  upload_trained, round_done_received
   of a client
     note   leaving                           its run, and which data leaves its machine, to where
     event  rebased                           the version that it trains from
 
-A killed server loses up to a second of journal. What the disk has for certain (version, tokens)
-`recovered` puts right; counts of single clients may then lack a delta.
+What a server decides, it states (`fsl_async.roles.sync.facts`); what clients report is in events.
+A killed server loses up to a second of journal. What the disk has for certain (version, tokens) the
+first fact `version` of the next process puts right; bytes and counts of single clients may then
+lack a delta.
 """
+
+from __future__ import annotations
 
 import math
 import re
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import asdict, field, fields, mutable
 
 from fsl_async.accounting.accounts import Account
 from fsl_async.observe import segments
-from fsl_async.observe.clients import Line, News, client_dict
+from fsl_async.observe.clients import REASONS, ClientState, Line, News, client_dict, mean
 from fsl_async.observe.rounds import ParameterServerFigures
-from fsl_async.observe.run import NodeState, Run
+from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted
+from fsl_async.roles.sync.training_trouble import trouble_in
+
+MAX_NEWS = 100
+
+
+@mutable
+class NodeState:
+    """The process that writes the journal, and those before it in the same directory."""
+
+    role: str = ""
+    run: str = ""
+    name: str = ""
+    """Of a client."""
+    address: str = ""
+    encrypted: bool | None = None
+    """None: its journal is of a release that did not record it."""
+    pid: int = 0
+    host: str = ""
+    starts: int = 0
+    started_at: float = 0.0
+    last_t: float = 0.0
+    phase: str = "unknown"  # starting | waiting | ready | collecting | merging | serving | ended
+    ending: str = ""
+    ended_at: float | None = None
+    exit_code: int = 0
+    garbage: int = 0
+    """Messages from the network that were not of this program."""
+    _garbage_before: int = 0
+
+    def start(self, line: Line) -> None:
+        """A new process."""
+        self.role = str(line.get("role", ""))
+        self.run = str(line.get("run", self.run))
+        self.name = str(line.get("name", ""))
+        self.address = str(line.get("address", ""))
+        self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
+        self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
+        self.starts += 1
+        self.started_at = self.started_at or self.last_t
+        self._garbage_before = self.garbage
+        self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
+
+    @property
+    def keeps_deltas(self) -> bool:
+        """Whether training arrives here as deltas: at a split server it does not."""
+        return self.role != "server"
+
+    def count_garbage(self, line: Line) -> None:
+        """The line counts since the process started; what earlier ones counted is kept aside."""
+        self.garbage = self._garbage_before + int(line.get("garbage", 0))
 
 
 @mutable
@@ -62,33 +116,26 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def on_ring_recovered(self, run: Run, line: Line) -> None:
-        """The process began."""
+    def _on_ring_recovered(self, run: RunState, line: Line) -> None:
         self.is_on, self.here = True, []
-        self.on_adopted(run, line)
+        self._on_adopted(run, line)
 
-    def on_adopted(self, run: Run, line: Line) -> None:
-        """Global weights are adopted."""
+    def _on_adopted(self, run: RunState, line: Line) -> None:
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def on_ring_peer_here(self, run: Run, line: Line) -> None:
-        """A session with another server is open."""
+    def _on_ring_peer_here(self, run: RunState, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def on_ring_peer_gone(self, run: Run, line: Line) -> None:
-        """A session with another server ended."""
+    def _on_ring_peer_gone(self, run: RunState, line: Line) -> None:
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def on_ring_failed(self, run: Run, line: Line) -> None:
-        """An attempt failed."""
+    def _on_ring_failed(self, run: RunState, line: Line) -> None:
         self.failed += 1
 
-    def on_keep_decision(self, run: Run, line: Line) -> None:
-        """A decision is being written."""
+    def _on_keep_decision(self, run: RunState, line: Line) -> None:
         self.members = sorted(map(str, line["contributors"]))
 
-    def on_decision_kept(self, run: Run, line: Line) -> None:
-        """A decision is in the ledger."""
+    def _on_decision_kept(self, run: RunState, line: Line) -> None:
         self.decided += 1
 
     def as_dict(self) -> dict[str, Any] | None:
@@ -141,16 +188,26 @@ class SiteFigures:
     leaving_to: str = ""
 
 
+def _newest(news: Iterable[News]) -> deque[News]:
+    return deque(news, MAX_NEWS)
+
+
 @mutable
-class RunState(Run):
+class RunState:
     """All figures of a run; those of the node's role in `ps`, `split_server` or `site`."""
 
+    node: NodeState = field(factory=NodeState)
+    clients: dict[str, ClientState] = field(factory=dict)
+    """By name; of a client's own journal none."""
+    news: deque[News] = field(factory=deque, converter=_newest)
+    _told: set[str] = field(factory=set)  # notes since something changed: not told again
     account: Account = field(factory=Account)
     ps: ParameterServerFigures = field(factory=ParameterServerFigures)
     split_server: SplitServerFigures = field(factory=SplitServerFigures)
     site: SiteFigures = field(factory=SiteFigures)
     groups: GroupFigures = field(factory=GroupFigures)
     lines_odd: int = 0
+    _fresh: list[News] = field(factory=list, init=False, eq=False)
 
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns its news, which `news` keeps too."""
@@ -159,19 +216,59 @@ class RunState(Run):
         if isinstance(stamp, int | float):
             self.node.last_t = float(stamp)
         try:
-            if (own := getattr(self, f"on_{kind}", None)) is not None:
+            if (own := getattr(self, f"_on_{kind}", None)) is not None:
                 own(line)
             for part in (self.ps, self.groups):
-                if (handler := getattr(part, f"on_{kind}", None)) is not None:
+                if (handler := getattr(part, f"_on_{kind}", None)) is not None:
                     handler(self, line)
         except (KeyError, TypeError, ValueError, AttributeError):
             self.lines_odd += 1  # of another release, or not ours
         return self.take_news()
 
+    def tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
+        """Add news about the line that is being applied."""
+        self._fresh.append(News(self.node.last_t, kind, text, client, level))
+
+    def tell_once(self, text: str, level: str) -> None:
+        """A note: once, until a client comes or leaves or there is a version."""
+        if text in self._told:
+            return
+        if len(self._told) < MAX_NEWS:
+            self._told.add(text)
+        self.tell("note", text, level=level)
+
+    def client_of(self, line: Line) -> ClientState:
+        """The client a line is about, which was seen just now."""
+        name = str(line["peer"])
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = ClientState(name)
+        client.last_seen = self.node.last_t
+        return client
+
+    def _refused(self, name: str) -> None:
+        """Forget a client that is refused; one that took part before is gone."""
+        client = self.clients.get(name)
+        if client is None or client.version >= 0:
+            return
+        if client.tokens or client.uploads:  # of earlier processes
+            client.lose(self.node.last_t, "refused")
+        else:
+            del self.clients[name]
+
+    def repeats_may_be_news(self) -> None:
+        """Something has changed: a note that was told before is told again."""
+        self._told.clear()
+
+    def take_news(self) -> list[News]:
+        """The news since the last call; `news` keeps the newest MAX_NEWS of all."""
+        taken, self._fresh = self._fresh, []
+        self.news.extend(taken)
+        return taken
+
     # --- the journal's lines ---
 
-    def on_node_started(self, line: Line) -> None:
-        """A process begins."""
+    def _on_node_started(self, line: Line) -> None:
         node = self.node
         node.start(line)
         self.ps.start(line)
@@ -186,8 +283,7 @@ class RunState(Run):
             of_run = f", run {node.run}" if node.run else ""
             self.tell("server", f"{names[node.role]} {what} at {node.address}{of_run}")
 
-    def on_finish(self, line: Line) -> None:
-        """The run ends."""
+    def _on_finish(self, line: Line) -> None:
         node = self.node
         node.phase = "ended"
         node.ending = str(line.get("reason", ""))
@@ -196,35 +292,30 @@ class RunState(Run):
         level = "warning" if node.exit_code else "info"
         self.tell("end", f"the run ends: {node.ending}", level=level)
 
-    def on_node_ended(self, line: Line) -> None:
-        """The process has ended."""
+    def _on_node_ended(self, line: Line) -> None:
         node = self.node
         node.phase = "ended"
         node.ending = node.ending or "stopped at once"
         node.ended_at = node.last_t
         node.count_garbage(line)
-        self.ps.next_sync_at = None
-        self.ps.window.restart()
+        self.ps.end()
         for client in self.clients.values():
             if client.connected:
                 client.connected, client.doing = False, "done"
 
-    def on_so_far(self, line: Line) -> None:
-        """A segment begins with the sum of those before it."""
+    def _on_so_far(self, line: Line) -> None:
         found = segments.restored(RunState, line["state"])
         for each in fields(RunState):
             if each.init:
                 setattr(self, each.name, getattr(found, each.name))
         self.node.last_t = float(line["t"])
 
-    def on_note(self, line: Line) -> None:
-        """A sentence of the machine or the shell."""
+    def _on_note(self, line: Line) -> None:
         text = str(line.get("text", ""))
         if not (self.ps.noted(self, line) or _IN_OTHER_WORDS.search(text)):
             self.tell_once(text, str(line.get("level", "info")))
 
-    def on_upload_trained(self, line: Line) -> None:
-        """A split server trained an upload."""
+    def _on_upload_trained(self, line: Line) -> None:
         if line.get("problem") is not None:
             return
         name, _, number, _ = str(line["key"]).split("/")
@@ -234,34 +325,139 @@ class RunState(Run):
             self.clients[name].uploads += 1
             self.clients[name].saw_loss(loss)
 
-    def on_round_done_received(self, line: Line) -> None:
-        """A client of split learning tells its coding errors."""
+    def _on_round_done_received(self, line: Line) -> None:
         told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
         self.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
 
-    def on_split_client_hello(self, line: Line) -> None:
-        """The first client names the run."""
+    def _on_split_client_hello(self, line: Line) -> None:
         self.node.run = self.node.run or str(line.get("run", ""))
 
-    def on_split_recovered(self, _: Line) -> None:
-        """The split server serves."""
+    def _on_split_recovered(self, _: Line) -> None:
         self.node.phase = "serving"
 
-    def on_leaving(self, line: Line) -> None:
-        """Which data leaves a client."""
+    def _on_leaving(self, line: Line) -> None:
         self.node.run = str(line["run"])
         self.site.leaving = tuple(map(str, line["kinds"]))
         self.site.leaving_to = str(line["to"])
 
-    def on_rebased(self, line: Line) -> None:
-        """A client trains from another version."""
+    def _on_rebased(self, line: Line) -> None:
         self.site.version = int(line["version"])
 
-    def on_unreadable_messages(self, line: Line) -> None:
-        """More messages were not of this program."""
+    def _on_unreadable_messages(self, line: Line) -> None:
         self.node.count_garbage(line)
 
+    # --- the journal's lines about clients and their sessions ---
+
+    def _connected_words(self) -> str:
+        """How many clients have a session now, for lines about those that come and go."""
+        self.repeats_may_be_news()
+        here = sum(client.connected for client in self.clients.values())
+        return f"{counted(here, 'client')} connected"
+
+    def _on_client(self, line: Line) -> None:
+        fact = segments.restored(ClientFact, line)
+        if fact.state == "refused":
+            if fact.why:
+                text = f"refused {fact.peer}: {fact.why}"
+                self.tell("refused", text, fact.peer, "warning")
+            self._refused(fact.peer)
+        elif fact.outcome:
+            self.ps.settled(self, fact)
+        elif fact.state == "gone" and fact.peer not in self.clients:
+            return  # it was refused
+        else:
+            client = self.client_of(line)
+            if fact.state == "gone":
+                self._left(client, fact)
+                return
+            if fact.begins:
+                self._arrived(client, fact)
+            client.doing, client.version = fact.state, max(fact.version, client.version)
+            is_current = client.version == self.ps.version
+            if client.returning and client.doing == "training" and is_current:
+                client.returning = False
+                if self.node.keeps_deltas:
+                    text = f"{client.name} has caught up: it holds version {client.version}"
+                    self.tell("caught up", text, client.name)
+
+    def _arrived(self, client: ClientState, fact: ClientFact) -> None:
+        """A session begins."""
+        how = client.arrive(fact.incarnation, in_run=fact.in_run)
+        words = {
+            "joined": "joins",
+            "relaunched": f"is back as a new process (relaunch {client.relaunches})",
+            "reconnected": "is connected again",
+        }
+        if how:
+            self.tell(how, f"{client.name} {words[how]}, {self._connected_words()}", client.name)
+
+    def _left(self, client: ClientState, fact: ClientFact) -> None:
+        """A session ended."""
+        if fact.incarnation != client.incarnation or not client.connected:
+            return
+        if self.node.phase == "ended":
+            client.connected, client.doing = False, "done"
+            return
+        client.lose(self.node.last_t, REASONS.get(fact.why, fact.why))
+        if fact.why == "bye":
+            client.training.end(fact.goodbye or client.gone_why)
+        level = "info" if fact.why == "bye" else "warning"
+        text = f"{client.name} left: {client.gone_why}, {self._connected_words()}"
+        self.tell("gone", text, client.name, level)
+
+    def _on_heartbeat_received(self, line: Line) -> None:
+        client = self.client_of(line)
+        payload = line["payload"]
+        client.step = int(payload.get("step", client.step))
+        client.tokens = client.tokens_before + int(payload.get("tokens", 0))
+        if self.node.keeps_deltas:
+            client.training.has_trained(client.tokens - client.tokens_before)
+        client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
+        client.left_out = client.left_out_before + int(payload.get("left_out", 0))
+        lag = payload.get("lag_p99_ms")
+        client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
+        client.tells_loss = client.tells_loss or payload.get("loss") is not None
+        client.saw_loss(payload.get("loss"))
+        # Without a loss (its site keeps that) the heartbeat alone can tell that it is over.
+        self.look_for_trouble(client, payload, may_end="loss" not in payload)
+        hung_s = payload.get("hung_s")
+        hangs = isinstance(hung_s, int | float) and not isinstance(hung_s, bool)
+        if hangs and not client.hangs:
+            text = f"{client.name} hangs: its training has made no step for {hung_s:.0f} s"
+            self.tell("hangs", text, client.name, "warning")
+        elif client.hangs and not hangs:
+            self.tell("hangs no more", f"{client.name} makes steps again", client.name)
+        client.hangs = hangs
+
+    def look_for_trouble(
+        self, client: ClientState, metrics: Mapping[str, Any], *, may_end: bool
+    ) -> None:
+        """Tell when training begins to go wrong, and when that is over: a whole round went well."""
+        trouble = trouble_in(metrics)
+        if trouble and not client.trouble:
+            text = f"{client.name} trains badly: {trouble}"
+            self.tell("trains badly", text, client.name, "warning")
+        elif client.trouble and may_end and not trouble:
+            self.tell("trains well", f"{client.name} trains well again", client.name)
+        if trouble or may_end:
+            client.trouble = trouble
+
     # --- what follows from the figures ---
+
+    @property
+    def relaunches(self) -> int:
+        """How often a client's name came back as a new process."""
+        return sum(client.relaunches for client in self.clients.values())
+
+    @property
+    def loss_first(self) -> float | None:
+        """Mean of the first loss that each client reported."""
+        return mean(client.loss_first for client in self.clients.values())
+
+    @property
+    def loss_last(self) -> float | None:
+        """Mean of the last loss that each client reported."""
+        return mean(client.loss for client in self.clients.values())
 
     def traffic(self) -> dict[str, dict[str, Any]]:
         """The account; of a split server with the mean square of the errors that clients report."""
@@ -302,10 +498,10 @@ def _plain(figures: NodeState | ParameterServerFigures) -> dict[str, Any]:
 
 
 _TYPES = frozenset(
-    name.removeprefix("on_")
+    name.removeprefix("_on_")
     for part in (RunState, ParameterServerFigures, GroupFigures)
     for name in dir(part)
-    if name.startswith("on_")
+    if name.startswith("_on_")
 )
 
 

@@ -1,4 +1,4 @@
-"""The parts of every role machine: events, effects and deadlines. Pure.
+"""The parts of every role machine: events, effects, facts and deadlines. Pure.
 
     machine.handle(event, now) -> list[effect]        machine.next_deadline() -> float | None
 
@@ -7,7 +7,7 @@ carries effects out in order. An effect that takes time ends in an event, named 
 a machine never waits. Times are seconds of the caller's monotonic clock; names are names of peers;
 digests are hexadecimal text.
 
-Each event and each effect has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
+Each event, effect and fact has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
 """
 
 from attrs import field, frozen
@@ -24,6 +24,11 @@ class Event(Tagged, tag="event"):
 @frozen
 class Effect(Tagged, tag="effect"):
     """Base of all effects."""
+
+
+@frozen
+class Fact(Tagged, tag="fact"):
+    """Base of all facts: what a machine has decided, stated for readers of the journal."""
 
 
 @frozen

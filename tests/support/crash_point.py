@@ -27,7 +27,7 @@ class NoJournal:
         """Ignore an event or an effect."""
         return 0
 
-    effect = event
+    effect = fact = event
 
 
 class Scheduler(tp.VirtualScheduler):

@@ -2,6 +2,8 @@
 
 import json
 
+from facts import RoundFact, VersionFact, call_of, client_of, line_of, version_of
+
 
 class JournalFile:
     """Writes a parameter server's journal line by line; times are seconds since `begin`."""
@@ -10,9 +12,9 @@ class JournalFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self.begin, self.n = folder / "journal.jsonl", begin, 0
         self.tokens = dict[str, int]()
-        facts = {"role": "ps", "run": "run-1", "address": "tcp://127.0.0.1:7100", "pid": 0}
-        facts |= {"host": "elsewhere", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}
-        self.add(0.0, "node_started", **{**facts, "encrypted": True, **started})
+        given = {"role": "ps", "run": "run-1", "address": "tcp://127.0.0.1:7100", "pid": 0}
+        given |= {"host": "elsewhere", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}
+        self.add(0.0, "node_started", **{**given, "encrypted": True, **started})
 
     def add(self, t, kind, **fields):
         """A line."""
@@ -21,33 +23,48 @@ class JournalFile:
             file.write(json.dumps({**line, "cause": None, **fields}) + "\n")
         self.n += 1
 
+    def fact(self, t, fact):
+        """A fact."""
+        line = line_of(fact, t)
+        for name in ("t", "now", "kind", "type"):
+            del line[name]
+        self.add(t, fact.tag, **line)
+
+    def client(self, t, *given, **more):
+        """The fact of a client."""
+        self.fact(t, client_of(*given, **more))
+
     def join(self, t, *names, incarnation=1):
         """Clients join, and hold the version 0."""
         for name in names:
-            self.add(t, "client_hello", peer=name, incarnation=incarnation, run="")
+            self.client(t, name, "joining", incarnation=incarnation, begins=True)
             self.add(t, "model_attached", peer=name, values=1000, difference=None)
-        self.add(t, "version_committed", version=0, digest="d0", cosine=None)
+        self.merged = 0
+        self.fact(t, VersionFact(0, "d0", 0))
         for name in names:
-            self.add(t, "version_held", peer=name, version=0)
+            self.client(t, name, "training", 0, incarnation)
 
     def round(self, t, number, losses, missing=(), facts=None):
         """A round: call, deltas of `losses` (client -> loss), version; `missing` are late."""
-        for name in (*losses, *missing):
-            self.add(t, "send", peer=name, message={"type": "call/1", "round": number})
+        self.fact(t, call_of(number, (*losses, *missing), t))
         for at, (name, loss) in enumerate(losses.items()):
             self.delta(t + 1 + at / 100, name, number, loss, facts=facts)
-        self.add(t + 2, "commit", version=number + 1)
-        version = {"version": number + 1, "digest": "d", "cosine": 0.3, "product_norms": {}}
-        self.add(t + 2.5, "version_committed", **version)
+        self.merged += 100 * len(losses)
+        called = {"called": len(losses) + len(missing), "late": tuple(missing), "cosine": 0.3}
+        called["loss"] = sum(losses.values()) / len(losses)
+        self.fact(t + 2.5, version_of(number + 1, losses, tokens=self.merged, **called))
+        self.fact(t + 2.5, RoundFact("ready", number=number, late=tuple(missing)))
         for name in losses:
-            self.add(t + 2.6, "version_held", peer=name, version=number + 1)
+            self.client(t + 2.6, name, "training", number + 1)
 
     def delta(self, t, name, number, loss, facts=None):
         """A delta comes and is stored."""
         key = f"{name}/1/{number}/{number + 1}"
         delta = {"key": key, "tokens": 100, "steps": 2, "round": number}
         delta |= {"metrics": {"loss": loss}, "facts": facts or {}}
+        self.client(t, name, "sending", number)
         self.add(t, "delta_offered", peer=name, delta=delta)
+        self.client(t + 0.2, name, "training", number)
         self.add(t + 0.2, "delta_stored", peer=name, stored={"delta": delta, "bytes": 1234})
 
     def traffic(self, t, size):

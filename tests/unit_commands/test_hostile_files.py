@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from facts import client_line
 
 from fsl_async import cli
 from fsl_async.cluster.launchers import LaunchError, ask
@@ -43,16 +44,19 @@ def hostile_run(path):
             "host": HOSTILE, "pid": 1, "every_s": 9.0,
             "rules": {HOSTILE: {"class": HOSTILE, "file": HOSTILE, "sha256": HOSTILE}},
         },
-        {"type": "client_hello", "peer": HOSTILE, "incarnation": 1, "run": ""},
-        {"type": "refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
+        client_line(1.0, HOSTILE, "joining", begins=True),
+        client_line(1.0, HOSTILE, "refused", why=HOSTILE),
+        client_line(1.0, "a", "joining", begins=True),
+        client_line(1.0, "a", "gone", why="bye", goodbye=HOSTILE),
+        client_line(1.0, HOSTILE, "joining", begins=True),
         {"type": "note", "text": HOSTILE, "level": "warning"},
-        {"type": "quarantine", "key": HOSTILE, "reason": HOSTILE, "held": True},
-        {"type": "client_left", "peer": HOSTILE, "incarnation": 1, "reason": HOSTILE},
+        client_line(1.0, HOSTILE, HOSTILE, key=HOSTILE, outcome="held", why=HOSTILE),
+        client_line(1.0, HOSTILE, "gone", why=HOSTILE),
         {"type": "finish", "reason": HOSTILE, "exit_code": 0},
         {"type": "node_ended"},
     ]  # fmt: skip
     text = "".join(
-        json.dumps({"n": n, "t": 1e6 + n, **line}, ensure_ascii=n % 2 == 0) + "\n"
+        json.dumps({"n": n, **line, "t": 1e6 + n}, ensure_ascii=n % 2 == 0) + "\n"
         for n, line in enumerate(lines)
     )
     (path / "journal.jsonl").write_text(text, "utf-8")
@@ -80,12 +84,12 @@ def test_status_of_a_hostile_split_servers_files(options, tmp_path, capsys):
     lines = [
         {"type": "node_started", "role": "server", "method": HOSTILE, "address": HOSTILE},
         {"type": "split_client_hello", "peer": HOSTILE, "incarnation": 1, "run": HOSTILE},
-        {"type": "admit_split", "peer": HOSTILE, "incarnation": 1},
+        client_line(1.0, HOSTILE, "training", begins=True),
         {"type": "round_done_received", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
         {"type": "finish", "reason": HOSTILE},
         {"type": "node_ended"},
     ]
-    text = "".join(json.dumps({"t": 1e6, **line}) + "\n" for line in lines)
+    text = "".join(json.dumps({**line, "t": 1e6}) + "\n" for line in lines)
     (path / "journal.jsonl").write_text(text)
     fact = {"fact": "auxiliary", "client": HOSTILE, "version": 1}
     (path / "ledger.jsonl").write_bytes((to_checksummed(fact) + b"\n") * 2)

@@ -5,6 +5,7 @@ import os
 import socket
 
 import pytest
+from facts import RoundFact, VersionFact, client_of
 
 from fsl_async import cli
 from fsl_async.commands.status_report import alive_words
@@ -28,10 +29,10 @@ def make_run(path, *, ended, pid=0, role="ps"):
             host=socket.gethostname(),
             every_s=600.0,
         )
-        journal.event(ev.Recovered(-1, ""), 1.0)
-        journal.event(ev.ClientHello("site-a", 5, "", -1, ""), 1.0)
-        journal.event(ev.VersionCommitted(0, "d0", 0, 0.1), 1.0)
-        journal.event(ev.VersionHeld("site-a", 0, "d0"), 1.0)
+        journal.fact(client_of("site-a", "joining", incarnation=5, begins=True), 1.0)
+        journal.fact(VersionFact(0, "d0", 0), 1.0)
+        journal.fact(RoundFact("ready", next_at=601.0), 1.0)
+        journal.fact(client_of("site-a", "training", 0, 5), 1.0)
         if ended:
             journal.effect(Finish("Ctrl-C"), 2.0)
             journal.note("node_ended", 2.0)
@@ -99,7 +100,7 @@ def test_lost_steps_are_shown(tmp_path, capsys):
     assert "left out" not in capsys.readouterr().out
     with JournalWriter(path / "journal.jsonl") as journal:
         for incarnation, count in ((5, 2), (5, 1200), (6, 0), (6, 34)):
-            journal.event(ev.ClientHello("site-a", incarnation, "", -1, ""), 1.0)
+            journal.fact(client_of("site-a", "joining", -1, incarnation, begins=True), 1.0)
             journal.event(ev.HeartbeatReceived("site-a", {"step": 9, "left_out": count}), 1.0)
         journal.event(ev.HeartbeatReceived("site-b", {"step": 9}), 1.0)
     assert cli.main(["status", str(path)]) == 0
@@ -256,7 +257,7 @@ def make_split_run(path, *, ended):
     with JournalWriter(path / "journal.jsonl") as journal:
         started = {"role": "server", "method": "fsl-sage", "address": "tcp://h:2"}
         journal.note("node_started", 1.0, pid=os.getpid(), host=socket.gethostname(), **started)
-        journal.note("admit_split", 1.0, peer="site-a", incarnation=5)
+        journal.fact(client_of("site-a", "training", incarnation=5, begins=True), 1.0)
         journal.note("upload_trained", 1.0, key="site-a/5/3/0", loss=2.5, problem=None)
         if ended:
             journal.note("node_ended", 2.0)
@@ -292,7 +293,7 @@ def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
 
     def end(_):
         with JournalWriter(run_dir / "journal.jsonl") as journal:
-            journal.note("client_left", 2.0, peer="site-a", incarnation=5, reason="expired")
+            journal.fact(client_of("site-a", "gone", incarnation=5, why="expired"), 2.0)
             journal.note("node_ended", 2.0)
 
     monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)

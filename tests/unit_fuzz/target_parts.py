@@ -102,7 +102,7 @@ class Journal:
     def event(self, event, now, cause=None):
         return 0
 
-    effect = event
+    effect = fact = event
 
 
 class Quiet:

@@ -65,7 +65,7 @@ class Outputs:
         self.texts.extend(texts_in(as_fields(item)))
         return 0
 
-    effect = event
+    effect = fact = event
 
     def note(self, name, now, cause=None, /, **fields):
         self.texts.extend(texts_in(fields))

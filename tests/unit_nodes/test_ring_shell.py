@@ -59,7 +59,7 @@ class Now:
     def event(self, *_):
         return 0
 
-    effect = event
+    effect = fact = event
 
 
 class Side:

@@ -1,6 +1,7 @@
 """Global rounds in the journal and in ledgers: what status shows, and what an audit finds."""
 
 import pytest
+from facts import VersionFact, line_of
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.ledger_audit import audit_ring
@@ -47,8 +48,7 @@ def test_status_has_a_line_about_groups():
 def test_a_version_of_global_weights_is_no_round_without_clients():
     """No group was late for it."""
     state = RunState()
-    apply(state, ("commit_global", {"version": 5, "round": 2}))
-    apply(state, ("version_committed", {"version": 5, "digest": "g2"}))
+    state.apply(line_of(VersionFact(5, "g2", 0, "global", 2), 1.0))
     assert [news.text for news in state.news] == ["version 5: global weights 2"]
     assert (state.ps.version, state.ps.digest) == (5, "g2")
 

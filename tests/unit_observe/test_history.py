@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from facts import RoundFact, VersionFact, call_of, client_line, line_of, version_of
 
 from fsl_async.observe import history as room
 from fsl_async.observe.history import Course, History, Samples, Timeline
@@ -20,40 +21,56 @@ class Journal:
         self.course = Course()
         self.run, self.history = self.course.state, self.course.history
         self.add(0.0, "node_started", **STARTED)
+        self.asked, self.losses, self.tokens = [], {}, 0
 
     def add(self, t, kind, **fields):
         """Feed a line."""
         self.course.apply({"t": t, "type": kind, **fields})
 
+    def fact(self, t, fact):
+        """Feed a fact."""
+        self.course.apply(line_of(fact, t))
+
+    def client(self, t, *given, **more):
+        """Feed the fact of a client."""
+        self.course.apply(client_line(t, *given, **more))
+
     def join(self, t, *names):
         """Clients join."""
         for name in names:
-            self.add(t, "client_hello", peer=name, incarnation=1, run="")
-            self.add(t, "version_held", peer=name, version=max(self.run.ps.version, 0))
+            self.client(t, name, "joining", begins=True)
+            self.client(t, name, "training", max(self.run.ps.version, 0))
 
     def call(self, t, number, *names):
         """A round begins."""
-        for name in names:
-            self.add(t, "send", peer=name, message={"type": "call/1", "round": number})
+        self.asked = list(names)
+        self.fact(t, call_of(number, names, t))
 
     def delta(self, t, name, number, loss, sequence=1):
         """A delta comes."""
         key = f"{name}/1/{number}/{sequence}"
         delta = {"key": key, "tokens": 10, "steps": 1, "round": number, "metrics": {"loss": loss}}
+        self.client(t - 0.5, name, "sending", number)
         self.add(t - 0.5, "delta_offered", peer=name, delta=delta)
+        self.client(t, name, "training", number)
         self.add(t, "delta_stored", peer=name, stored={"delta": delta, "bytes": 7})
+        self.losses[name], self.tokens = loss, self.tokens + 10
 
     def commit(self, t, version):
-        """The round makes a version."""
-        self.add(t, "commit", version=version)
-        self.add(t, "version_committed", version=version, digest="d", cosine=0.25)
+        """The round makes a version, of the deltas since the last one."""
+        losses, self.losses = self.losses, {}
+        late = tuple(name for name in self.asked if name not in losses)
+        loss = sum(losses.values()) / len(losses) if losses else None
+        given = {"tokens": self.tokens, "loss": loss, "cosine": 0.25}
+        self.fact(t, version_of(version, losses, **given))
+        self.fact(t, RoundFact("ready", number=version - 1, late=late))
 
 
 @pytest.fixture
 def journal():
     made = Journal()
     made.run.ps.values = 100
-    made.add(1.0, "version_committed", version=0, digest="d0")
+    made.fact(1.0, VersionFact(0, "d0", 0))
     made.join(2.0, "a", "b", "c")
     return made
 
@@ -89,14 +106,14 @@ def test_a_loss_that_is_no_number_is_a_gap(journal):
 def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    assert journal.run.ps.window.waited_for() == ["b", "c"]
     journal.delta(12.0, "b", 0, 5.0)
     journal.commit(13.0, 1)
-    assert journal.run.ps.window.late == {"c"}
+    assert journal.run.ps.late == ("c",)
     journal.delta(20.0, "c", 0, 5.0)
-    journal.add(25.0, "client_left", peer="c", incarnation=1, reason="expired")
+    journal.fact(20.0, RoundFact("ready", number=0))
+    journal.client(25.0, "c", "gone", why="expired")
     journal.add(30.0, "relaunch", what="launched", client="c")
-    journal.add(31.0, "client_hello", peer="c", incarnation=2, run="r")
+    journal.client(31.0, "c", "joining", incarnation=2, begins=True, in_run=True)
     assert journal.history.timelines["c"].segments() == [
         (2.0, "training"),
         (13.0, "late"),
@@ -109,25 +126,16 @@ def test_a_timeline_shows_training_sending_late_gone_and_relaunched(journal):
     assert marks == [(2.0, "joined"), (30.0, "launched"), (31.0, "relaunched")]
     journal.add(40.0, "node_ended")
     assert journal.history.timelines["a"].state == "done"
-    assert journal.run.ps.window.late == set()
+    assert journal.run.ps.late == ()
 
 
-def test_the_grace_window_closes_when_the_servers_rule_says(journal):
-    window = journal.run.ps.window
-    for number in range(4):
-        t = 100.0 * (number + 1)
-        journal.call(t, number, "a", "b", "c")
-        assert window.closes_at is None
-        journal.delta(t + 1, "a", number, 5.0, number + 1)
-        assert window.closes_at is None  # two of three are needed
-        journal.delta(t + 2, "b", number, 5.0, number + 1)
-        # Two arrivals are known in the first round: 60 s, but never beyond the round's 10 s.
-        # Then median 1.5 s (of 1, 2, 1, 2) and 4 x MAD of 0.5 s.
-        expected = {0: t + 10, 1: t + 3.5}.get(number, t + 3.5)
-        assert window.closes_at == pytest.approx(expected)
-        assert window.as_dict()["waited_for"] == ["c"]
-        journal.commit(t + 3, number + 1)
-        assert window.closes_at is None
+def test_the_open_round_has_the_times_of_the_journal(journal):
+    """A fact has those of its process's clock."""
+    fact = call_of(3, "abc", 5.0, quorum_at=6.0, closes_at=9.0)
+    journal.course.apply(line_of(fact, 7.0) | {"t": 1007.0})
+    window = journal.run.ps.window()
+    assert (window["called_at"], window["quorum_at"], window["closes_at"]) == (1005, 1006, 1009)
+    assert (window["open"], window["waited_for"], window["waiting"]) == (True, ("a", "b", "c"), 3)
 
 
 def test_a_reader_that_begins_at_a_segment_knows_all_before_it(journal):
@@ -146,8 +154,7 @@ def test_a_reader_that_begins_at_a_segment_knows_all_before_it(journal):
     for one in (journal, reader):
         one.call(60.0, 2, "a", "b")
         one.delta(61.0, "a", 2, 5.0, 3)
-    assert reader.run.ps.window.closes_at == journal.run.ps.window.closes_at == 62.0
-    assert reader.run.ps.window.as_dict() == journal.run.ps.window.as_dict()
+    assert reader.run.ps.window() == journal.run.ps.window()
     for name in "ab":
         timelines = reader.history.timelines[name], journal.history.timelines[name]
         assert timelines[0] == timelines[1]
@@ -160,20 +167,20 @@ def test_a_new_segment_in_an_open_round_changes_nothing(journal):
 
     journal.call(10.0, 0, "a", "b", "c")
     journal.delta(11.0, "a", 0, 5.0)
-    before, line = journal.run.ps.window.as_dict(), journal.history.timelines["a"]
+    before, line = journal.run.ps.window(), journal.history.timelines["a"]
     journal.add(12.0, "so_far", **Total(journal.course).as_fields())
-    assert journal.run.ps.window.as_dict() == before
+    assert journal.run.ps.window() == before
     assert journal.history.timelines["a"] is line, "a page's cursor knows it"
     journal.delta(13.0, "b", 0, 5.0)
     journal.commit(14.0, 1)
-    assert (journal.run.ps.window.merged, journal.run.ps.window.late) == (2, {"c"})
+    assert journal.run.ps.late == ("c",)
 
 
 def test_a_rollback_removes_the_void_rounds(journal):
     for number in range(4):
         journal.delta(10.0 * number, "a", number, 5.0, number + 1)
         journal.commit(10.0 * number + 1, number + 1)
-    journal.add(50.0, "recovered", version=2, digest="d2", pending=[])
+    journal.fact(50.0, VersionFact(2, "d2", 20, "disk"))
     assert journal.history.rounds.rounds() == [0, 1]
 
 
@@ -182,25 +189,11 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     journal.commit(11.0, 1)
     journal.delta(20.0, "a", 1, 4.0, 2)
     journal.add(30.0, "node_started", **STARTED)
-    delta = {"key": "a/1/1/2", "tokens": 10, "round": 1}
-    pending = [{"peer": "a", "delta": delta, "bytes": 7}]
-    journal.add(30.5, "recovered", version=1, digest="d", tokens_total=10, pending=pending)
+    journal.fact(30.5, VersionFact(1, "d", 10, "disk"))
     journal.commit(31.0, 2)
     series = journal.history.rounds
     assert plain(series.clients["a"]["tokens"]) == [10.0, 10.0]
     assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
-
-
-def test_a_round_that_is_called_again_after_a_restart_counts_each_client_once(journal):
-    journal.call(10.0, 0, "a", "b", "c")
-    journal.delta(11.0, "a", 0, 5.0)
-    journal.add(12.0, "recovered", version=0, digest="d0", pending=[])
-    assert journal.run.ps.window.as_dict()["called"] == 3
-    journal.call(13.0, 0, "a", "b")
-    journal.delta(14.0, "b", 0, 5.0)
-    assert journal.run.ps.window.as_dict()["called"] == 2
-    journal.commit(15.0, 1)
-    assert "1 of 2 called clients merged" in journal.run.news[-1].text
 
 
 def test_bytes_over_time_are_those_of_the_status(journal):
@@ -283,7 +276,7 @@ def test_samples_are_bounded():
 def test_names_from_the_network_are_bounded():
     history, run = History(), RunState()
     for number in range(1000):
-        line = {"t": 1.0, "type": "client_hello", "peer": f"p{number}", "incarnation": 1}
+        line = client_line(1.0, f"p{number}", "joining", begins=True)
         run.apply(line)
         history.apply(line, run)
         history.rounds.add(f"p{number}", 0, loss=1.0)
@@ -304,7 +297,7 @@ def test_a_malformed_line_changes_nothing_and_is_no_error(kind, value):
 
 def test_held_out_losses_and_uploads_of_a_split_server():
     made = Journal()
-    made.add(0.5, "version_committed", version=0, digest="d0")
+    made.fact(0.5, VersionFact(0, "d0", 0))
     delta = {"key": "a/1/0/1", "tokens": 1, "steps": 1, "round": 0}
     delta["metrics"] = {"eval_loss": 2.5, "eval_version": 0}
     made.add(1.0, "delta_offered", peer="a", delta=delta)

@@ -1,5 +1,7 @@
 """Lines about clients whose training brings nothing, from the journal alone."""
 
+from facts import client_line, line_of, version_of
+
 from fsl_async.commands.status_report import table
 from fsl_async.observe.run_state import RunState
 
@@ -28,11 +30,10 @@ def test_a_client_that_moves_nothing_is_told_within_two_rounds():
 def version(run, number, alike, names="abc"):
     """A version of deltas of these clients."""
     for name in names:
-        run.apply({"t": 1.0, "type": "client_hello", "peer": name, "incarnation": 1})
+        run.apply(client_line(1.0, name, "joining", begins=True))
         stored(run, name, 1.0, sequence=number)
-    run.apply({"t": 1.0, "type": "commit"})
-    line = {"type": "version_committed", "version": number, "digest": "d", "alike": alike}
-    return [one.text for one in run.apply({"t": 1.0, **line}) if one.kind == "alike"]
+    news = run.apply(line_of(version_of(number, names, alike=alike), 1.0))
+    return [one.text for one in news if one.kind == "alike"]
 
 
 def test_clients_that_train_the_same_are_told_after_three_rounds():

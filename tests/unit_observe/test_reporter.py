@@ -4,15 +4,15 @@ import json
 import time
 
 import pytest
-from deltas import merged_of, stored_of
+from deltas import stored_of
+from facts import FactWriter, VersionFact, client_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.run_state import RunState
-from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
+from fsl_async.roles.machine import ClientLeft, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 
 T = 1_000_000.0
@@ -39,36 +39,33 @@ def a_run(teller):
     teller.note(
         "node_started", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
     )
-    for item in (
-        ev.Recovered(-1, ""),
+    items = (
+        VersionFact(-1, "", 0, "disk"),
         ev.ClientHello("a", 5, "", -1, ""),
         ev.ModelAttached("a", "f", 1000, None),
-        ev.VersionCommitted(0, "d", 0, 0.1),
+        VersionFact(0, "d", 0),
         ev.VersionHeld("a", 0, "d"),
-        Send("a", msg.Call(0)),
         ev.HeartbeatReceived(
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Commit(1, (merged_of(key, tokens=100),), 1.0),
-        ev.VersionCommitted(1, "e", 10, 0.1),
+        version_of(1, "a", tokens=100, gained=100),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),
-    ):
-        (teller.effect if isinstance(item, Effect) else teller.event)(item, 1.0)
+    )
+    FactWriter(teller).write(items, 1.0)
 
 
 def test_a_loss_of_an_earlier_process_is_not_shown_as_this_rounds(teller, lines):
     """The new process of the client keeps its loss to itself."""
     a_run(teller)
     key = DeltaKey("a", 6, 1, 1)
-    for item in (
+    items = (
         ev.ClientHello("a", 6, "r", 1, "e"),
         ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
-        do.Commit(2, (merged_of(key, tokens=100),), 1.0),
-        ev.VersionCommitted(2, "f", 10, 0.1),
-    ):
-        (teller.effect if isinstance(item, Effect) else teller.event)(item, 2.0)
+        version_of(2, "a", tokens=200, gained=100),
+    )
+    FactWriter(teller).write(items, 1.0)
     (line,) = [one for one in lines if "version 2:" in one]
     assert "loss" not in line
 
@@ -134,7 +131,7 @@ def test_with_a_record_news_are_objects(tmp_path):
             lambda: 0.0,
             record=lambda kind, **more: records.append((kind, more)),
         )
-        teller.event(ev.ClientHello("a", 5, "", -1, ""), 0.0)
+        teller.fact(client_of("a", "joining", begins=True), 0.0)
     assert lines == []
     ((kind, fields),) = records
     assert (kind, fields["client"], fields["text"]) == (
@@ -149,7 +146,7 @@ def test_a_split_server_does_not_print_what_the_parameter_server_prints(teller, 
     only.
     """
     teller.note("node_started", 1.0, role="server", method="sl", address="tcp://h:2")
-    teller.note("admit_split", 1.0, peer="a", incarnation=5)
-    teller.event(ClientLeft("a", 5, "expired"), 1.0)
+    teller.fact(client_of("a", "training", begins=True), 1.0)
+    teller.fact(client_of("a", "gone", why="expired"), 1.0)
     teller.effect(Finish("Ctrl-C"), 1.0)
     assert [line[10:] for line in lines] == ["the run ends: Ctrl-C"]

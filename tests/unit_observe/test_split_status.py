@@ -1,6 +1,7 @@
 """A split server's ledger and journal, read back: what is counted, and what is a fault."""
 
 import pytest
+from facts import client_line
 
 from fsl_async.accounting.accounts import Account, account_lines
 from fsl_async.files.checksummed_json import to_checksummed
@@ -102,8 +103,8 @@ def test_the_journal_of_a_split_server():
             "pid": 4,
             "host": "h",
         },
-        {"type": "admit_split", "peer": "a", "incarnation": 1},
-        {"type": "admit_split", "peer": "b", "incarnation": 7},
+        client_line(1.0, "a", "training", begins=True),
+        client_line(1.0, "b", "training", incarnation=7, begins=True),
         {"type": "upload_trained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
         {"type": "upload_trained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
         {
@@ -112,7 +113,7 @@ def test_the_journal_of_a_split_server():
             "errors": {"activations up": 0.03, "x down": 4},
         },
         {"type": "round_done_received", "peer": "b", "errors": {"activations up": 0.04}},
-        {"type": "client_left", "peer": "a", "incarnation": 1, "reason": "expired", "t": 9.0},
+        client_line(9.0, "a", "gone", why="expired"),
         {"type": "upload_trained"},
     ):
         news += [one.text for one in state.apply(line)]

@@ -2,18 +2,18 @@
 
 import pytest
 from deltas import delta_of, stored_of
+from facts import FactWriter, RoundFact, VersionFact, call_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.odd_clients import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
+from fsl_async.roles.machine import ClientLeft, Finish, Note, Refuse, Send
 from fsl_async.roles.phrasing import figure
-from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.delta import DeltaKey
 
 VALUES = 1000
 
@@ -24,16 +24,14 @@ class Recorder:
     def __init__(self, path):
         self.path = path
         self.t = 1000.0
+        self.tokens = 0
         self.writer = JournalWriter(path, clock=lambda: self.t)
+        self.facts = FactWriter(self.writer)
 
     def write(self, *items, after=0.0):
-        """Write events and effects, `after` seconds later."""
+        """Write events, effects and facts, `after` seconds later."""
         self.t += after
-        for item in items:
-            if isinstance(item, Effect):
-                self.writer.effect(item, self.t)
-            else:
-                self.writer.event(item, self.t)
+        self.facts.write(items, self.t)
 
     def note(self, name, **fields):
         """Write a note of the shell."""
@@ -54,7 +52,7 @@ def run(tmp_path):
     recorder.note(
         "node_started", role="ps", run="r-1", address="tcp://h:1", pid=7, host="h", every_s=10.0
     )
-    recorder.write(ev.Recovered(-1, ""))
+    recorder.write(VersionFact(-1, "", 0, "disk"))
     yield recorder
     recorder.writer.close()
 
@@ -72,7 +70,7 @@ def join(run, name, incarnation, version=0):
 
 def begin(run, *names):
     """Write version 0, which the clients hold."""
-    run.write(ev.VersionCommitted(0, "d0", 0, 0.1), after=1.0)
+    run.write(VersionFact(0, "d0", 0), RoundFact("ready", next_at=run.t + 11.0), after=1.0)
     for name in names:
         join(run, name, 5)
 
@@ -89,18 +87,24 @@ def stored(name, base, sequence, *, tokens=100, problem=None, number=None, metri
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None, metrics=None):
     """Write a complete round: called, answered, merged `seconds` later."""
-    run.write(*(Send(name, msg.Call(number)) for name in called))
+    called_at = run.t
+    run.write(call_of(number, called, called_at))
     for name in gone:
         run.write(ClientLeft(name, 5, "expired"))
     for name in answered:
         run.write(*stored(name, number, sequence or number + 1, metrics=metrics))
-    facts = {"round": number, "called": len(called), "answered": len(answered)}
-    run.write(
-        Note("round", facts=facts),
-        do.Commit(number + 1, (), 1.0),
-        ev.VersionCommitted(number + 1, f"d{number + 1}", 10, 0.1),
-        after=2.0,
-    )
+    here = [name for name in called if name not in gone]
+    made(run, number + 1, *answered, called=len(called), alive=len(here), asked=len(called),
+         late=tuple(name for name in here if name not in answered), left=tuple(gone),
+         loss=(metrics or {}).get("loss"), after=2.0)  # fmt: skip
+    run.write(RoundFact("ready", next_at=called_at + 10.0, number=number))
+
+
+def made(run, version, *names, gained=100, after=0.0, **more):
+    """Write the version of a delta of each of these clients."""
+    run.tokens += gained * len(names)
+    more = {"tokens": run.tokens, "gained": gained * len(names)} | more
+    run.write(version_of(version, names, **more), after=after)
 
 
 def test_a_round_is_counted_from_call_to_version(run):
@@ -212,16 +216,6 @@ def test_refused_quarantined_and_later_are_told_apart(run):
     assert (client.deltas_quarantined, client.deltas_refused, state.ps.pending) == (1, 1, 0)
 
 
-def test_a_failed_commit_merges_nothing(run):
-    """A full disk does not show as progress."""
-    begin(run, "a")
-    run.write(*stored("a", 0, 1), do.Commit(1, (), 1.0), ev.CommitFailed(1, "full"))
-    state, _ = run.state()
-    assert (state.ps.tokens, state.ps.pending, state.ps.rounds) == (0, 1, 0)
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
-    assert run.state()[0].ps.tokens == 100
-
-
 def test_a_restarted_server_goes_on_in_the_same_journal(run):
     """Version and tokens come from the disk; clients are away until their hello."""
     begin(run, "a")
@@ -230,9 +224,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     run.note(
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
-    key = DeltaKey("a", 5, 1, 2)
-    pending = (stored_of(key, tokens=70, number=1),)
-    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100))
+    run.write(VersionFact(1, "d1", 100, "disk"), RoundFact("ready", 1))
     state, news = run.state()
     assert (
         state.node.starts,
@@ -250,7 +242,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     assert state.clients["a"].doing == "gone"
     assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
     run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
-    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
+    made(run, 2, "a", gained=70)
     state, news = run.state()
     assert (state.ps.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
     assert any(one.kind == "caught up" for one in news)
@@ -263,45 +255,34 @@ def news_texts(run, kind):
 
 def test_a_merged_round_is_one_line_with_all_figures(run):
     """One line holds all figures of a merged round."""
-    run.note("node_started", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
-    run.write(ev.Recovered(-1, ""))
     begin(run, "a", "b", "c", "d")
-    run.write(*(Send(name, msg.Call(0)) for name in "abcd"))
     run.write(ev.HeartbeatReceived("a", {"loss": 2.0}), ev.HeartbeatReceived("b", {"loss": 9.0}))
-    run.write(*stored("a", 0, 1), ev.RoundSkipped("d", 0, "nothing trained"))
-    run.write(ClientLeft("c", 5, "expired"))
-    facts = {"round": 0, "called": 4, "answered": 1}
-    run.write(Note("round 0: merged", facts=facts))
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(*stored("a", 0, 1))
+    given = {"asked": 4, "in_time": 1, "needed": 2, "late": ("b",), "nothing": ("d",)}
+    made(run, 1, "a", left=("c",), **given)
     assert news_texts(run, "version")[-1] == (
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d,"
         " left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
-    run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
-    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
+    given = {"asked": 3, "in_time": 1, "needed": 2, "late": ("b", "d"), "gained": 65}
+    made(run, 2, "a", "b", earlier=1, earlier_of=("b",), **given)
     assert news_texts(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier"
         " rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
-    run.write(*(Send(name, msg.Call(2)) for name in "d"))
-    run.write(*stored("d", 1, 1), *stored("d", 2, 2))
-    run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
-    words = (
-        "version 3: 1 of 1 called client merged (1 needed), and 1 delta of earlier rounds, from d;"
-    )
-    assert news_texts(run, "version")[-1].startswith(words)
+    run.write(Note("round 0: merged", facts={"round": 0, "called": 4, "answered": 1}))
     assert news_texts(run, "note") == [], "the line says what the machine's own note says"
 
 
 def test_versions_of_clients_that_send_by_themselves(run):
     """No client was called, so none is counted as such."""
     begin(run, "a", "b")
-    run.write(*stored("a", 0, 1, number=-1), *stored("b", 0, 1, number=-1))
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    made(run, 1, "a", "b", asked=0, called=0, answered=0)
     assert news_texts(run, "version")[-1].startswith("version 1: 2 deltas merged, from a, b;")
+    assert run.state()[0].ps.participation is None
 
 
 def test_joins_and_leaves_have_the_number_of_clients(run):
@@ -336,7 +317,7 @@ def test_an_unchanged_state_is_printed_once(run):
     assert news_texts(run, "note") == [one, two]
     run.write(ClientLeft("b", 5, "expired"), Note(one, "warning"), Note(one, "warning"))
     assert news_texts(run, "note") == [one, two, one]
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    made(run, 1, "a")
     run.write(Note(one, "warning"))
     assert news_texts(run, "note") == [one, two, one, one]
 
@@ -371,7 +352,7 @@ def test_many_missing_clients_are_a_number(run):
     begin(run, *names)
     round_of(run, 0, names, names[:2])
     assert (
-        "2 of 9 called clients merged, late: c02, c03, c04, c05, c06 and 2 more;"
+        "2 of 9 called clients merged (1 needed), late: c02, c03, c04, c05, c06 and 2 more;"
         in (news_texts(run, "version")[-1])
     )
 
@@ -442,20 +423,20 @@ def test_json_of_a_state_is_plain(run):
     assert not [name for name in made if name.startswith("_")]
 
 
-def restart(run, version, digest, pending=()):
+def restart(run, version, digest):
     """Write the start of a new server process with this state on its disk."""
     run.note(
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
     run.note("version_found", version=version, merged=[f"a/5/{version - 1}/{version}"])
-    run.write(ev.Recovered(version, digest, {version: digest}, pending, {}, 100))
+    run.write(VersionFact(version, digest, 100, "disk"))
 
 
 def test_a_version_made_before_the_kill_and_not_journaled_counts(run):
     """A server may die between making a version and journaling it: `status` counts it."""
     begin(run, "a")
     round_of(run, 0, ["a"], ["a"])
-    run.write(*stored("a", 1, 2, tokens=70), do.Commit(2, (), 1.0))
+    run.write(*stored("a", 1, 2, tokens=70))
     restart(run, 2, "d2")
     state, news = run.state()
     assert (state.ps.version, state.ps.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
@@ -464,24 +445,14 @@ def test_a_version_made_before_the_kill_and_not_journaled_counts(run):
     assert run.state()[0].ps.deltas_merged == 2
 
 
-def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
-    """A version's line counts all its deltas and their bytes, also those of the process before."""
-    run.note(
-        "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
-    )
-    keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
-    pending = tuple(stored_of(key, size=500) for key in keys)
-    run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
-    # The last version is 4 s old.
-    assert run.state()[0].ps.next_sync_at - run.state()[0].node.last_t < 10.0
-    for name in "ab":
-        run.write(ev.ClientHello(name, 5, "r-1", 0, "d0"), ev.ModelAttached(name, "f", 1000, None))
-    round_of(run, 0, ["a", "b"], ["a", "b"], sequence=4)
+def test_deltas_from_before_a_restart_are_in_the_line(run):
+    """A version's line counts all its deltas, also those of the process before."""
+    begin(run, "a", "b")
+    made(run, 1, *"aaaabbbb", before=6, in_time=2, asked=2)
     state, news = run.state()
     line = [one.text for one in news if one.kind == "version"][-1]
     assert "2 of 2 called clients merged" in line
     assert "8 deltas in all, 6 of them stored before the restart" in line
-    assert state.ps.up.sent == 6 * 500 + 2 * 800
     assert state.ps.deltas_merged == 8
 
 
@@ -584,8 +555,7 @@ def test_held_out_losses_and_agreement_are_kept_and_shown(run):
     begin(run, "a", "b")
     metrics = {"loss": 2.0, "eval_loss": 1.75, "eval_version": 0.0, "eval_bits_per_byte": 2.52}
     run.write(delta_with("a", metrics, number=0, sequence=1))
-    run.write(*(Send(name, msg.Call(0)) for name in "ab"), *stored("a", 0, 1))
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1, 0.25), after=2.0)
+    made(run, 1, "a", cosine=0.25, after=2.0)
     state, news = run.state()
     assert [(one.version, one.loss) for one in state.ps.evaluations] == [(0, 1.75)]
     assert list(state.ps.cosines) == [0.25]
@@ -611,7 +581,7 @@ def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
     begin(run, "a")
     for version in range(1, 31):
         cosine = -0.03 if version <= 12 else -0.15
-        run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1, cosine), after=2.0)
+        made(run, version, "a", cosine=cosine, after=2.0)
     _, news = run.state()
     (advice,) = [one.text for one in news if one.kind == "advice"]
     assert "cancel each other (median cosine" in advice
@@ -622,10 +592,7 @@ def test_the_client_that_is_opposite_to_the_rest_is_named_in_the_advice(run):
     """If it is so in most rounds: one round may be so by chance."""
     begin(run, "a")
     for version in range(1, 11):
-        one = ev.VersionCommitted(
-            version, f"d{version}", 1, 0.1, -0.3, opposite="liar" if version % 3 else "a"
-        )
-        run.write(one, after=2.0)
+        made(run, version, "a", cosine=-0.3, opposite="liar" if version % 3 else "a")
     (advice,) = [one.text for one in run.state()[1] if one.kind == "advice"]
     assert "over 10 rounds): liar's are opposite to the rest: sync more often" in advice
 
@@ -633,13 +600,9 @@ def test_the_client_that_is_opposite_to_the_rest_is_named_in_the_advice(run):
 def test_what_is_clipped_is_counted_and_a_delta_that_is_far_is_named(run):
     """In `status`, page and trackers; named once until it is near again."""
     begin(run, "a", "b", "c", "far")
-    merged = tuple(
-        MergedDelta(Delta(DeltaKey(name, 1, 0, 1), "", 8, 2), 0, 8.0, norm, clip=clip)
-        for name, norm, clip in (("a", 1, 1.0), ("b", 1, 1.0), ("c", 1, 1.0), ("far", 9, 1 / 6))
-    )
+    norms = {"a": 1.0, "b": 1.0, "c": 1.0, "far": 9.0}
     for version in (1, 2):
-        run.write(do.Commit(version, merged, 1.0))
-        run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1), after=2.0)
+        made(run, version, *norms, norms=norms, clipped={"far": 1}, after=2.0)
     state, news = run.state()
     assert state.clients["far"].deltas_clipped == 2
     assert state.clients["a"].deltas_clipped == 0

@@ -4,8 +4,7 @@ import pytest
 
 from fsl_async.observe.clients import ClientState, Volume
 from fsl_async.observe.rounds import ParameterServerFigures
-from fsl_async.observe.run import NodeState
-from fsl_async.observe.run_state import RunState
+from fsl_async.observe.run_state import NodeState, RunState
 from fsl_async.observe.table import client_lines, header, sparkline
 
 

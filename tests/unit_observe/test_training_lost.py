@@ -2,6 +2,7 @@
 
 import pytest
 from deltas import delta_of, stored_of
+from facts import FactWriter, line_of
 
 from fsl_async.observe import segments
 from fsl_async.observe.clients import MOST_REASONS, OTHER, Ended, Training, client_dict, lost_words
@@ -20,13 +21,22 @@ class Run:
     """Applies events of one client, a, to a state."""
 
     def __init__(self, role="ps"):
-        self.state = RunState()
+        self.state, self.facts = RunState(), FactWriter(self)
         self.state.apply({"type": "node_started", "t": 1.0, "role": role})
 
     def take(self, *items):
         """Apply events and effects."""
-        for item in items:
-            self.state.apply({"type": item.tag, "t": 2.0, **as_fields(item)})
+        self.facts.write(items, 2.0)
+
+    def event(self, item, now):
+        """Apply an event or an effect."""
+        self.state.apply({"type": item.tag, "t": now, **as_fields(item)})
+
+    effect = event
+
+    def fact(self, item, now):
+        """Apply a fact."""
+        self.state.apply(line_of(item, now))
 
     def hello(self, incarnation):
         """A process of the client joins."""

@@ -44,6 +44,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import group_hold
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.facts import FactBook
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
@@ -104,7 +105,9 @@ class ParameterServerShell:
         self.facts = facts
         self.manifest: Manifest | None = None
         self._ring: RingShell | None = None
-        self.node = Node(machine, around.scheduler, self._execute, around.journal)
+        self.node = Node(
+            machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
+        )
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
         self._models: dict[str, Manifest] = {}

@@ -38,6 +38,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.facts import SplitClients
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import events as base
 
@@ -74,7 +75,8 @@ class SplitServerShell:
     _finished: Callable[[Finish], None]
 
     def __attrs_post_init__(self) -> None:
-        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
+        facts = SplitClients().after
+        self.node = Node(self.machine, self._scheduler, self._execute, self._journal, facts)
         self._now = self._scheduler.time
         self._throttle = MessageThrottle(by_thing=True)
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}

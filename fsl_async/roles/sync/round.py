@@ -70,6 +70,8 @@ class Round:
     quorum_at: float | None = None
     # name -> True: sent a delta, False: had nothing that counts
     answered: dict[str, bool] = field(factory=dict)
+    asked: dict[str, int] = Factory(lambda self: dict(self.expected), takes_self=True)
+    """All that were called so far, as `expected`; also those that left or were dismissed."""
 
     def answer(self, name: str, *, contributed: bool) -> bool:
         """Record an answer; True when this client was expected and had not answered yet."""
@@ -83,7 +85,7 @@ class Round:
         while self.waiting:
             name = self.waiting.pop(0)
             if name in present:
-                self.expected[name] = present[name]
+                self.expected[name] = self.asked[name] = present[name]
                 return name
         return None
 

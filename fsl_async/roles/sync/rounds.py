@@ -52,6 +52,8 @@ class RoundCoordinator:
         self.round: Round | None = None
         self.is_held = False
         """Whether a ring holds merges (`group_hold`)."""
+        self.late: set[str] = set()
+        """Connected clients without an answer since a round that merged without them."""
         self._rules = rules
         self._deadlines = deadlines
         self._shutdown = shutdown
@@ -222,6 +224,7 @@ class RoundCoordinator:
     def committed(self, now: float) -> None:
         """Close the round whose version is durable, and set the next call."""
         called_at = self.round.called_at if self.round is not None else now
+        self.late.update(self.round.missing() if self.round is not None else ())
         self._deadlines.cancel("round")
         self._failures = 0
         self.phase = Phase.READY
@@ -247,6 +250,7 @@ class RoundCoordinator:
 
     def left(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
         """Stop waiting for the answer of a session that ended."""
+        self.late.discard(peer)
         if self.round is None or not self.round.leave(peer, incarnation):
             return []
         text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
@@ -265,6 +269,7 @@ class RoundCoordinator:
     def answered(self, delta: Delta, now: float) -> list[Effect]:
         """Count a client's answer to the open round: a delta that was acknowledged, or was not."""
         contributed = self.deltas.is_acknowledged(delta.key)
+        self.late.discard(delta.key.client)
         if self.round is None:
             return []
         if delta.round != self.round.number:
@@ -275,6 +280,7 @@ class RoundCoordinator:
 
     def skipped(self, event: ev.RoundSkipped, now: float) -> list[Effect]:
         """Count a client's answer that it has no delta for this round."""
+        self.late.discard(event.peer)
         if self.round is None or event.round != self.round.number:
             return []
         self.round.answer(event.peer, contributed=False)

@@ -30,8 +30,13 @@ from fsl_async.observe.run_state import RunState
 
 KILL = "kill"
 _SESSION = ("client_hello", "client_left")
-_HOLDS = ("client_hello", "version_held")
-_RECEIVED = (*_HOLDS, "heartbeat_received", "delta_offered", "model_attached")
+_RECEIVED = (
+    "client_hello",
+    "version_held",
+    "heartbeat_received",
+    "delta_offered",
+    "model_attached",
+)
 
 
 @mutable
@@ -50,7 +55,7 @@ class Recovery:
 
     def see(self, line: Line, state: RunState) -> None:
         """Take a line of the parameter server's journal. state: after that line."""
-        if line.get("peer") != self.name or line.get("kind") != "event":
+        if line.get("peer") != self.name or line.get("kind") not in {"event", "fact"}:
             return
         at, event = float(line["t"]), line.get("type")
         was_killed = self.kind == KILL
@@ -66,7 +71,7 @@ class Recovery:
         client = state.clients.get(self.name)
         if client is None or not client.connected or client.version < state.ps.version:
             return
-        if event in _HOLDS or at == self.resumed:
+        if event == "client" or at == self.resumed:
             self.back, self.back_version = at, client.version
 
 

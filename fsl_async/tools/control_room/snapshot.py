@@ -98,7 +98,7 @@ def node(number_of: int, watched: WatchedNode, now: float) -> dict[str, Any]:
         "begins_at": state.node.started_at or history.begins_at or state.node.last_t,
         "last_t": state.node.last_t,
         "next_sync_at": state.ps.next_sync_at if state.node.ended_at is None else None,
-        "window": state.ps.window.as_dict() if role == PS else None,
+        "window": state.ps.window() if role == PS else None,
         "sites": [site(state.clients[name], history.timelines.get(name)) for name in shown],
         "hidden": len(names) - len(shown),
         "groups": state.groups.words(),

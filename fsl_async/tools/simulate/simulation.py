@@ -123,7 +123,7 @@ class SilentJournal:
         """Keep nothing."""
         return 0
 
-    effect = event
+    effect = fact = event
 
 
 @frozen

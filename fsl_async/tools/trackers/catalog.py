@@ -9,8 +9,7 @@ run's state it is.
 A journal's lines become points of the series that trackers show:
 
     role            a point for each              its step
-    ps              version_committed             the version
-    ps              a version that was made just before the process was killed
+    ps              version                       the version
     ps              delta_offered, where the client measured a version      that version
     server          round that is over            the round
     client          rebased                       the version
@@ -32,6 +31,7 @@ from attrs import field, frozen, mutable
 from fsl_async.observe.clients import ClientState, Line
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.run_state import CLIENT, PS, SPLIT_SERVER, RunState
+from fsl_async.roles.sync.facts import VersionFact
 
 MAX_CLIENTS = 256
 """Names that become labels; those beyond are counted in `fsl_clients_unlisted`."""
@@ -113,44 +113,15 @@ def clients_of(state: RunState) -> list[ClientState]:
 # --- how figures are read: by a path, or a function's name with brackets, below one of these ---
 
 
-def _of_run(reading: Reading, get: Get) -> Values:
-    return [((), get(reading.state))]
-
-
-def _of_groups(reading: Reading, get: Get) -> Values:
-    groups = reading.state.groups
-    return [((), get(groups))] if groups.is_on else []
-
-
-def _of_clients(reading: Reading, get: Get) -> Values:
-    return [((one.name,), get(one)) for one in clients_of(reading.state)]
-
-
-def _of_those_here(reading: Reading, get: Get) -> Values:
-    return [((one.name,), get(one)) for one in clients_of(reading.state) if one.connected]
-
-
-def _sum(reading: Reading, get: Get) -> Values:
-    return [((), sum(map(get, reading.state.clients.values())))]
-
-
-def _both_ways(reading: Reading, get: Get) -> Values:
-    return [(("up",), get(reading.state.ps.up)), (("down",), get(reading.state.ps.down))]
-
-
-def _held_out(reading: Reading, get: Get) -> Values:
-    return [((one.data, one.of), get(one)) for one in reading.evaluations[:MAX_DATA]]
-
-
-_PATHS: dict[str, Callable[[Reading, Get], Values]] = {
-    "run": _of_run,
-    "groups": _of_groups,
-    "client": _of_clients,
-    "here": _of_those_here,
-    "sum": _sum,
-    "ways": _both_ways,
-    "held_out": _held_out,
+_PARTS: dict[str, Callable[[Reading], Iterable[tuple[tuple[str, ...], Any]]]] = {
+    "run": lambda of: [((), of.state)],
+    "groups": lambda of: [((), of.state.groups)] if of.state.groups.is_on else [],
+    "client": lambda of: [((one.name,), one) for one in clients_of(of.state)],
+    "here": lambda of: [((one.name,), one) for one in clients_of(of.state) if one.connected],
+    "ways": lambda of: [(("up",), of.state.ps.up), (("down",), of.state.ps.down)],
+    "held_out": lambda of: [((one.data, one.of), one) for one in of.evaluations[:MAX_DATA]],
 }
+"""Below which part of a reading a value is, by the first word of its path: labels, and the part."""
 
 
 def _info(reading: Reading) -> Values:
@@ -220,13 +191,14 @@ _READERS: dict[str, Read] = {
 }
 
 
-def _reader(samples: Callable[[Reading, Get], Values], get: Get, unknown: str) -> Read:
+def _reader(kind: str, get: Get, unknown: str) -> Read:
     """How a value is read. unknown: the number that stands for one that is not known."""
-    if not unknown:
-        return lambda reading: samples(reading, get)
-    none = float(unknown)
+    if kind == "sum":
+        return lambda reading: [((), sum(map(get, reading.state.clients.values())))]
+    none = float(unknown or "nan")
     return lambda reading: [
-        (labels, None if found == none else found) for labels, found in samples(reading, get)
+        (labels, None if (found := get(part)) == none else found)
+        for labels, part in _PARTS[kind](reading)
     ]
 
 
@@ -238,7 +210,7 @@ def _catalog() -> Iterator[Figure]:
         kind, _, path = value.partition(".")
         if path:
             get = _GETTERS.get(path) or attrgetter(path)
-            read = _reader(_PATHS[kind], get, unknown)
+            read = _reader(kind, get, unknown)
         else:
             get, read = None, _READERS[value]
         yield Figure(name, help_, read, tuple(labels.split()), series, _ROLES[roles], page, get)
@@ -328,16 +300,15 @@ class Points:
     def apply(self, line: Line) -> list[Point]:
         """Take one line; returns the points that are complete with it."""
         state, kind = self.state, line.get("type")
-        version, measured = state.ps.version, (len(state.ps.evaluations), _last(state))
+        version, measured = state.ps.version, _last(state)
         state.apply(line)
-        if kind == "version_committed":
-            is_merged = state.ps.version > 0 and line.get("made_of") != "global"
-            has_cosine = isinstance(line.get("cosine"), int | float)
-            return [self._version(is_merged=is_merged, has_cosine=has_cosine)]
-        if kind in {"recovered", "version_found"} and -1 < version < state.ps.version:
-            return [self._version(is_merged=False, has_cosine=False)]
-        if kind == "delta_offered" and (len(state.ps.evaluations), _last(state)) != measured:
-            newest = state.ps.evaluations[-1]
+        if kind == "version":
+            made = state.ps.newest
+            if line.get("made_of") != "disk" and made is not None:
+                return [self._version(made)]
+            return [self._version(None)] if -1 < version < state.ps.version else []
+        newest = _last(state)
+        if kind == "delta_offered" and newest is not None and newest is not measured:
             return [evaluated(newest, state.node.last_t)] if newest.version >= 0 else []
         if kind == "rebased":
             return [Point(state.site.version, state.node.last_t, series_of(Reading(state)))]
@@ -346,10 +317,12 @@ class Points:
         self._round = state.split_server.round if kind == "so_far" else self._round
         return []
 
-    def _version(self, *, is_merged: bool, has_cosine: bool) -> Point:
+    def _version(self, made: VersionFact | None) -> Point:
         """The state at a new version, without what the state has of an earlier one."""
         values = series_of(Reading(self.state))
-        for name in (*(() if has_cosine else ("cosine",)), *(() if is_merged else _OF_A_MERGE)):
+        if made is None or made.cosine is None:
+            values.pop("cosine", None)
+        for name in () if made is not None and made.deltas else _OF_A_MERGE:
             values.pop(name, None)
         return Point(self.state.ps.version, self.state.node.last_t, values)
 
@@ -371,5 +344,5 @@ class Points:
         return self.state.split_server.round if node.role == SPLIT_SERVER else self.state.ps.version
 
 
-def _last(state: RunState) -> int:
-    return id(state.ps.evaluations[-1]) if state.ps.evaluations else 0
+def _last(state: RunState) -> Evaluation | None:
+    return state.ps.evaluations[-1] if state.ps.evaluations else None

@@ -1,6 +1,7 @@
 """The report of a storm: every figure against one that is counted here by hand."""
 
 import pytest
+from facts import VersionFact, client_line, line_of
 
 from fsl_async.commands.chaos import seconds_of, text_lines
 from fsl_async.errors import UsageError
@@ -29,8 +30,22 @@ def event(t, kind, peer, **more):
     return {"t": t, "kind": "event", "type": kind, "peer": peer, "incarnation": 1, **more}
 
 
+def hello(t, peer, incarnation=1):
+    begun = client_line(t, peer, "joining", incarnation=incarnation, begins=True)
+    return [event(t, "client_hello", peer, incarnation=incarnation), begun]
+
+
+def left(t, peer):
+    return [event(t, "client_left", peer), client_line(t, peer, "gone", why="expired")]
+
+
+def held(t, peer, version, incarnation=1):
+    fact = client_line(t, peer, "training", version, incarnation)
+    return [event(t, "version_held", peer, version=version), fact]
+
+
 def committed(t, number):
-    return {"t": t, "kind": "event", "type": "version_committed", "version": number, "digest": ""}
+    return line_of(VersionFact(number, "", 0), t)
 
 
 def call(t, number):
@@ -59,24 +74,24 @@ LEDGER = [
     version(6, 190.0, NAMES, 11800),  # 4800 tokens in 80 s
 ]
 JOURNAL = [
-    *(event(5.0, "client_hello", name) for name in NAMES),
+    *(line for name in NAMES for line in hello(5.0, name)),
     committed(90.0, 2),
-    *(event(91.0, "version_held", name, version=2) for name in NAMES),
+    *(line for name in NAMES for line in held(91.0, name, 2)),
     {"t": 95.0, "type": "traffic", "kind": "note", "coded": {"x": 1000}, "sockets": {"up": 1500}},
     call(108.0, 3),
     committed(110.0, 3),
-    event(123.0, "client_left", "b", reason="expired"),
+    *left(123.0, "b"),
     call(128.0, 4),
     committed(130.0, 4),
-    event(131.0, "client_hello", "b", incarnation=2),
-    event(132.0, "version_held", "b", version=4),
-    event(147.0, "client_left", "d", reason="expired"),
+    *hello(131.0, "b", 2),
+    *held(132.0, "b", 4, 2),
+    *left(147.0, "d"),
     call(148.0, 5),
     committed(150.0, 5),
-    event(155.5, "client_hello", "d"),
-    event(156.0, "version_held", "d", version=5),
+    *hello(155.5, "d"),
+    *held(156.0, "d", 5),
     event(170.0, "heartbeat_received", "c", payload={}),
-    event(170.5, "version_held", "c", version=5),
+    *held(170.5, "c", 5),
     call(188.0, 6),
     committed(190.0, 6),
     {"t": 199.0, "type": "traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},

@@ -47,9 +47,9 @@ def journal(tmp_path):
     made.round(10.0, 0, {"a": 5.0, "b": 4.0, EVIL: 3.0})
     made.traffic(15.0, 1000)
     made.round(20.0, 1, {"a": 4.0, EVIL: 2.0}, missing=["b"])
-    made.add(25.0, "client_left", peer="b", incarnation=1, reason="expired")
-    made.add(28.0, "client_hello", peer="b", incarnation=2, run="r")
-    made.add(29.0, "version_held", peer="b", version=2)
+    made.client(25.0, "b", "gone", why="expired")
+    made.client(28.0, "b", "joining", incarnation=2, begins=True, in_run=True)
+    made.client(29.0, "b", "training", 2, 2)
     made.round(30.0, 2, {"a": 3.0, "b": 2.0, EVIL: 1.0})
     made.traffic(35.0, 3000)
     return made
@@ -181,7 +181,7 @@ def test_new_lines_are_drawn_without_a_reload(browser, journal):
         assert node["data"][1] == [3, 2, 1] + [None] * 50
         assert page.locator(".facts").inner_text().count("53") >= 1
         rows = "document.querySelectorAll('.timeline .label').length"
-        journal.add(600.0, "client_hello", peer="x", incarnation=1, run="")
+        journal.client(600.0, "x", "joining", incarnation=1, begins=True)
         page.wait_for_function(f"() => {rows} === 4", timeout=5000)
         journal.add(601.0, "refuse", peer="x", text="its name is taken")
         page.wait_for_function(f"() => {rows} === 3", timeout=5000)
@@ -228,12 +228,12 @@ def test_the_state_of_a_slurm_job_is_shown_while_its_site_is_away(browser, tmp_p
     journal = JournalFile(tmp_path / "run")
     journal.join(1.0, "a", "b")
     for name in ("a", "b"):
-        journal.add(2.0, "client_left", peer=name, incarnation=1, reason="expired")
+        journal.client(2.0, name, "gone", why="expired")
     text = "b is not launched: Slurm has job 4711 PENDING for it"
     journal.add(30.0, "relaunch", what="left alone", client="b", text=text)
     text = "launched a again by slurm: Slurm job 4712"
     journal.add(31.0, "relaunch", what="launched", client="a", text=text)
-    journal.add(40.0, "client_hello", peer="a", incarnation=2, run="run-1")
+    journal.client(40.0, "a", "joining", incarnation=2, begins=True, in_run=True)
     with opened(browser, journal.path.parent, timezone_id="UTC") as page:
         titles = page.locator("table.sites th").all_inner_texts()
         at = titles.index("job")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from facts import call_of
 from run_journals import JournalFile
 
 from fsl_async.errors import RunDirError
@@ -66,9 +67,9 @@ def test_tokens_are_random_and_not_shown():
 
 
 def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
-    journal.add(30.0, "send", peer="a", message={"type": "call/1", "round": 2})
-    journal.add(31.0, "client_left", peer="c", incarnation=1, reason="expired")
-    journal.add(32.0, "quarantine", key="b/1/2/3", reason="too far", held=True)
+    journal.fact(30.0, call_of(2, ["a"], 30.0, late=("b",)))
+    journal.client(31.0, "c", "gone", why="expired")
+    journal.client(32.0, "b", "training", 1, key="b/1/2/3", outcome="held", why="too far")
     (found,) = snapshots(watch(journal.path.parent))
     rows = {one["name"]: one for one in found["sites"]}
     assert {name: one["state"] for name, one in rows.items()} == {
@@ -80,8 +81,8 @@ def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
     assert rows["a"]["coded"] == 2 * 1234
     assert rows["a"]["raw"] == 2 * 4000
     assert (rows["a"]["here"], rows["c"]["here"], rows["b"]["version"]) == (True, False, 1)
-    assert found["window"]["waited_for"] == ["a"]
-    assert found["window"]["late"] == ["b"]
+    assert found["window"]["waited_for"] == ("a",)
+    assert found["window"]["late"] == ("b",)
     assert found["held"] == [["b/1/2/3", "too far"]]
     assert found["version"] == 2
     assert found["tokens"] == 400
@@ -239,16 +240,16 @@ def test_refused_clients_leave_the_timeline_and_give_their_places_back(journal):
     page, cursor = Page(), Cursor(0)
     for number in range(300):
         name = f"x{number}"
-        journal.add(30.0, "client_hello", peer=name, incarnation=1, run="")
+        journal.client(30.0, name, "joining", begins=True)
         if number == 0:
             node.read_all()
             page.take(cursor.parts(node.history))
             assert set(page.timelines) == {"a", "b", "c", "x0"}
         if number % 2:
-            journal.add(31.0, "refuse", peer=name, text="its name is taken")
+            journal.client(31.0, name, "refused", why="its name is taken")
         else:
-            journal.add(31.0, "send", peer=name, message={"type": "reject/1", "text": "no"})
-    journal.add(32.0, "client_hello", peer="d", incarnation=1, run="")
+            journal.client(31.0, name, "refused")
+    journal.client(32.0, "d", "joining", begins=True)
     node.read_all()
     page.take(cursor.parts(node.history))
     assert set(page.timelines) == set(node.history.timelines) == {"a", "b", "c", "d"}

@@ -114,7 +114,7 @@ def test_rounds_of_a_split_server_are_points():
     assert found[-1].values["split/loss/newest"] == 1.0
 
 
-@pytest.mark.parametrize("line", [{}, {"type": "version_committed"}, {"type": "upload_trained"}])
+@pytest.mark.parametrize("line", [{}, {"type": "version"}, {"type": "upload_trained"}])
 def test_no_line_breaks_it(line):
     """A journal may be of another release."""
     Points().apply({"t": 1.0, **line})

@@ -98,14 +98,14 @@ const factsOf = (state) => {
   const open = state.window;
   if (open && open.open && !state.ended) {
     found.push(fact("open round", `${open.answered} of ${open.called} sent a delta`));
-    if (open.waited_for.length) {
+    if (open.waiting) {
       const names = open.waited_for.slice(0, 5).join(", ");
-      const more = open.waited_for.length > 5 ? ` and ${open.waited_for.length - 5} more` : "";
+      const more = open.waiting > 5 ? ` and ${open.waiting - 5} more` : "";
       found.push(fact("waits for", names + more));
     }
     if (open.closes_at !== null) {
       found.push(fact("grace window closes in", span(open.closes_at - now)));
-    } else if (open.waited_for.length) {
+    } else if (open.waiting) {
       const why = open.quorum_at === null ? "no quorum yet" : "quorum reached, window not known";
       found.push(fact("grace window", why));
     }
