@@ -320,7 +320,9 @@ class Rows(torch.utils.data.IterableDataset):
         return iter(self.rows)
 
 
-@pytest.mark.parametrize("kind", ["map", "stream", "workers"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("map", marks=pytest.mark.sweep), "stream", "workers"]
+)
 @pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.sweep), 2])
 def test_a_relaunched_trainer_goes_on_after_its_last_delta(made, kind, accumulated):
     """It began at its first row each time."""
