@@ -1,10 +1,9 @@
-"""A peer's hostile text is shown as one printable line, complete, at clients, ps and split server.
+"""A peer's hostile text is shown as one printable line, complete, at clients and ps.
 
 The shells are those of real nodes (`text_nodes`). Each test names the text it expects, so that it
 fails where none is shown.
 """
 
-import numpy as np
 import pytest
 from deltas import delta_of
 from target_parts import ATTACKER, memory_folder
@@ -13,23 +12,16 @@ from text_nodes import (
     SHOWN,
     Client,
     ParameterServer,
-    RunEndNotifier,
-    SplitClient,
-    SplitServer,
     node,
 )
 
 from fsl_async.nodes import wire
-from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.chunk_files import digest_of
 from fsl_transport.session import frames
 
 DIGEST = "d" * 32
 KEY = DeltaKey(ATTACKER, 1, 0, 0)
-UPLOAD = UploadKey(ATTACKER, 1, 0, 0)
 
 
 def outputs_of(kind, play):
@@ -48,14 +40,6 @@ def sends(table, message, **changed):
 def offers(stream, meta, **changed):
     body = msg.to_wire(meta) | changed
     return lambda made: made.send(frames.DATA, frames.OFFER, 1, stream, 1, 0, body)
-
-
-def all_of(*plays):
-    def play(made):
-        for one in plays:
-            one(made)
-
-    return play
 
 
 # --- a hostile server, and the client's terminal ---
@@ -103,68 +87,6 @@ def test_a_server_writes_one_printable_line_at_a_client(play, expected):
     """In what the client prints, in what it journals, and in the error with which it ends."""
     outputs = outputs_of(Client, play)
     assert any(expected in one for one in [*outputs.lines, *outputs.texts]), outputs.lines
-
-
-@pytest.mark.parametrize("code", ["stale", "quarantined"])
-def test_a_delta_is_declined_in_one_printable_line(code):
-    """The client prints why a delta was not merged."""
-
-    def play(made):
-        made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Announce(0, DIGEST)))
-        machine = made.shell.machine
-
-        machine.delta, machine.coded = delta_of(KEY, 8), True
-        sends(msg, msg.Declined(KEY, code, HOSTILE))(made)
-
-    outputs = outputs_of(Client, play)
-    assert any(
-        one.startswith(f"the parameter server refused a delta of 8 tokens: {SHOWN}")
-        for one in outputs.lines
-    )
-
-
-@pytest.mark.parametrize("op", [frames.DECLINE, frames.ABORT])
-def test_a_stream_is_ended_for_a_printable_reason(op):
-    """The reason is journaled with the lost stream."""
-
-    def play(made):
-        made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Publish()))
-        made.send(frames.DATA, op, 1, HOSTILE)
-
-    assert SHOWN in outputs_of(Client, play).texts
-
-
-def test_a_session_is_ended_for_a_printable_reason():
-    """The transport's own event has the reason."""
-    outputs = outputs_of(Client, lambda made: made.send(frames.BYE, HOSTILE))
-    assert SHOWN in outputs.texts
-
-
-@pytest.mark.parametrize("kind", [SplitClient, RunEndNotifier])
-@pytest.mark.parametrize(
-    "play",
-    [
-        sends(split, split.Ended(HOSTILE)),
-        lambda made: made.refuse("model", HOSTILE),
-        sends(split, split.UploadRefused(UPLOAD, "stale", HOSTILE)),
-        sends(split, split.Trained(UPLOAD, 0.5), key=HOSTILE),
-        sends(split, split.UploadRefused(UPLOAD, HOSTILE, "text")),
-        lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
-        lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
-    ],
-)
-def test_a_split_server_writes_one_printable_line(kind, play):
-    """At its clients, and at the parameter server that sends it the run's end."""
-
-    def over(made):
-        if kind is RunEndNotifier:
-            made.shell.run_ended("over")
-        play(made)
-
-    outputs = outputs_of(kind, over)
-    assert kind is RunEndNotifier or any(
-        r"\u001b]0;owned" in one for one in [*outputs.lines, *outputs.texts]
-    )
 
 
 # --- a hostile client, and the servers' terminals ---
@@ -222,57 +144,3 @@ def test_a_client_writes_one_printable_line_at_a_parameter_server(play, expected
     assert expected is None or any(expected in one for one in [*outputs.lines, *outputs.texts]), (
         outputs.lines
     )
-
-
-def test_a_model_of_another_shape_is_named_in_one_printable_line():
-    """The refusal names the first tensor that differs."""
-    other = [["größe", [3], 0, False]]
-    outputs = outputs_of(ParameterServer, sends(msg, msg.Attach(DIGEST, other, [])))
-    assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in outputs.lines), (
-        outputs.lines
-    )
-
-
-@pytest.mark.parametrize(
-    ("play", "expected"),
-    [
-        (sends(split, split.RunOver(HOSTILE)), SHOWN),
-        (sends(split, split.RoundDone(0, 2, {}), errors={HOSTILE: 0.5}), SHOWN),
-        (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: HOSTILE}), SHOWN),
-        (
-            lambda made: made.greet(
-                split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))
-            ),
-            f"method of {ATTACKER} is {SHOWN}",
-        ),
-        (
-            lambda made: made.greet(
-                split.to_wire(
-                    split.SplitHello(
-                        "r", split.ROLE, 0, {"method": "splitfed-v2", HOSTILE: "1"}, -1, -1, 0
-                    )
-                )
-            ),
-            f"{SHOWN} of {ATTACKER} is",
-        ),
-        (
-            lambda made: made.greet(
-                split.to_wire(split.SplitHello(HOSTILE, split.ROLE, 0, {}, -1, -1, 0))
-            ),
-            None,
-        ),
-        (lambda made: made.greet(split.to_wire(split.PsHello("r", HOSTILE))), None),
-    ],
-)
-def test_a_client_writes_one_printable_line_at_a_split_server(play, expected):
-    """In lines about the end of the run, coding errors, and the model."""
-    outputs = outputs_of(SplitServer, play)
-    assert expected is None or any(expected in one for one in [*outputs.lines, *outputs.texts]), (
-        outputs.lines
-    )
-
-
-def test_digests_of_versions_have_the_form_that_is_required():
-    """A digest that this program sends is one that it accepts."""
-    digest = digest_of(np.zeros(3, np.float32))
-    assert msg.from_wire(msg.to_wire(msg.Announce(0, digest))) == msg.Announce(0, digest)
