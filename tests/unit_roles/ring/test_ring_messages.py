@@ -86,11 +86,3 @@ def test_a_promise_is_a_range(wire):
     good = msg.to_wire(msg.Promise(3, 20, DIGEST, 5, 9, 1, 1 << 14))
     with pytest.raises(MessageError):
         msg.from_wire({**good, **wire})
-
-
-def test_a_view_has_a_limit_of_members():
-    """Each member is a connection to all others."""
-    shares = [[f"a{n}", DIGEST, 0.0] for n in range(msg.MAX_MEMBERS + 1)]
-    wire = {"m": "view/1", "round": 0, "attempt": 1, "shares": shares, "piece_values": 1}
-    with pytest.raises(MessageError, match="1025 members"):
-        msg.from_wire(wire)
