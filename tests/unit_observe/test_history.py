@@ -7,7 +7,7 @@ import pytest
 
 from fsl_async.observe import history as room
 from fsl_async.observe.history import Course, History, Samples, Timeline
-from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, of_client, plain
+from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, of_client, plain
 from fsl_async.observe.run_state import RunState
 
 STARTED = {"role": "ps", "run": "r", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}
@@ -56,27 +56,6 @@ def journal():
     made.add(1.0, "version_committed", version=0, digest="d0")
     made.join(2.0, "a", "b", "c")
     return made
-
-
-def test_losses_by_client_and_round_have_gaps_where_nothing_came(journal):
-    for number in range(3):
-        t = 10.0 * (number + 1)
-        journal.call(t, number, "a", "b", "c")
-        journal.delta(t + 1, "a", number, 5.0 - number, number + 1)
-        if number != 1:
-            journal.delta(t + 2, "b", number, 4.0 - number, number + 1)
-        journal.commit(t + 3, number + 1)
-    series = journal.history.rounds
-    assert series.rounds() == [0, 1, 2]
-    assert plain(series.clients["a"]["loss"]) == [5.0, 4.0, 3.0]
-    assert plain(series.clients["b"]["loss"]) == [4.0, None, 2.0]
-    assert plain(series.clients["b"]["coded"]) == [7.0, None, 7.0]
-    assert plain(series.clients["b"]["raw"]) == [400.0, None, 400.0]
-    assert plain(series.run["tokens"]) == [20.0, 30.0, 50.0]
-    assert plain(series.run["loss"]) == [4.5, 4.0, 2.5]
-    assert plain(series.run["merged"]) == [2.0, 1.0, 2.0]
-    assert list(series.run["t"]) == [13.0, 23.0, 33.0]
-    assert "c" not in series.clients
 
 
 def test_a_loss_that_is_no_number_is_a_gap(journal):
@@ -155,20 +134,6 @@ def test_a_reader_that_begins_at_a_segment_knows_all_before_it(journal):
         assert of_client(series[0], name, 0) == of_client(series[1], name, 0)
 
 
-def test_a_new_segment_in_an_open_round_changes_nothing(journal):
-    from fsl_async.observe.segments import Total
-
-    journal.call(10.0, 0, "a", "b", "c")
-    journal.delta(11.0, "a", 0, 5.0)
-    before, line = journal.run.ps.window.as_dict(), journal.history.timelines["a"]
-    journal.add(12.0, "so_far", **Total(journal.course).as_fields())
-    assert journal.run.ps.window.as_dict() == before
-    assert journal.history.timelines["a"] is line, "a page's cursor knows it"
-    journal.delta(13.0, "b", 0, 5.0)
-    journal.commit(14.0, 1)
-    assert (journal.run.ps.window.merged, journal.run.ps.window.late) == (2, {"c"})
-
-
 def test_a_rollback_removes_the_void_rounds(journal):
     for number in range(4):
         journal.delta(10.0 * number, "a", number, 5.0, number + 1)
@@ -189,18 +154,6 @@ def test_a_restart_keeps_the_deltas_of_the_open_round(journal):
     series = journal.history.rounds
     assert plain(series.clients["a"]["tokens"]) == [10.0, 10.0]
     assert plain(series.clients["a"]["coded"]) == [7.0, 7.0]
-
-
-def test_a_round_that_is_called_again_after_a_restart_counts_each_client_once(journal):
-    journal.call(10.0, 0, "a", "b", "c")
-    journal.delta(11.0, "a", 0, 5.0)
-    journal.add(12.0, "recovered", version=0, digest="d0", pending=[])
-    assert journal.run.ps.window.as_dict()["called"] == 3
-    journal.call(13.0, 0, "a", "b")
-    journal.delta(14.0, "b", 0, 5.0)
-    assert journal.run.ps.window.as_dict()["called"] == 2
-    journal.commit(15.0, 1)
-    assert "1 of 2 called clients merged" in journal.run.news[-1].text
 
 
 def test_bytes_over_time_are_those_of_the_status(journal):
@@ -234,18 +187,6 @@ def test_columns_are_bounded_and_gaps_survive_halving():
     assert sum(series.clients["a"]["tokens"]) == 3 * MAX_BUCKETS
     assert sum(series.run["merged"]) == 3 * MAX_BUCKETS
     assert list(series.run["t"]) == [4.0 * at + 3 for at in range(len(series))]
-
-
-def test_only_what_changed_is_given_out_again():
-    series = RoundSeries()
-    for number in range(5):
-        series.add("a", number, loss=1.0)
-    clock = as_dict(series)["clock"]
-    assert as_dict(series, clock)["rounds"] == []
-    series.add("a", 3, loss=3.0)  # a late delta
-    found = as_dict(series, clock)
-    assert (found["begin"], found["rounds"]) == (3, [3, 4])
-    assert of_client(series, "a", 3)["loss"] == [2.0, 1.0]
 
 
 def test_a_far_round_costs_no_memory():

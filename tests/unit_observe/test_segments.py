@@ -107,42 +107,6 @@ def test_a_column_that_is_none_is_an_error_that_a_state_takes(text):
     assert len(segments.restored(segments.Column, bomb)) <= segments._MOST_OF_A_COLUMN // 8
 
 
-def test_what_a_client_has_spent_is_that_of_its_newest_delta():
-    """Of a private run, also over segments; what is no number changes nothing."""
-    course = Course()
-    state = course.state
-    for sequence, facts in enumerate(({"epsilon": 1.5}, {"epsilon": 2.25}, {"epsilon": "x"}, {})):
-        delta = {"key": f"a/1/0/{sequence + 1}", "steps": 1, "tokens": 1, "facts": facts}
-        state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
-    assert state.clients["a"].epsilon == 2.25
-    assert '"epsilon": 2.25' in json.dumps(fields_of(course))
-
-
-def test_of_a_split_server_too():
-    """The same for a split server's journal, with its own figures."""
-    lines = [
-        {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1",
-         "pid": 3, "host": "h", "encrypted": False},
-        {"t": 2.0, "type": "admit_split", "peer": "a", "incarnation": 1},
-        {"t": 2.5, "type": "round_done_received", "peer": "a", "errors": {"activations up": 0.5}},
-        {"t": 3.0, "type": "upload_trained", "key": "a/1/4/0", "loss": 2.5},
-        {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {},
-         "error": {"x up": 0.1}},
-        {"t": 5.0, "type": "node_started", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
-        {"t": 6.0, "type": "node_ended"},
-    ]  # fmt: skip
-    whole = RunState()
-    for line in lines:
-        whole.apply(line)
-    for cut in range(1, len(lines)):
-        total, state = segments.Total(Course()), RunState()
-        total.add(lines[:cut])
-        first = {"t": lines[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
-        for line in [json.loads(json.dumps(first)), *lines[cut:]]:
-            state.apply(line)
-        assert state == whole
-
-
 @pytest.mark.parametrize(
     "state", [None, 3, {}, {"clients": 3}, {"news": [{}]}, {"ps": {"version": "x"}}]
 )
@@ -226,23 +190,6 @@ def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, m
         (tmp_path / "spool" / f"a@1@0@{number}.frames").touch()
     found = audit_run(tmp_path)
     assert (found.acknowledged, found.lost) == (400, ("a/1/0/0",))
-
-
-def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monkeypatch):
-    """A line in the old segment and not in the sum would be missing in `status`."""
-    path, late, add = tmp_path / "journal.jsonl", ["a/1/0/late"], segments.Total.add
-
-    def add_slowly(self, lines):
-        add(self, lines)
-        while late:
-            writer.note("delta_acknowledged", 0.0, key=late.pop())
-            writer.flush()
-
-    monkeypatch.setattr(segments.Total, "add", add_slowly)
-    with JournalWriter(path) as writer:
-        write(writer, 100)
-        until(path.with_suffix(".acknowledged").exists)
-    assert "a/1/0/late" in segments.acknowledged_before(path)
 
 
 def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
@@ -412,17 +359,6 @@ def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, wh
     keys = {*segments.acknowledged_before(path)}
     keys |= {line["key"] for line in JournalReader(path).read() if "key" in line}
     assert len(keys) == 300, "the audit misses nothing"
-
-
-def test_half_a_key_of_a_full_disk_is_not_taken_for_one(tmp_path):
-    """The key after half a key is read correctly, so the audit reports no loss."""
-    path = tmp_path / "journal.jsonl"
-    path.touch()
-    kept = path.with_suffix(".acknowledged")
-    for torn in ("", "a/1/0/0\na/1/"):
-        kept.write_text(torn)
-        os.close(segments.turn(path, b'{"n":0}\n', ["a/1/0/1", "b/1/0/1"]))
-        assert [*segments.acknowledged_before(path)] == [*torn.split()[:1], "a/1/0/1", "b/1/0/1"]
 
 
 def test_the_journal_of_a_simulation_leaves_other_files_alone(tmp_path):

@@ -8,8 +8,7 @@ from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.odd_clients import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Refuse, Send
-from fsl_async.roles.phrasing import figure
+from fsl_async.roles.machine import ClientLeft, Effect, Note, Refuse, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -132,18 +131,6 @@ def test_the_next_sync_is_by_the_clock_of_the_last_call(run):
     assert run.state()[0].ps.next_sync_at == 1011.0 + 10.0
 
 
-def test_a_client_that_left_is_called_and_not_alive(run):
-    """The two participations differ by absent clients: a dead site differs from a slow one."""
-    begin(run, "a", "b")
-    round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
-    state, _ = run.state()
-    assert (state.ps.participation, state.ps.participation_alive) == (0.5, 1.0)
-    assert (
-        state.clients["b"].words(state.node.last_t + 12.0)
-        == "gone for 14 s (no message came from it)"
-    )
-
-
 def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current_version(run):
     """The demo shows and checks these moments."""
     begin(run, "a", "b")
@@ -167,23 +154,6 @@ def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current
     client = state.clients["b"]
     assert (client.relaunches, state.relaunches, client.incarnations) == (1, 1, 2)
     assert (client.step, client.tokens, client.version) == (2, 1100, 1)
-
-
-def test_the_same_incarnation_again_is_no_relaunch(run):
-    """A dropped connection does not count as a crash."""
-    begin(run, "a")
-    run.write(ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
-    state, news = run.state()
-    assert state.relaunches == 0
-    assert news[-1].kind == "reconnected"
-
-
-def test_news_of_an_earlier_incarnation_does_not_end_the_present_one(run):
-    """The old process's session expires after its successor's hello."""
-    begin(run, "a")
-    join(run, "a", 6)
-    run.write(ClientLeft("a", 5, "superseded"))
-    assert run.state()[0].clients["a"].doing == "training"
 
 
 def test_losses_are_means_over_first_incarnations(run):
@@ -296,35 +266,6 @@ def test_a_merged_round_is_one_line_with_all_figures(run):
     assert news_texts(run, "note") == [], "the line says what the machine's own note says"
 
 
-def test_versions_of_clients_that_send_by_themselves(run):
-    """No client was called, so none is counted as such."""
-    begin(run, "a", "b")
-    run.write(*stored("a", 0, 1, number=-1), *stored("b", 0, 1, number=-1))
-    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
-    assert news_texts(run, "version")[-1].startswith("version 1: 2 deltas merged, from a, b;")
-
-
-def test_joins_and_leaves_have_the_number_of_clients(run):
-    """Lines about a joining or leaving client have the number of clients."""
-    begin(run, "a", "b")
-    run.write(ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
-    run.write(ev.ClientHello("b", 6, "", -1, ""), ClientLeft("b", 6, "bye"))
-    assert [one.text for one in run.state()[1] if one.client] == [
-        "a joins, 1 client connected",
-        "b joins, 2 clients connected",
-        "a left: no message came from it, 1 client connected",
-        "a is connected again, 2 clients connected",
-        "b is back as a new process (relaunch 1), 2 clients connected",
-        "b left: it ended its session, 1 client connected",
-    ]
-
-
-def test_a_client_of_the_servers_last_process_is_connected_again(run):
-    """The new process's journal has no such client yet, but its hello names the run."""
-    run.write(ev.ClientHello("a", 5, "r-1", 3, "d3"))
-    assert news_texts(run, "reconnected") == ["a is connected again, 1 client connected"]
-
-
 def test_an_unchanged_state_is_printed_once(run):
     """A round that stays open for an hour does not fill the screen; changes are printed."""
     begin(run, "a", "b")
@@ -365,48 +306,6 @@ def test_a_fact_of_a_note_and_another_line_is_printed_once(run):
     assert news_texts(run, "note") == ["stream delta:x of a broke off: no space"]
 
 
-def test_many_missing_clients_are_a_number(run):
-    """With a thousand clients it stays one line."""
-    names = [f"c{number:02}" for number in range(9)]
-    begin(run, *names)
-    round_of(run, 0, names, names[:2])
-    assert (
-        "2 of 9 called clients merged, late: c02, c03, c04, c05, c06 and 2 more;"
-        in (news_texts(run, "version")[-1])
-    )
-
-
-def test_the_end_has_its_reason(run):
-    """A finished run records how it ended."""
-    begin(run, "a")
-    run.write(Finish("limit of 3 rounds"))
-    run.note("node_ended", garbage=4)
-    run.write(ClientLeft("a", 5, "bye"))
-    state, news = run.state()
-    assert (state.node.phase, state.node.ending, state.node.ended_at, state.node.garbage) == (
-        "ended",
-        "limit of 3 rounds",
-        1001.0,
-        4,
-    )
-    assert state.clients["a"].doing == "done"
-    assert news[-1].kind == "end"
-
-
-def test_a_short_process_counts_by_its_deltas(run):
-    """A client that ends before its next heartbeat has trained; a repeated offer counts once."""
-    begin(run, "a")
-    run.write(ev.HeartbeatReceived("a", {"step": 3, "tokens": 30}))
-    for sequence in (1, 2, 2):
-        key = DeltaKey("a", 5, 0, sequence)
-        delta = delta_of(key, 50, 5, metrics={"loss": 3.0 - sequence})
-        run.write(ev.DeltaOffered("a", "s", delta))
-    client = run.state()[0].clients["a"]
-    assert (client.step, client.tokens, client.loss) == (10, 100, 1.0)
-    join(run, "a", 6)
-    assert run.state()[0].clients["a"].step == 0
-
-
 def test_garbage_is_counted_as_it_comes(run):
     """A port scan shows while the server runs; every start counts from 0."""
     run.note("unreadable_messages", garbage=2)
@@ -430,16 +329,6 @@ def test_strange_lines_change_nothing(run):
     ):  # fmt: skip
         before.apply(line)
     assert (before.ps.version, before.clients["a"].version) == (0, 0)
-
-
-def test_json_of_a_state_is_plain(run):
-    """The object of `status --json`."""
-    import json
-
-    begin(run, "a")
-    made = json.loads(json.dumps(run.state()[0].as_dict(1002.0)))
-    assert made["clients"][0]["state"] == "training"
-    assert not [name for name in made if name.startswith("_")]
 
 
 def restart(run, version, digest, pending=()):
@@ -496,13 +385,6 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     assert state.clients["a"].loss == 9.0
     state.clients["a"].saw_loss(4.2e-5)
     assert " 4.2e-05 " in client_lines(state, 0.0)[1]
-
-
-def test_a_small_loss_has_the_digits_that_count():
-    """A model that has learned its data had a loss of 0.000 in every round."""
-    shown = [figure(loss) for loss in (0.0, 4.2e-5, 0.012345, 0.1, 2.3456, 1234.5, -0.002)]
-    assert shown == ["0.000", "4.2e-05", "0.0123", "0.100", "2.346", "1234.500", "-0.002"]
-    assert (figure(4.2e-5, 4), figure(1.5, 4)) == ("4.2e-05", "1.5000")
 
 
 def offer(run, name, sequence, **metrics):
@@ -594,28 +476,6 @@ def test_held_out_losses_and_agreement_are_kept_and_shown(run):
     found = state.as_dict(2000.0)
     assert found["evaluations"][0]["bits_per_byte"] == 2.52
     assert found["cosines"] == [0.25]
-
-
-@pytest.mark.parametrize(("reported", "kept"), [(0.75, 0.75), (1.5, None), ("x", None)])
-def test_a_held_out_loss_of_labels_has_its_accuracy(run, reported, kept):
-    """Without it the loss would be shown as one of tokens, with a perplexity."""
-    begin(run, "a")
-    metrics = {"eval_loss": 0.5, "eval_version": 0.0, "eval_accuracy": reported}
-    run.write(delta_with("a", metrics, number=0, sequence=1))
-    (found,) = run.state()[0].ps.evaluations
-    assert found.accuracy == kept
-
-
-def test_changes_that_cancel_each_other_are_one_line_of_advice(run):
-    """Once, and not while deltas agree a little, as they do at the end of healthy runs."""
-    begin(run, "a")
-    for version in range(1, 31):
-        cosine = -0.03 if version <= 12 else -0.15
-        run.write(ev.VersionCommitted(version, f"d{version}", 1, 0.1, cosine), after=2.0)
-    _, news = run.state()
-    (advice,) = [one.text for one in news if one.kind == "advice"]
-    assert "cancel each other (median cosine" in advice
-    assert "opposite" not in advice
 
 
 def test_the_client_that_is_opposite_to_the_rest_is_named_in_the_advice(run):

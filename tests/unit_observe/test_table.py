@@ -9,7 +9,7 @@ from fsl_async.observe.clients import ClientState, News, Volume
 from fsl_async.observe.rounds import ParameterServerFigures
 from fsl_async.observe.run import NodeState
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.table import LiveTable, client_lines, header, sparkline
+from fsl_async.observe.table import LiveTable, client_lines, header
 
 
 def a_client(name, **changed):
@@ -63,24 +63,6 @@ def test_the_live_table_fits(width):
     assert any("version 7:" in line for line in lines)  # the newest line is there
 
 
-def test_a_wide_terminal_shows_details():
-    """At 160 columns, what 80 leave out is shown."""
-    state = a_run()
-    narrow, middle, wide = (
-        "\n".join(client_lines(state, 1000.0, width)) for width in (80, 110, 160)
-    )
-    assert "losses" not in narrow
-    assert "institute" not in narrow
-    assert "123,456" in middle
-    assert "institute-of-physics-a100" in middle
-    assert "█" in wide
-    assert "relaunched 2x" in wide
-    assert "gone for 100 s" in wide
-    everything = client_lines(state, 1000.0)
-    assert "123.4 MB as 30.8 MB (4.0x)" in everything[1]
-    assert len({line.index("training") for line in everything[1::2]}) == 1
-
-
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60])
 def test_a_very_narrow_terminal_still_has_names_and_states(width):
     """The last columns go first, and no line is wrapped."""
@@ -117,18 +99,3 @@ def test_the_header_before_there_is_anything():
     waiting = header(RunState(NodeState(run="r-1", phase="waiting")), 0.0)
     assert waiting == "run r-1, waiting for the first client's weights"
     assert header(a_run(), 0.0, 5.0).endswith("5 s left")
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "drawn"),
-    [
-        ([], 4, ""),
-        ([3.0], 4, "▁"),
-        ([1.0, 1.0], 4, "▁▁"),
-        ([0.0, 7.0], 4, "▁█"),
-        ([8.0, 8.0, 1.0, 1.0], 2, "█▁"),
-    ],
-)
-def test_sparkline(values, width, drawn):
-    """Too many values are averaged; equal ones give a flat line, not a division by zero."""
-    assert sparkline(values, width) == drawn

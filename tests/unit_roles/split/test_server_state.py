@@ -179,3 +179,15 @@ def test_the_state_of_clients_is_bounded():
     server.join("a")
     assert server.join("b")[0].code == "full"
     assert isinstance(server.join("a", 2)[-1], split.AdmitSplit)
+
+
+@pytest.mark.parametrize("problem", [None, "not finite"])
+def test_alignment_for_a_client_that_has_left(problem):
+    """It gets the model when it is back."""
+    server = split_server("fsl-sage")
+    server.join("a")
+    server.upload(key("a"), due=True)
+    server.feed(ClientLeft("a", 1, "expired"))
+    assert not told(server.feed(ev.Aligned("a", 0, problem)))
+    effects = server.join("a", 2)
+    assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])

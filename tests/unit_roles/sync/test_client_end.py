@@ -204,3 +204,12 @@ def test_sessions_that_end_again_and_again_do_not_keep_a_client_that_has_ended(c
             break
     assert client.now <= LOSSES + 10.0
     assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
+
+
+def test_a_session_lost_between_the_last_call_and_its_snapshot(client):
+    """The hold is already requested, so the thread resumes after the snapshot."""
+    client.ready()
+    client.call(0, last=True)
+    assert do.ResumeTraining() not in client.lose(), "the hold that follows would undo it"
+    client.welcome()
+    assert do.ResumeTraining() in client.snapshot(1, 0)

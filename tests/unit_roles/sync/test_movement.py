@@ -29,3 +29,16 @@ def average(norms, **options):
         book.acknowledge(StoredDelta(delta, 1, norm))
     merged, scale = book.begin_merge()
     return [one.weight * scale for one in merged]
+
+
+def test_a_change_between_two_rounds_is_none_in_a_row():
+    """A loss scale that is too high now and then is healthy."""
+    movement = Movement()
+    for _ in range(3):
+        assert movement.saw(5, moved=False) == []
+        assert movement.saw(5, moved=True) == []
+
+
+def test_a_round_in_which_nothing_moves_makes_a_version():
+    """At a learning rate of 0 the run goes on, and nothing is divided by 0."""
+    assert average([0.0, 0.0]) == [0.0, 0.0]

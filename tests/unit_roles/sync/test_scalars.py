@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.roles.machine import Send, TimerFired
+from fsl_async.roles.machine import DeclineStream, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -164,3 +164,18 @@ def test_a_round_that_begins_at_once_reports_the_version_that_is_held(trained, l
     assert do.BeginRound(2, 1) in effects
     skipped = measure(trained, 1, 2, tokens=0)
     assert msg.Holding(1, "d1") in look.sent(skipped), "there is no delta to report it"
+
+
+def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look):
+    """The worker replays a frame from the base as it is: nothing may take its place."""
+    trained.acknowledge(trained.key(1))
+    for version in (1, 2):
+        trained.feed(ev.VersionAnnounced(version, f"d{version}", comes=True))
+        stream = f"seeds:{version}"
+        taken = trained.feed(ev.FetchOffered(stream, "seeds", version, 1, here=True))
+        assert isinstance(taken[0], do.ReceiveVersion if version == 1 else DeclineStream)
+    full = trained.feed(ev.FetchOffered("full:2", "full", 2, 2))
+    assert isinstance(full[0], DeclineStream)
+    assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
+    trained.replaced(1)
+    assert msg.Fetch(1, "d1") in look.sent(trained.rebased(1)), "at once"
