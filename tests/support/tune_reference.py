@@ -14,16 +14,8 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
-from fsl_async.store.adapters import (
-    Current,
-    Draw,
-    Factors,
-    adapter_modules,
-    adapter_rule_named,
-)
-from fsl_async.store.adapters import (
-    Site as Trained,
-)
+from fsl_async.store.adapters import Current, Draw, Factors, adapter_modules, adapter_rule_named
+from fsl_async.store.adapters import Site as Trained
 
 RATE = 1e-2
 

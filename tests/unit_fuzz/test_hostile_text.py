@@ -7,13 +7,7 @@ fails where none is shown.
 import pytest
 from deltas import delta_of
 from target_parts import ATTACKER, memory_folder
-from text_nodes import (
-    HOSTILE,
-    SHOWN,
-    Client,
-    ParameterServer,
-    node,
-)
+from text_nodes import HOSTILE, SHOWN, Client, ParameterServer, node
 
 from fsl_async.nodes import wire
 from fsl_async.roles.sync import messages as msg

@@ -333,8 +333,7 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
 
 
 @pytest.mark.parametrize(
-    ("where", "what"),
-    [(Path, "open"), (Path, "replace"), (os, "open"), (segments.Total, "add")],
+    ("where", "what"), [(Path, "open"), (Path, "replace"), (os, "open"), (segments.Total, "add")]
 )
 def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, where, what):
     """No free descriptor, a disk with errors, a sum that cannot be made."""

@@ -210,13 +210,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
         state.ps.version,
         state.ps.tokens,
         state.ps.pending,
-    ) == (
-        2,
-        8,
-        1,
-        100,
-        1,
-    )
+    ) == (2, 8, 1, 100, 1)
     assert state.clients["a"].doing == "gone"
     assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
     run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))

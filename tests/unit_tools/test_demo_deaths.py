@@ -130,10 +130,7 @@ def test_a_server_waits_until_it_is_due(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner.Supervisor, "start", watched)
     found = played(
-        tmp_path,
-        monkeypatch,
-        nodes=[server, made.clients[0]],
-        is_over=lambda _: len(started) == 2,
+        tmp_path, monkeypatch, nodes=[server, made.clients[0]], is_over=lambda _: len(started) == 2
     )
     assert [name for name, _ in started] == ["server", "client-1"]
     assert started[0][1] - found.begun > 0.5

@@ -218,11 +218,7 @@ def test_sites_choose_blocks_and_runs_choose_layers_and_whole_weights():
         "lm_head.weight",
     ]
     for spec, kind, words in (
-        (
-            {"targets": "qproj"},
-            ConfigError,
-            "no linear layer qproj; .*: down_proj, ",
-        ),
+        ({"targets": "qproj"}, ConfigError, "no linear layer qproj; .*: down_proj, "),
         ({"full": "norn.*"}, ConfigError, "no weight of the base matches norn"),
         ({"layers": "7"}, ConfigError, "no adapted layer is in these blocks"),
         ({"layers": "one"}, TaskError, "write numbers of blocks like 0-2,5"),

@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from fsl_async.learn.models.gpt import (
-    GPT,
-    PRESETS,
-    GPTConfig,
-    rotary_table,
-    rotate,
-)
+from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig, rotary_table, rotate
 
 SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
 UNITS = {"m": 1e6, "b": 1e9}

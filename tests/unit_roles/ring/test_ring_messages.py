@@ -72,14 +72,7 @@ def test_any_other_field_is_read_or_refused(message, data):
 
 
 @pytest.mark.parametrize(
-    "wire",
-    [
-        {"begin": 10},
-        {"end": 10**16},
-        {"behind": 4},
-        {"behind": -1},
-        {"begin": -1},
-    ],
+    "wire", [{"begin": 10}, {"end": 10**16}, {"behind": 4}, {"behind": -1}, {"begin": -1}]
 )
 def test_a_promise_is_a_range(wire):
     """Tokens are a weight, so they have a limit, and no group is older than the run."""

@@ -141,10 +141,7 @@ def meta(**changed):
         ({"m": "accepted/1", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
         ({"m": "reject/1", "code": "two words", "text": ""}, "Reject.code is not a code"),
         ({"m": "version_meta/1", "kind": "half", "version": 0}, "is not a kind of version: half"),
-        (
-            ATTACH | {"manifest": [0] * (MAX_TENSORS + 1)},
-            "more than",
-        ),
+        (ATTACH | {"manifest": [0] * (MAX_TENSORS + 1)}, "more than"),
         (
             meta(metrics={str(number): 0.0 for number in range(65)}),
             "DeltaMeta.delta.metrics has more than",

@@ -31,10 +31,7 @@ def clips(made, *norms, steps=(), orders=(), base=0):
     """The norms with which a version counts deltas of so many norms, each of its own client."""
     merged = [
         MergedDelta(
-            evolve(delta_of(key(f"c{number}", base=base), steps=count), facts=facts),
-            0,
-            1.0,
-            norm,
+            evolve(delta_of(key(f"c{number}", base=base), steps=count), facts=facts), 0, 1.0, norm
         )
         for number, (norm, count, facts) in enumerate(
             zip(
@@ -259,10 +256,7 @@ def test_after_a_restart_the_same_is_excluded(make_server, look):
     """After a crash between a delta's ledger line and the decision, the decision is the same."""
     rules = GuardRules(outlier_median=10.0, least=3)
     server = make_server(guard=rules)
-    pending = (
-        stored_of(key("a", 2, 1), 50.0),
-        stored_of(key("b", 2, 1), 1.5),
-    )
+    pending = (stored_of(key("a", 2, 1), 50.0), stored_of(key("b", 2, 1), 1.5))
     effects = server.recover(
         1, "d1", digests={1: "d1"}, pending=pending, usual=usual([1.0, 1.0, 2.0])
     )

@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.weighting import (
-    WEIGHTINGS,
-    staleness_discount,
-    weighting_named,
-)
+from fsl_async.roles.sync.weighting import WEIGHTINGS, staleness_discount, weighting_named
 
 KEY = DeltaKey("a", 1, 0, 1)
 

@@ -5,12 +5,7 @@ import math
 import pytest
 
 from fsl_transport import PeerError
-from fsl_transport.bulk.chunks import (
-    READS_LIMIT,
-    RESUMES_LIMIT,
-    ReceiveStream,
-    SendStream,
-)
+from fsl_transport.bulk.chunks import READS_LIMIT, RESUMES_LIMIT, ReceiveStream, SendStream
 
 UNWRITTEN = 500
 """Limit of a sender's unwritten bytes: above every window here but those of the receiver alone."""

@@ -3,10 +3,7 @@
 import pytest
 from simulated_path import Conditions, Path
 
-from fsl_transport.bulk.congestion_window import (
-    PROBE_RTT_EVERY_S,
-    CongestionWindow,
-)
+from fsl_transport.bulk.congestion_window import PROBE_RTT_EVERY_S, CongestionWindow
 from fsl_transport.bulk.parallelism import State
 
 DSL = Conditions(rate=1.25e6, delay_s=0.03, buffer_s=0.2)

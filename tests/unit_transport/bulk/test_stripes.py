@@ -4,10 +4,7 @@ import pytest
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.reassembly import EagerPieces, Reassembly
-from fsl_transport.bulk.stripes import (
-    INITIAL_FLIGHT_BYTES,
-    BulkSender,
-)
+from fsl_transport.bulk.stripes import INITIAL_FLIGHT_BYTES, BulkSender
 from fsl_transport.session.frames import Chunk
 
 
