@@ -34,15 +34,6 @@ def test_a_long_path_with_losses_is_filled_within_seconds():
     assert path.run(5.0).use > max(0.88, 2 * alone.run(5.0).use)
 
 
-def test_one_percent_packet_loss():
-    """Most connections are repairing a loss at any time; the window must not shrink for that."""
-    alone = Path(LOSSY, stripes=1)
-    alone.run(2.0)
-    path = Path(LOSSY)
-    path.run(4.0)
-    assert path.run(3.0).use > 12 * alone.run(3.0).use
-
-
 @pytest.mark.parametrize(
     ("chunks", "round_trips"),
     [((64_000,), 0), ((97_000,), 0), ((140_000,) * 4, 2), ((195_000, 195_000), 1)],
