@@ -79,16 +79,6 @@ def replayed(log, steps, ranks, optimizer_name):
     return vector(), versions
 
 
-def test_a_product_has_the_same_bits_wherever_its_factors_begin():
-    """The condition of the tests below: a shard begins where a whole tensor does not."""
-    rows, weight = torch.randn(6, 31), torch.randn(1, 31)
-    expected = rows @ weight.T
-    for begin in range(16):
-        moved = torch.zeros(31 + 16)[begin : begin + 31].reshape(1, 31)
-        moved.copy_(weight)
-        assert torch.equal(rows @ moved.T, expected), begin
-
-
 @pytest.mark.parametrize(
     ("optimizer", "machines"),
     [
