@@ -38,10 +38,7 @@ class GangNode:
         self.said, self.events, self.versions = [], [], []
         self.shell = GangShell(ranks, self.said.append)
         self.exchange = Exchange(
-            self.shell,
-            DeltaCoder(FP32),
-            self.events.append,
-            allocate=self.shell.slots.allocate,
+            self.shell, DeltaCoder(FP32), self.events.append, allocate=self.shell.slots.allocate
         )
         self.name = f"fsl-test-{os.getpid()}-{id(self)}"
         self.listening = listener(self.name)

@@ -88,11 +88,7 @@ class Cluster:
         self.folder = folder
         self._settings = {"requeue_delay_s": requeue_delay_s, "grace_s": grace_s, "more": more}
         self.conf = folder / "slurm.conf"
-        self.environment = {
-            **os.environ,
-            "PATH": search_path(),
-            "SLURM_CONF": str(self.conf),
-        }
+        self.environment = {**os.environ, "PATH": search_path(), "SLURM_CONF": str(self.conf)}
         self._daemons = {}
 
     def __enter__(self):

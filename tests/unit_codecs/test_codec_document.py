@@ -17,16 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fsl_codecs import (
-    CodecError,
-    CodecSpec,
-    FrameError,
-    available,
-    decode,
-    encode,
-    format_of,
-    info,
-)
+from fsl_codecs import CodecError, CodecSpec, FrameError, available, decode, encode, format_of, info
 from fsl_codecs.dispatch import implementation_named
 
 FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
@@ -332,8 +323,7 @@ def test_arbitrary_values_and_grids(values, spec):
 
 @UNHURRIED
 @given(
-    bits=hnp.arrays(np.uint32, st.integers(1, 400), elements=st.integers(0, 0xFFFFFFFF)),
-    spec=SPECS,
+    bits=hnp.arrays(np.uint32, st.integers(1, 400), elements=st.integers(0, 0xFFFFFFFF)), spec=SPECS
 )
 def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
     """NaN payloads, also signaling ones, infinities and their neighbors survive every format."""

@@ -5,7 +5,6 @@ import struct
 import numpy as np
 import pytest
 from forged_frames import forged, with_checksums
-from frame_tables import plans_of
 
 from fsl_codecs import (
     CodecError,
@@ -73,17 +72,6 @@ def survives(frame):
         return False
     assert info(frame).nonfinite == (not np.isfinite(values).all())
     return True
-
-
-def test_the_seeds_cover_every_mode():
-    """Mutations of frames without a mode would not test it."""
-    infos = [info(frame) for frame in SEEDS]
-    for count in ("raw_fp32_chunks", "constant_chunks", "raw_code_chunks", "coded_chunks"):
-        assert any(getattr(seen, count) for seen in infos)
-    assert all(survives(frame) for frame in SEEDS)
-    plans = [plan for frame in SEEDS for plan in plans_of(frame)]
-    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2}
-    assert {plan.split_index for plan in plans} == {0, 1, 2}
 
 
 def test_damage_is_always_found():

@@ -159,10 +159,7 @@ def readings(frame):
             BOTH + ZEROS + "21000000" + LOWS + SECONDS + "00" + SCALES + ONE + LAST + NONE,
             "a stream goes on after its symbols",
         ),
-        (
-            BOTH + MARKED + "21000000" + LOWS + SECONDS + "00" + SCALES + NONE + NONE,
-            WRONG_LIST,
-        ),
+        (BOTH + MARKED + "21000000" + LOWS + SECONDS + "00" + SCALES + NONE + NONE, WRONG_LIST),
     ],
 )
 def test_forged_streams_and_lists_are_refused(payload, message):

@@ -24,15 +24,7 @@ from native_paths import (
     values_of,
 )
 
-from fsl_codecs import (
-    CodecSpec,
-    CodecUsageError,
-    FrameError,
-    LimitError,
-    Limits,
-    available,
-    bound,
-)
+from fsl_codecs import CodecSpec, CodecUsageError, FrameError, LimitError, Limits, available, bound
 from fsl_codecs.dispatch import implementation_named
 
 pytestmark = needs_native

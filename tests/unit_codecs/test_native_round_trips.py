@@ -93,12 +93,7 @@ def read_by(codec, frame, count, places, **options):
     places=st.tuples(*[PLACES] * 6),
 )
 @example(
-    kind="bell",
-    count=CHUNK,
-    seed=0,
-    spec=CodecSpec("e4m3"),
-    threads=1,
-    places=(0, 0, 0, 0, 0, 0),
+    kind="bell", count=CHUNK, seed=0, spec=CodecSpec("e4m3"), threads=1, places=(0, 0, 0, 0, 0, 0)
 )
 @example(
     kind="bell",

@@ -145,14 +145,10 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch):
     assert findings["versions"].status == doctor.OK
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["doctor"], 1), (["bench", "codec"], 2)],
-)
-def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
+def test_a_wrong_variable_is_one_line(tmp_path):
     """A typing error in FSL_CODECS_PATH must be one line in every command."""
     done = subprocess.run(
-        [sys.executable, "-m", "fsl_async.cli", *arguments],
+        [sys.executable, "-m", "fsl_async.cli", "doctor"],
         env={**os.environ, "FSL_CODECS_PATH": "avx1024"},
         cwd=tmp_path,
         capture_output=True,
@@ -163,7 +159,7 @@ def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
     text = "FSL_CODECS_PATH=avx1024: no codec implementation 'avx1024'"
     assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert done.returncode == code
+    assert done.returncode == 1
 
 
 def test_keys_are_shown_and_an_open_secret_is_a_problem(tmp_path):

@@ -98,11 +98,7 @@ def test_json_is_one_object_on_standard_output():
     code, out, err = reported(errors.DataError("data: too short"), as_json=True)
     assert err == ""
     assert out.count("\n") == 1
-    assert json.loads(out) == {
-        "error": "data: too short",
-        "kind": "DataError",
-        "exit_code": code,
-    }
+    assert json.loads(out) == {"error": "data: too short", "kind": "DataError", "exit_code": code}
 
 
 def test_the_traceback_needs_debug():

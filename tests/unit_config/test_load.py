@@ -13,14 +13,7 @@ from fsl_async.cli import main
 from fsl_async.config import load as configuration
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
-from fsl_async.config.load import (
-    from_wire,
-    load,
-    resolved,
-    to_dict,
-    to_toml,
-    to_wire,
-)
+from fsl_async.config.load import from_wire, load, resolved, to_dict, to_toml, to_wire
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
 from fsl_async.config.transport_settings import transport_settings
@@ -95,10 +88,7 @@ GOLDEN = [
         "[codec]\nblock_values = 100",
         "codec.block_values: must be a power of two from 16 to 1,024, got 100",
     ),
-    (
-        "[sync]\nmin_clients = 4",
-        "sync.min_clients: must be at most sync.clients (3), got 4",
-    ),
+    ("[sync]\nmin_clients = 4", "sync.min_clients: must be at most sync.clients (3), got 4"),
     (
         "[session]\nheartbeat_every_s = 15",
         "session.expire_after_s: must be at least twice session.heartbeat_every_s (15.0), got 20.0",
@@ -140,10 +130,7 @@ GOLDEN = [
         "[model]\nwidth = 100\nheads = 3",
         "model.width: must be a multiple of model.heads (3), got 100",
     ),
-    (
-        '[train]\ndevice = "gpu"',
-        'train.device: must be auto, cpu, cuda, cuda:N or mps, got "gpu"',
-    ),
+    ('[train]\ndevice = "gpu"', 'train.device: must be auto, cpu, cuda, cuda:N or mps, got "gpu"'),
     (
         '[train]\ntask = "train.py"',
         (

@@ -8,13 +8,11 @@ import errno
 
 import crash_run
 import pytest
-from crash_journal import CrashJournal
 from crash_point import Point, carried_out
 
 from fsl_async.files.memory_files import Faults, MemoryFiles
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
-from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import acknowledged_keys
 from fsl_async.store.recovery import recovery
 from fsl_async.store.recovery.facts import Facts
@@ -164,33 +162,6 @@ def test_the_checks_can_fail(monkeypatch, defect):
     point, power = defect(monkeypatch)
     found = crash_run.play("clock", point=point, power=power).found
     assert [one for one in found if "was not reached" not in one]
-
-
-def _lines_vanish(monkeypatch):
-    monkeypatch.setattr(CrashJournal, "_put", lambda _, data: len(data))
-
-
-def _numbers_begin_anew(monkeypatch):
-    monkeypatch.setattr(journal, "_resume", lambda _: (0, False))
-
-
-def _acknowledgements_unrecorded(monkeypatch):
-    monkeypatch.setattr(CrashJournal, "acknowledges", lambda *_: None)
-
-
-@pytest.mark.parametrize(
-    ("defect", "complaint"),
-    [
-        (_lines_vanish, "does not say that"),
-        (_numbers_begin_anew, "journal.jsonl do not rise"),
-        (_acknowledgements_unrecorded, "which no process said"),
-    ],
-)
-def test_journals_are_read(monkeypatch, defect, complaint):
-    """Journals are compared with what happened: a false or a missing line is found."""
-    defect(monkeypatch)
-    found = crash_run.play("clock", point=Point("ps", "commit", "after", 2)).found
-    assert any(complaint in one for one in found), found
 
 
 def test_a_run_is_audited_by_its_own_journals():

@@ -166,11 +166,5 @@ def play(world, step, honest_turn):
 def attacker_dialer(link, scheduler):
     """Return a function that makes the dialing endpoint of the attacked client."""
     return lambda take: tp.DialerEndpoint(
-        link,
-        scheduler,
-        tp.TransportSettings(),
-        take,
-        ATTACKER,
-        incarnation=1,
-        rng=random.Random(0),
+        link, scheduler, tp.TransportSettings(), take, ATTACKER, incarnation=1, rng=random.Random(0)
     )

@@ -84,30 +84,6 @@ def test_what_is_read_of_a_message(table, name, text):
             assert all(one.isprintable() for one in texts_of(attrgetter(field)(found)))
 
 
-def test_every_text_has_a_place():
-    """`bodies_of` finds the fields itself: it must find those known to have text."""
-    found = {
-        f"{TABLES[table].types[name].__name__}.{field}"
-        for table, name in MESSAGES
-        for field, _ in bodies_of(TABLES[table], name, "x")
-    }
-    assert found >= {
-        "Attach.manifest",
-        "Skip.reason",
-        "Declined.text",
-        "Reject.code",
-        "Stop.reason",
-        "DeltaMeta.delta.metrics",
-        "VersionMeta.kind",
-        "SplitHello.architecture",
-        "RoundDone.errors",
-        "RunOver.reason",
-        "UploadRefused.text",
-        "Ended.reason",
-        "SplitWelcome.last",
-    }
-
-
 @MANY
 @given(TEXTS)
 @example(HOSTILE)

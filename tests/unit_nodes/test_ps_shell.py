@@ -346,11 +346,7 @@ def broken_store(monkeypatch, server, method, error):
 
 
 @pytest.mark.parametrize(
-    ("effect", "method"),
-    [
-        (do.Commit(1, (), 1.0), "commit"),
-        (do.VerifyVersion(0), "verify"),
-    ],
+    ("effect", "method"), [(do.Commit(1, (), 1.0), "commit"), (do.VerifyVersion(0), "verify")]
 )
 def test_damage_ends_the_process_and_a_full_disk_does_not(monkeypatch, effect, method):
     """Damage stays; an operator can make space."""

@@ -24,12 +24,7 @@ def test_frames_arrive_in_any_pieces():
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        (MAX_FRAME + 1).to_bytes(4, "little"),
-        b"\x01\0\0\0\x07",
-        b"\x01\0\0\0\xc1",
-    ],
+    "data", [(MAX_FRAME + 1).to_bytes(4, "little"), b"\x01\0\0\0\x07", b"\x01\0\0\0\xc1"]
 )
 def test_other_bytes_are_no_frames(data):
     """Too long, no map, no msgpack: refused before anything is allocated."""

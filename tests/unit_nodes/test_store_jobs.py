@@ -59,14 +59,7 @@ def spool(store, key, value):
 def jobs_of(store, say=lambda _: None, shards=1):
     events = []
     feed = lambda event, cause=None: events.append(event)  # noqa: E731
-    jobs = StoreJobs(
-        store,
-        AtOnce(),
-        feed,
-        shards=shards,
-        scheduler=tp.VirtualScheduler(),
-        say=say,
-    )
+    jobs = StoreJobs(store, AtOnce(), feed, shards=shards, scheduler=tp.VirtualScheduler(), say=say)
     return jobs, events
 
 

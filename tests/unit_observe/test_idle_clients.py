@@ -51,14 +51,3 @@ def test_clients_that_train_the_same_are_told_after_three_rounds():
     assert version(run, 6, {}) == []
     assert text not in table(run, 1.0)
     assert [len(version(run, number, pair)) for number in (7, 8, 9)] == [0, 0, 1]
-
-
-def test_a_group_is_one_line():
-    """A seed in the script makes all clients the same."""
-    run = RunState()
-    pairs = {"a/b": 1.0, "c/d": 1.0, "a/e": 1.0, "b/e": 1.0}
-    for number in (1, 2):
-        version(run, number, pairs, names="abcde")
-    first, second = sorted(version(run, 3, pairs, names="abcde"))
-    assert first.startswith("a, b, e send")
-    assert second.startswith("c, d send")

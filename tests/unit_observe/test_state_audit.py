@@ -37,11 +37,6 @@ def test_a_good_ledger_is_clean():
     assert counted == (1, 2, 30, 1, 1)
 
 
-def test_a_version_may_count_fewer_tokens_than_were_accepted():
-    """`guard.max_tokens_median` limits a claim when the version is made."""
-    assert audit([*GOOD, version(2, 33, ("a/1/1/2", 3))], []).is_clean
-
-
 def test_an_acknowledged_delta_that_the_ledger_lacks_is_lost():
     """A client forgets its delta after the acknowledgement."""
     result = audit(GOOD, ["a/1/0/1", "c/1/0/1"])
@@ -68,12 +63,6 @@ def test_a_key_in_two_versions_is_doubled():
     result = audit([*GOOD, again], [])
     assert result.doubled == ("a/1/0/1",)
     assert not result.is_clean
-
-
-def test_a_key_twice_in_one_version_is_doubled():
-    """The same fault within one version."""
-    result = audit([*GOOD, version(2, 40, ("a/1/1/2", 5), ("a/1/1/2", 5))], [])
-    assert result.doubled == ("a/1/1/2",)
 
 
 def test_versions_that_a_rollback_made_void_do_not_count():
@@ -145,12 +134,6 @@ def write_ledger(run_dir, facts):
     (run_dir / "ledger.jsonl").write_bytes(b"".join(to_checksummed(fact) + b"\n" for fact in facts))
 
 
-def test_a_run_directory_is_audited_with_its_clients(run_dir):
-    """The function that demo and status call."""
-    result = audit_run(run_dir)
-    assert (result.is_clean, result.acknowledged, result.pending) == (True, 1, 1)
-
-
 def test_a_line_cut_out_of_the_ledger_is_found_by_the_clients_journal(run_dir):
     """A checksum cannot show that the facts about a delta were removed."""
     write_ledger(run_dir, [GOOD[0], GOOD[2], version(1, 20, ("b/1/0/1", 20))])
@@ -165,12 +148,6 @@ def test_a_changed_byte_in_the_ledger_is_reported_and_a_torn_end_is_not(run_dir)
     assert audit_run(run_dir).is_clean
     ledger.write_bytes(whole.replace(b'"tokens":20', b'"tokens":21', 1))
     assert any("line 3 of ledger.jsonl" in problem for problem in audit_run(run_dir).problems)
-
-
-def test_a_missing_spool_file_is_found(run_dir):
-    """A user may delete a wrong file."""
-    (run_dir / "spool" / "a@1@1@2.frames").unlink()
-    assert audit_run(run_dir).lost == ("a/1/1/2",)
 
 
 def test_a_damaged_checkpoint_manifest_is_reported(run_dir):

@@ -4,9 +4,7 @@ import pytest
 from deltas import delta_of, stored_of
 from facts import FactWriter, line_of
 
-from fsl_async.observe import segments
 from fsl_async.observe.clients import MOST_REASONS, OTHER, Ended, Training, client_dict, lost_words
-from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.run_state import RunState
 from fsl_async.roles.machine import ClientLeft, Send
@@ -96,14 +94,6 @@ def test_a_preempted_process_loses_nothing_in_good_order(run):
     assert words == "a lost 0 tokens when its processes ended: 0 (SIGTERM, 1 time)"
 
 
-def test_what_a_killed_process_lost_is_a_lower_bound(run):
-    """It trained after its last heartbeat."""
-    run.beat(100)
-    run.take(ClientLeft("a", 5, "expired"))
-    words = lost_words("a", run.state.clients["a"].ends)
-    assert words.startswith("a lost at least 100 tokens when its processes ended: 100 (")
-
-
 def test_a_delta_that_is_stored_after_the_goodbye_is_not_lost(run):
     """The disk may be slower than the client's end; one that never is stored is lost."""
     stored = run.offer(5, 1, 140)
@@ -112,15 +102,6 @@ def test_a_delta_that_is_stored_after_the_goodbye_is_not_lost(run):
     run.take(stored, stored, Send("a", msg.Accepted(stored.stored.delta.key)))
     assert run.ends == {"SIGTERM": (1, 0)}
     assert run.state.clients["a"].training.settled == 140, "once"
-
-
-@pytest.mark.parametrize(("code", "lost"), [("later", 90), ("stale", 0)])
-def test_a_refused_delta_is_not_lost_with_its_process(run, code, lost):
-    """It is counted as refused; with "later" the process keeps it, until it ends."""
-    stored = run.offer(5, 1, 90)
-    run.take(Send("a", msg.Declined(stored.stored.delta.key, code, "text")))
-    run.take(ClientLeft("a", 5, "expired"))
-    assert run.ends == {KILLED: (1, lost)}
 
 
 def test_a_split_server_and_the_end_of_a_run_count_nothing(run):
@@ -134,17 +115,6 @@ def test_a_split_server_and_the_end_of_a_run_count_nothing(run):
     run.state.apply({"type": "finish", "t": 3.0, "reason": "end", "exit_code": 0})
     run.take(ClientLeft("a", 5, "bye", "the run is over"))
     assert run.ends == {}
-
-
-def test_the_sum_survives_a_new_segment_of_the_journal(run):
-    """A run of months is read from its newest segment."""
-    run.beat(100)
-    run.take(ClientLeft("a", 5, "expired"))
-    run.hello(6)
-    fields = segments.Total(Course(run.state)).as_fields()
-    again = RunState()
-    again.apply({"type": segments.SO_FAR, "t": 4.0, **fields})
-    assert again.clients["a"].ends == {KILLED: Ended(1, 100)}
 
 
 def test_reasons_of_peers_are_bounded():

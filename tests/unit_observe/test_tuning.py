@@ -3,7 +3,7 @@
 import pytest
 
 from fsl_async.observe.clients import ClientState
-from fsl_async.observe.odd_clients import far_movers, saw_delta, site_lines
+from fsl_async.observe.odd_clients import saw_delta, site_lines
 
 
 def test_a_site_of_one_class_is_named_once():
@@ -36,10 +36,3 @@ def test_zeroth_order_is_shown():
     client = ClientState("a")
     saw_delta(client, {"facts": {"rank": 4.0, "order": 0.0}})
     assert site_lines([client]) == ["a: rank 4, zeroth order"]
-
-
-def test_who_moves_far_is_measured_by_the_median():
-    """Two sites have no majority, so none is named."""
-    assert far_movers({"a": 1.0, "b": 1.2, "c": 3.7}) == ["c"]
-    assert far_movers({"a": 1.0, "b": 1.2, "c": 3.5}) == []
-    assert far_movers({"a": 1.0, "b": 10.0}) == []

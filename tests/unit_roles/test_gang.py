@@ -65,12 +65,7 @@ def test_an_order_is_answered_once_when_all_are_done(machine):
     other = msg.Done(number, 4, 2, finite=False, metrics={"loss": 2.0})
     (answer,) = machine.handle(gang.FromRank(second, other), 0.0)
     assert answer.done == msg.Done(
-        number,
-        12,
-        2,
-        finite=False,
-        metrics={"loss": 1.5, "nonfinite": 1.0},
-        facts={"rank": 4.0},
+        number, 12, 2, finite=False, metrics={"loss": 1.5, "nonfinite": 1.0}, facts={"rank": 4.0}
     )
     assert machine.handle(gang.FromRank(second, other), 0.0) == []
     assert machine.gang.is_attached

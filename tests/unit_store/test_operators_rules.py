@@ -195,9 +195,7 @@ def test_a_rule_that_fails_makes_no_version_and_loses_nothing(  # noqa: PLR0917
         made = tuning("hetlora")
         run = made.run
         run.settings = type(run.settings)(
-            resident=True,
-            outer=Average(),
-            adapters=own_rule("tune.merge", f"{path}:{what}")(),
+            resident=True, outer=Average(), adapters=own_rule("tune.merge", f"{path}:{what}")()
         )
         made.start()
         keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]

@@ -15,11 +15,7 @@ from fsl_async.store.rules.outer import Average
 from fsl_codecs import CodecSpec
 
 WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
-SETTINGS = {
-    "codec_down": CodecSpec(format="fp32"),
-    "outer": Average(),
-    "kind": FullWeights(),
-}
+SETTINGS = {"codec_down": CodecSpec(format="fp32"), "outer": Average(), "kind": FullWeights()}
 
 
 def noise(seed):

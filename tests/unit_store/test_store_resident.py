@@ -41,7 +41,7 @@ class Slow(Files):
     def write(self, descriptor, data, offset):
         """Wait, if it is the snapshot that writes."""
         if threading.current_thread().name == "snapshot":
-            self.gate.wait(0.3)
+            self.gate.wait(0.1)
         super().write(descriptor, data, offset)
 
     def sync(self, descriptor):

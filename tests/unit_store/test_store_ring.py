@@ -496,12 +496,7 @@ def drive(run, files, *, late):
     return store.digest, end.digest, end.round, end.cut, store.tokens_total, *kinds
 
 
-WAYS = [
-    ("after", None),
-    ("after", "all"),
-    ("torn", None),
-    ("error", None),
-]
+WAYS = [("after", None), ("after", "all"), ("torn", None), ("error", None)]
 
 
 def check_crashes(make_run, calls, way, *, late):

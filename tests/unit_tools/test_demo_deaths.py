@@ -33,6 +33,7 @@ def test_clients_that_only_die_are_the_verdict(tmp_path, monkeypatch, make):
         return Child(node.name, (sys.executable, "-S", "-c", text))
 
     monkeypatch.setattr(runner, "_RULES", FAST)
+    monkeypatch.setattr(runner, "_LEAVE_S", 0.2)
     monkeypatch.setattr(Node, "child", script)
     made, begun = make(Choices(clients=2, run_dir=tmp_path)), time.monotonic()
     with pytest.raises(FslError) as raised:
@@ -52,6 +53,7 @@ def played(tmp_path, monkeypatch, server=SERVES, client=WAITS, **changes):
         lambda node, *_: Child(node.name, (sys.executable, "-S", "-c", texts[node.role])),
     )
     monkeypatch.setattr(runner, "_RULES", FAST)
+    monkeypatch.setattr(runner, "_LEAVE_S", 0.2)
     made = evolve(pretrain.pretrain(Choices(clients=2, run_dir=tmp_path)), **changes)
     made = evolve(made, drain_s=5.0, evaluates=False)
     return asyncio.run(runner.Runner(made, Stopper(), print, lambda *_: None).play())
@@ -125,10 +127,7 @@ def test_a_server_waits_until_it_is_due(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner.Supervisor, "start", watched)
     found = played(
-        tmp_path,
-        monkeypatch,
-        nodes=[server, made.clients[0]],
-        is_over=lambda _: len(started) == 2,
+        tmp_path, monkeypatch, nodes=[server, made.clients[0]], is_over=lambda _: len(started) == 2
     )
     assert [name for name, _ in started] == ["server", "client-1"]
     assert started[0][1] - found.begun > 0.5

@@ -175,11 +175,7 @@ def test_bad_bytes_cost_the_peer_its_session(world, pair):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        (frames.ACCEPT, 1, 5, 0, 0, 9),
-        (frames.CREDIT, 1, 9, 0),
-        (frames.DONE, 1),
-    ],
+    [(frames.ACCEPT, 1, 5, 0, 0, 9), (frames.CREDIT, 1, 9, 0), (frames.DONE, 1)],
     ids=["accept", "credit", "done"],
 )
 def test_invalid_stream_operations_cost_the_session(world, pair, new_source, fields):

@@ -56,15 +56,6 @@ def test_any_text_is_one_printable_line_of_at_most_the_limit(text, limit):
         assert found is text
 
 
-@pytest.mark.parametrize(
-    ("text", "limit", "shown"),
-    [("abcd", 4, "abcd"), ("abcde", 4, "abc…"), ("\n" * 9, 8, r"\u000a\…"), ("ab", 1, "…")],
-)
-def test_cut_text_ends_in_an_ellipsis(text, limit, shown):
-    """It shows that there was more."""
-    assert peer_text(text, limit) == shown
-
-
 def parsed(*fields):
     return frames.parse([frames.pack(fields, 1 << 20)], 1 << 20, 0)
 

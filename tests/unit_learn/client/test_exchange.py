@@ -276,18 +276,6 @@ def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
     client.exchange.finish_encoding(1)
 
 
-def test_a_dropped_delta_is_not_sent_again():
-    """A declined delta's base is out of date; its work is no longer counted."""
-    model = Model()
-    client = attached(model)
-    model.add(1.0)
-    client.exchange.request_snapshot(1)
-    client.step()
-    client.exchange.drop_delta(1)
-    model.add(2.0)
-    assert (taken(client, 2) == -2.0).all()
-
-
 def test_full_weights_are_sent_unchanged_and_the_base_is_not_kept_for_it():
     """Where a run exchanges full weights, no difference rounds them."""
     model = Model(start=1.0)
@@ -355,18 +343,6 @@ def test_a_later_version_with_the_weights_of_an_earlier_one_is_still_moved_onto(
     server.merge(np.full(5, 2.0, np.float32))  # another client undoes it
     move(client, server, 2)
     assert (model.numbers() == 0.0).all()
-
-
-def test_updates_are_applied_to_the_bit_as_the_server_does():
-    """All nodes' bases have one digest; a fused or reordered addition would change it."""
-    model = Model(CHUNK_VALUES + 5)
-    client = attached(model)
-    server = Server(model.numbers())
-    rng = np.random.default_rng(1)
-    for version in (1, 2, 3):
-        server.merge(rng.normal(size=CHUNK_VALUES + 5).astype(np.float32))
-        move(client, server, version, "update")
-    np.testing.assert_array_equal(model.numbers(), server.versions[-1])
 
 
 def give_global(client, server, version, since):

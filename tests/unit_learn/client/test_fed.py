@@ -73,13 +73,6 @@ def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
     assert [step for step, _ in fed.history] == [1, 2, 3, 4, 5]
 
 
-def test_local_runs_end_by_time_too():
-    """Baselines are compared at equal wall clock and at equal steps."""
-    fed = LocalFed(ClientContext("alice"), seconds=0.0)
-    fed.attach(nn.Linear(1, 1))
-    assert not fed.step()
-
-
 def test_items_are_dealt_out_disjointly_and_once_an_epoch():
     """A user's own examples are divided as bytes are."""
     parts = []

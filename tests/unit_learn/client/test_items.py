@@ -67,16 +67,6 @@ def test_a_relaunched_client_goes_on_after_its_last_delta(kind):
     assert not parts[0] & parts[1]
 
 
-def test_a_position_of_other_data_begins_anew():
-    """And a line reports it."""
-    fed = fed_of(0, 1)
-    list(islice(fed.shard(data_of("indexed")), 5))
-    other = fed_of(0, 1, fed.where())
-    first = [row["n"] for row in islice(other.shard(data_of("indexed", 24)), 24)]
-    assert sorted(first) == list(range(24))
-    assert "have changed since this client's last delta" in other.lines[0]
-
-
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -174,21 +164,6 @@ def test_workers_divide_the_part_and_the_position_is_what_the_script_has(kind, m
         position = fed.where()
         assert fed.lines == []
     assert trained == whole
-
-
-@forks
-@pytest.mark.parametrize("stays", [False, True])
-def test_workers_go_on_in_the_next_loop(stays):
-    """A script that leaves its loop for an evaluation must not train the same rows again."""
-    fed = fed_of(0, 1)
-    data = Mine(fed, data_of("list", 240))
-    loader = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=stays)
-    first, second = (
-        [row for batch in islice(loader, 7) for row in rows_of(batch)] for _ in range(2)
-    )
-    assert len({*first, *second}) == 28
-    if not stays:  # else what workers have read ahead is left out
-        assert first + second == [row["n"] for row in islice(fed_of(0, 1).shard(data.data), 28)]
 
 
 class Windows(IterableDataset):

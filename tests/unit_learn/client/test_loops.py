@@ -31,21 +31,6 @@ def test_trained_tokens_or_rows_are_counted(batch, shifts, trained):
     assert int(loops.trained_in(batch, shifts=shifts)) == trained
 
 
-def test_a_step_is_the_sum_of_its_batches():
-    """With gradient accumulation a step has several batches, whose losses are shares of one."""
-    fed = LocalFed(ClientContext("alice"), steps=3)
-    fed.attach(nn.Linear(1, 1))
-    tally = loops.Tally()
-    tally.add(torch.tensor(3), torch.tensor(0.25, requires_grad=True))
-    tally.add(2, torch.tensor(0.5))
-    assert tally.report(fed)
-    tally.add(4, None)
-    assert tally.report(fed)
-    assert fed.status()["tokens"] == 9
-    assert fed.history == [(1, {"loss": 0.75}), (2, {})]
-    assert not tally.report(fed)
-
-
 def test_an_address_is_given_or_in_the_environment(monkeypatch):
     """A script without a server must run as it did before, and say so."""
     lines = []
@@ -76,16 +61,6 @@ def test_copies_on_several_devices_are_refused():
         loops.check_processes(1, 1, ranks=2)
     with pytest.raises(TaskError, match="on 4 devices"):
         loops.check_processes(1, 4)
-
-
-def test_a_model_with_adapters_of_its_own_keeps_them():
-    """They are exchanged, and it gets none of the run's."""
-    model = nn.Sequential(nn.Linear(1, 1))
-    model[0].peft_config = {}
-    fed = LocalFed(ClientContext("alice", config={"tune": {"method": "lora"}}))
-    loops.hand_over(fed, model)
-    assert fed.adapters is None
-    assert fed.model is model
 
 
 @pytest.mark.parametrize(

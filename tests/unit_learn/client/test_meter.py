@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from fsl_async.errors import TaskError
 from fsl_async.learn.client.meter import Meter
 
 
@@ -24,13 +23,6 @@ def test_totals_say_that_losses_are_not_finite_and_no_loss():
     for _ in range(20):
         meter.count(8, {"loss": 2.0, "skipped": True})
     assert meter.totals()["not_finite"] == 1
-
-
-@pytest.mark.parametrize("metrics", [{0: 1.0}, {f"m{n}": 1.0 for n in range(61)}])
-def test_metrics_that_no_message_carries_are_the_tasks_fault(metrics):
-    """The user gets an error instead of a message refused on every try."""
-    with pytest.raises(TaskError, match="metrics: give at most 60"):
-        Meter().count(8, metrics)
 
 
 def test_heartbeats_carry_the_last_evaluation_and_not_a_mean():

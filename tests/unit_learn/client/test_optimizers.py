@@ -25,18 +25,6 @@ def names_in(model, optimizer):
     return [{names[id(w)] for w in group["params"]} for group in optimizer.param_groups]
 
 
-def test_muon_steps_the_matrices_of_blocks_and_adamw_the_rest():
-    """Every weight is stepped once; norms do not decay, which would shrink the signal."""
-    model = GPT(SMALL)
-    optimizer = build_optimizer(model, {"weight_decay": 0.3})
-    matrices, embedding, norms = names_in(model, optimizer)
-    assert matrices == {n for n, w in model.named_parameters() if "blocks" in n and w.dim() == 2}
-    assert embedding == {"embedding"}
-    assert len(matrices | embedding | norms) == len(list(model.parameters()))
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.007, 8e-3, 8e-3]
-
-
 def test_adamw_alone_has_every_weight():
     """`train.optimizer = "adamw"`, with a rate of one's own."""
     model = GPT(SMALL)
@@ -161,14 +149,6 @@ def test_a_step_of_muon_has_singular_values_near_one():
     assert values.max() < 1.3
     assert (weight * gradient).sum() < 0
     assert torch.equal(frozen, torch.ones(2, 2))  # it has no gradient
-
-
-def test_a_complex_matrix_is_for_adamw():
-    """Muon's products in bf16 would drop its imaginary part."""
-    model = nn.Module()
-    model.real = nn.Parameter(torch.zeros(4, 4))
-    model.waves = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))
-    assert names_in(model, build_optimizer(model, {})) == [{"real"}, {"waves"}]
 
 
 def test_a_copy_steps_as_the_original():

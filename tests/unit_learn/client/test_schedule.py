@@ -4,7 +4,7 @@ import pytest
 from client_sides import Sides
 from torch import nn
 
-from fsl_async.learn.client.fed import Fed, LocalFed
+from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.schedule import RunClock, Schedule
 from fsl_async.roles.sync.progress import RunPosition
@@ -76,16 +76,3 @@ def test_fed_and_its_scheduler_follow_the_clock():
     scheduler.step()
     assert fed.progress == 0.85
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.25, 0.25])
-
-
-def test_alone_the_progress_is_that_of_the_steps():
-    """The baseline of a comparison has the same schedule."""
-    fed = LocalFed(ClientContext("alone", config={"train": {"warmup_steps": 0}}), steps=4)
-    fed.attach(nn.Linear(2, 2))
-    found = []
-    for _ in range(4):
-        found.append((fed.progress, fed.rate_factor))
-        fed.step()
-    assert [progress for progress, _ in found] == [0.0, 0.25, 0.5, 0.75]
-    assert found[0][1] == found[2][1] == 1.0
-    assert found[3][1] == pytest.approx(0.02 + 0.98 * 0.25 / 0.5)

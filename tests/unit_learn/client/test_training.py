@@ -169,15 +169,6 @@ def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early
             wait()
 
 
-def test_requests_before_the_end_are_still_answered():
-    """The last delta of a drained client is requested just before the stop."""
-    client = attached(Model())
-    client.exchange.request_snapshot(1)
-    client.exchange.stop()
-    assert not client.step()
-    assert isinstance(client.events.get(timeout=20), Snapshotted)
-
-
 @pytest.mark.parametrize("then", ["resume", "stop"])
 def test_a_held_step_answers_and_waits(in_thread, then):
     """After the last call a step ends only with the run, on its last version."""

@@ -92,14 +92,6 @@ def test_damaged_idx_files_are_named(tmp_path, pack):
     refused("cannot read data .*No such file", read_idx, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-12], lambda data: data[:14] + b"\xff\xff"])
-def test_damaged_gzip_is_one_line(tmp_path, damage):
-    """A gzip file that is cut off or broken must end in one line with its name."""
-    path = tmp_path / "a-images-idx3-ubyte.gz"
-    path.write_bytes(damage(gzip.compress(idx_bytes(IMAGES))))
-    refused("ubyte.gz' is damaged", read_idx, path)
-
-
 def test_pairs_of_idx_files_must_fit(tmp_path):
     """With the labels of another set a model would train without error and learn nothing."""
     path, labels = mnist(tmp_path / "m", labels=LABELS[:6])

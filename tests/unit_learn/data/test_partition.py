@@ -133,20 +133,6 @@ def sizes_of(made):
     return tuple(sum(np.diff(np.array(made.edges))).tolist())
 
 
-def test_another_seed_or_alpha_gives_another_partition():
-    """Runs are repeated by these."""
-    specs = [
-        PartitionSpec("iid", 3, 0),
-        PartitionSpec("iid", 3, 1),
-        PartitionSpec("dirichlet", 3, 0, 1.0),
-        PartitionSpec("dirichlet", 3, 0, 2.0),
-    ]
-    made = [spec.of_counts([20, 20]) for spec in specs]
-    assert made[2].edges != made[3].edges
-    first = [one.indices(0).tolist() for one in made[:2]]
-    assert first[0] != first[1]
-
-
 def test_empty_clients_get_one_sample_of_the_largest():
     """At alpha 1e-6 one client draws nearly all of a class; the others must get one sample."""
     made = PartitionSpec("dirichlet", 5, 1, 1e-6).of_counts([40])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from fsl_async.learn.models import auxiliary
 from fsl_async.learn.models.auxiliary import AuxiliaryError
@@ -78,14 +77,6 @@ def still(shape, outputs):
 def one(shape):
     return None
 """
-
-
-def test_a_users_own_model_is_taken(tmp_path):
-    """Any module with the right shapes is accepted."""
-    (tmp_path / "own.py").write_text(OWN)
-    net = auxiliary.build(f"{tmp_path}/own.py:fits", cnn(), PICTURES)
-    assert isinstance(net, nn.Sequential)
-    assert net[1].out_features == 5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import importlib.util
 
 import pytest
 import torch
-from torch import nn
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models.causality import check_causal
@@ -51,13 +50,6 @@ def test_decoders_are(kind, dtype):
     model = language_model(kind, dtype)
     assert not said_of(model.train())
     assert model.training
-
-
-def test_only_causal_language_models_are_looked_at():
-    """Masked words are read from both sides, and a classifier reads all of the text."""
-    for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
-        assert not said_of(language_model("bert", auto=auto))
-    assert not said_of(nn.Linear(2, 2))
 
 
 def test_a_model_that_needs_more_than_tokens_is_named():

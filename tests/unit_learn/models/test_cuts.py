@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from split_lockstep import copies, whole_state
 from torch import nn
 
 from fsl_async.learn.models import auxiliary, gpt
@@ -86,28 +85,6 @@ def test_small_cnn_and_resnet_depend_on_their_seed_alone():
         assert all(torch.equal(first[name], second[name]) for name in first)
         assert not torch.equal(first["conv1.weight"], build(seed=5).state_dict()["conv1.weight"])
     assert small_cnn(7, side=28, channels=1)(torch.zeros(1, 1, 28, 28)).shape == (1, 7)
-
-
-def test_a_tied_head_becomes_the_servers_own_copy():
-    """Both start as the embedding.
-
-    In a U-shape the client keeps the tie, and the split server has neither.
-    """
-    model = GPT(SMALL, seed=2)
-    halves = split(model, 1)
-    assert halves.client.embedding is model.embedding
-    assert halves.server.head is not model.embedding
-    assert torch.equal(halves.server.head, model.embedding)
-    assert halves.server.head.requires_grad
-    assert list(halves.server.blocks) == ["1", "2"]
-    home = split(GPT(SMALL, seed=2), 1, 3)
-    assert home.tail.head is home.client.embedding
-    assert home.server.embedding is None
-    assert home.server.head is None
-    assert whole_state(home).keys() == model.state_dict().keys()
-    own = copies(home)
-    assert own.tail.head is own.client.embedding
-    assert own.client.embedding is not home.client.embedding
 
 
 @pytest.mark.parametrize("tail", [None, 2])

@@ -1,17 +1,9 @@
 """The built-in model: sizes, repeatability, causality."""
 
-import math
-
 import pytest
 import torch
 
-from fsl_async.learn.models.gpt import (
-    GPT,
-    PRESETS,
-    GPTConfig,
-    rotary_table,
-    rotate,
-)
+from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig, rotary_table, rotate
 
 SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
 UNITS = {"m": 1e6, "b": 1e9}
@@ -38,15 +30,6 @@ def test_initial_weights_depend_on_the_seed_and_nothing_else():
     assert "cos_TD" not in first
 
 
-@pytest.mark.parametrize("name", ["0.5m", "10m"])
-def test_first_loss_is_that_of_a_uniform_guess(name):
-    """A larger loss means an initialization that training must undo first."""
-    torch.manual_seed(0)
-    window = torch.randint(0, 256, (2, 65))
-    with torch.no_grad():
-        assert GPT(PRESETS[name]).loss(window).item() == pytest.approx(math.log(256), abs=0.15)
-
-
 def test_a_logit_depends_on_earlier_bytes_only():
     """A leak of the target gives low losses and a useless model."""
     torch.manual_seed(0)
@@ -60,16 +43,6 @@ def test_a_logit_depends_on_earlier_bytes_only():
         assert not torch.allclose(first[:, 7:], second[:, 7:])
     assert first.shape == (1, 12, 256)
     assert first.dtype == torch.float32
-
-
-def test_the_order_of_earlier_bytes_matters_already_to_one_layer():
-    """Without positions it would see a bag of bytes; deep models get order from the causal mask."""
-    model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12))
-    window = torch.arange(12)[None]
-    swapped = window.clone()
-    swapped[0, [2, 5]] = swapped[0, [5, 2]]
-    with torch.no_grad():
-        assert not torch.allclose(model(window)[:, -1], model(swapped)[:, -1], atol=1e-6)
 
 
 def test_rotated_queries_and_keys_see_only_their_distance():

@@ -251,17 +251,6 @@ def test_a_base_without_a_folder_is_beside_its_adapters(tmp_path):
     check_same(AutoModelForCausalLM.from_pretrained(tmp_path / "resized"), logits(model))
 
 
-def test_adapters_of_the_script_keep_their_own_folder(tmp_path):
-    """A PeftModel saves itself: nothing is changed in it."""
-    made = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(base_of(llama, tmp_path / "base"), made)
-    names = list(model.state_dict())
-    adapted(model)
-    assert list(model.state_dict()) == names
-    model.save_pretrained(tmp_path / "own")
-    check_same(peft.PeftModel.from_pretrained(base_of(llama), tmp_path / "own"), logits(model))
-
-
 def test_a_quantized_base_is_not_merged():
     """Packed weights would be added to as numbers."""
     model = base_of(Own)

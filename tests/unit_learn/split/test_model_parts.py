@@ -387,10 +387,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
     one = method_of(SplitRules(name))
     training = SplitTraining(
-        client_part(one, halves, ClientPartOptions(ADAM), extra),
-        one,
-        RunAlone(),
-        classes=4,
+        client_part(one, halves, ClientPartOptions(ADAM), extra), one, RunAlone(), classes=4
     )
     training.begin_round(0)
     training.free_slot()

@@ -75,10 +75,7 @@ def test_a_new_head_follows_from_the_seed_alone(request, kind, capsys):
     other = heads(load_base(folder, "classify", labels=LABELS, seed=4))
     assert (
         first.drawn
-        == {
-            "llama": ("score.weight",),
-            "bert": ("classifier.bias", "classifier.weight"),
-        }[kind]
+        == {"llama": ("score.weight",), "bert": ("classifier.bias", "classifier.weight")}[kind]
     )
     for name, weight in heads(first).items():
         assert torch.equal(weight, again[name])

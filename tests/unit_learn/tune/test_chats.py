@@ -46,10 +46,7 @@ SPELLED = {"name": "add", "arguments": json.dumps(ARGUMENTS)}
         ({"role": "ipython", "content": None}, {"role": "tool", "content": ""}),
         ({"role": "developer", "content": "Add."}, {"role": "system", "content": "Add."}),
         ({"from": "human", "value": "2+2?", "weight": None}, USER),
-        (
-            {"role": "user", "content": [{"type": "text", "text": "2+"}, {"text": "2?"}]},
-            USER,
-        ),
+        ({"role": "user", "content": [{"type": "text", "text": "2+"}, {"text": "2?"}]}, USER),
         (
             {"role": "assistant", "content": "4", "thinking": "2 and 2", "tool_calls": None},
             {"role": "assistant", "content": "4"}

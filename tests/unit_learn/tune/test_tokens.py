@@ -105,10 +105,7 @@ def test_turns_that_a_template_rewrites_are_samples_of_their_own(tmp_path):
     found = tokens(tmp_path, [CHAT], tokenizer=tokenizer)
     assert [
         (whole_text(found, tokenizer, n), trained_text(found, tokenizer, n)) for n in (0, 1)
-    ] == [
-        ("<user>a?!<assistant>b!", "b!"),
-        ("<user>a?!<assistant>!<user>c?!<assistant>d!", "d!"),
-    ]
+    ] == [("<user>a?!<assistant>b!", "b!"), ("<user>a?!<assistant>!<user>c?!<assistant>d!", "d!")]
     assert "1 of 1 rows used; 2 samples;" in found.summary
     private = tokens(tmp_path, [CHAT], tokenizer=tokenizer, one_each=True)
     assert len(private) == 1, "noise hides one sample, so a record must not be two"

@@ -73,7 +73,17 @@ def sentences(tmp_path):
 LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0.05"]
 
 
-@pytest.mark.parametrize("method", ["sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "sl",
+        "fsl-sage",
+        *(
+            pytest.param(one, marks=pytest.mark.sweep)
+            for one in ("splitfed-v1", "splitfed-v2", "cse-fsl")
+        ),
+    ],
+)
 def test_a_run_in_lockstep_is_the_computation_in_one_process(method, nodes, configured, text):
     """The network must not change the result: the same calls in the same order. In a U-shape a step
     crosses the cut twice without labels.

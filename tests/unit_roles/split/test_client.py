@@ -8,7 +8,6 @@ from machines import Driver, of, told
 
 from fsl_async.roles.machine import (
     DeclineStream,
-    DrainAsked,
     Finish,
     HelloRefused,
     Note,
@@ -213,21 +212,6 @@ def test_an_auxiliary_model_comes(make):
     assert of(make().feed(ev.AuxiliaryOffered(stream, 3, 0)), DeclineStream)
 
 
-@pytest.mark.parametrize("how", ["stays", "broken", "declined"])
-def test_no_auxiliary_model_comes(make, how):
-    """A thread that waits for it goes on."""
-    client = make("fsl-sage")
-    client.ready(0, wants=False, due=True)
-    if how == "stays":
-        effects = client.feed(msg.AuxiliaryStays(0, -1))
-    elif how == "broken":
-        effects = client.feed(StreamLost("", "aux:a/3", "broken"))
-    else:
-        effects = client.unwanted(key(0), "stale")
-    assert split.KeepAuxiliary(0) in effects
-    assert not of(client.feed(msg.AuxiliaryStays(0, -1)), split.KeepAuxiliary)
-
-
 def test_an_alignment_is_lost_with_a_server(make):
     """The new one has neither the upload to train nor another model to send: nothing will come."""
     client = make("fsl-sage")
@@ -374,8 +358,3 @@ def test_training_ends(make, how):
         assert client.now == 10.0
     assert len(of(effects, SendGoodbye)) == 1
     assert client.machine.next_deadline() is None
-
-
-def test_what_changes_no_decision(make):
-    """Events of the other machine may come here too."""
-    assert make().feed(DrainAsked("Ctrl-C")) == []

@@ -60,19 +60,6 @@ def test_replicas_of_the_last_round_are_averaged():
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30})]
 
 
-def test_one_that_is_alone_leaves():
-    """It is unknown whether the run is over.
-
-    Another process may continue, so replicas are not averaged.
-    """
-    server = alone()
-    assert server.machine.next_deadline() == 60.0
-    effects = server.fire()
-    assert effects[-1].exit_code == 0
-    assert "no client and no parameter server for 60 s" in effects[-1].reason
-    assert server.join("a")[0].code == "leaving"
-
-
 @pytest.mark.parametrize("who", ["client", "ps"])
 def test_one_that_has_anybody_waits(who):
     """A client, or the parameter server, is enough; the time begins when the last one has gone."""

@@ -89,14 +89,6 @@ def test_text_for_people_is_printable_and_one_line():
     assert msg.from_wire(errors).errors == {r"\u000d up": 0.5}
 
 
-@given(NAMES, *[COUNTS] * 3, st.integers(0, 1))
-def test_upload_keys_come_back(client, incarnation, number, step, leg):
-    """The key decides whether an upload was trained already."""
-    key = UploadKey(client, incarnation, number, step, leg)
-    assert UploadKey.parse(key.text) == key
-    assert UploadKey.parse(key.first_leg.text).leg == 0
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "a", "a/1/2", "a/1/2/3/0", "a/1/2/3/2", "a/1/2/3/1/1", "/1/2/3", "a/-1/2/3", "a/1/x/3"],
@@ -105,10 +97,3 @@ def test_other_texts_are_no_keys(text):
     """A peer's key becomes a line in a ledger."""
     with pytest.raises(ValueError, match="not an upload key"):
         UploadKey.parse(text)
-
-
-def test_stream_names():
-    """The machines distinguish streams by these prefixes."""
-    assert msg.upload_stream("a/1/2/3") == "up:a/1/2/3"
-    assert msg.answer_stream("a/1/2/3") == "down:a/1/2/3"
-    assert msg.auxiliary_stream("a", 3) == "aux:a/3"

@@ -38,23 +38,6 @@ def test_the_table(name):
     assert {free.trigger, lock.trigger} <= set(get_args(settings.Trigger))
 
 
-def test_the_u_shape():
-    """Two legs a step, where an answer comes at all, and one step at a time."""
-    home = {name: method_of(SplitRules(method=name, labels_at_home=True)) for name in METHODS}
-    assert [name for name, one in home.items() if one.legs == 2] == [
-        "sl",
-        "splitfed-v1",
-        "splitfed-v2",
-    ]
-    assert home["sl"].in_flight == 1
-
-
-def test_an_unknown_method():
-    """The configuration names those that exist."""
-    with pytest.raises(KeyError):
-        method_of(SplitRules(method="other"))
-
-
 def test_whatever_offers_methods_offers_all_of_the_registry():
     """A new method is one file and one line: settings, planner, options of commands follow."""
     assert get_args(get_type_hints(settings_training.SplitConfig)["method"]) == ("none", *METHODS)

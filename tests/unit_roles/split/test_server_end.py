@@ -104,24 +104,6 @@ def test_the_run_ends_while_the_server_leaves():
     assert not of(effects, EndSession)
 
 
-def test_what_is_too_old_is_declined_by_one_that_leaves():
-    """The next process would decline it too."""
-    server = split_server("splitfed-v1")
-    server.join("a")
-    server.join("b")
-    server.offer(key("a", number=2))
-    server.arrive(key("a", number=2))
-    server.offer(key("b", number=1))
-    server.arrive(key("b", number=1))
-    server.feed(DrainAsked("SIGTERM"))
-    (booked,) = [
-        e
-        for e in of(server.trained(key("a", number=2)), split.RecordUpload)
-        if e.outcome != "trained"
-    ]
-    assert (booked.key, booked.outcome) == (key("b", number=1), "declined")
-
-
 def test_the_end_does_not_wait_for_everything():
     """After a time limit waiting uploads are dropped.
 

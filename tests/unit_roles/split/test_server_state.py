@@ -13,7 +13,6 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import ClientProgress, SplitProgress
-from fsl_async.roles.sync import events as base
 
 
 def test_alignment():
@@ -43,18 +42,6 @@ def test_alignment():
     assert server.machine.book().clients["a"] == ClientProgress(
         1, key("a", number=2), 2, 0, 1, 2, -1, 0
     ), "the number is used up"
-
-
-@pytest.mark.parametrize("problem", [None, "not finite"])
-def test_alignment_for_a_client_that_has_left(problem):
-    """It gets the model when it is back."""
-    server = split_server("fsl-sage")
-    server.join("a")
-    server.upload(key("a"), due=True)
-    server.feed(ClientLeft("a", 1, "expired"))
-    assert not told(server.feed(ev.Aligned("a", 0, problem)))
-    effects = server.join("a", 2)
-    assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])
 
 
 def test_auxiliary_models_have_one_lineage():
@@ -194,6 +181,13 @@ def test_the_state_of_clients_is_bounded():
     assert isinstance(server.join("a", 2)[-1], split.AdmitSplit)
 
 
-def test_what_changes_no_decision():
-    """Heartbeats are for the journal."""
-    assert split_server().feed(base.HeartbeatReceived("a", {})) == []
+@pytest.mark.parametrize("problem", [None, "not finite"])
+def test_alignment_for_a_client_that_has_left(problem):
+    """It gets the model when it is back."""
+    server = split_server("fsl-sage")
+    server.join("a")
+    server.upload(key("a"), due=True)
+    server.feed(ClientLeft("a", 1, "expired"))
+    assert not told(server.feed(ev.Aligned("a", 0, problem)))
+    effects = server.join("a", 2)
+    assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])

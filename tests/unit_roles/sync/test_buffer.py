@@ -42,20 +42,6 @@ def test_two_deltas_make_a_version(run, look):
     assert server.machine.next_deadline() == 4.0, "not at once: a version writes files"
 
 
-def test_deltas_during_a_merge_and_before_the_least_time(run, look):
-    """They make the next version as soon as the time is over."""
-    server = run("a", "b")
-    led(server, "a")
-    led(server, "b")
-    led(server, "a", 2)
-    server.committed(1)
-    assert not look.only(led(server, "b", 2), do.Commit)
-    assert server.machine.phase is Phase.READY
-    effects = server.fire()
-    assert server.now == 4.0
-    assert [one.staleness for one in look.only(effects, do.Commit)[0].merged] == [1, 1]
-
-
 def test_one_delta_waits_for_the_time(run, look):
     """After every_s fewer deltas make a version, and without any there is none."""
     server = run("a", "b")

@@ -7,7 +7,6 @@ from fsl_async.roles.machine import (
     DrainAsked,
     Finish,
     HelloRefused,
-    Note,
     RunEnded,
     SendGoodbye,
     SessionLost,
@@ -39,29 +38,12 @@ def test_the_run_ends(client):
     assert client.machine.next_deadline() is None
 
 
-def test_a_training_thread_that_does_not_end(client):
-    """A step of half an hour must not delay the end of the process."""
-    client.ready()
-    client.feed(DrainAsked("Ctrl-C"))
-    assert client.feed(DrainAsked("Ctrl-C")) == []
-    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
-    assert client.now == 10.0
-
-
 @pytest.mark.parametrize(("code", "exit_code"), [("model", EXIT_REFUSED), ("finished", 0)])
 def test_refused(client, code, exit_code):
     """A run that has ended is no failure of the client; the user must fix anything else."""
     client.ready()
     client.feed(HelloRefused(code, "why"))
     assert client.feed(TrainingEnded(None)) == [Finish("why", exit_code)]
-
-
-def test_refusal_is_the_reason_not_the_error_it_causes(client):
-    """The error that fed.attach raises after a refusal must not turn exit code 2 into 1."""
-    client.welcome()
-    client.feed(HelloRefused("model", "head.weight differs"))
-    effects = client.feed(TrainingEnded("RefusedError: head.weight differs"))
-    assert effects == [Finish("head.weight differs", EXIT_REFUSED)]
 
 
 def test_training_raises(client):
@@ -82,19 +64,6 @@ def test_training_returns_with_nothing_trained_since(client):
     assert effects[-1] == Finish("the training function returned", 0)
 
 
-def test_training_returns_and_what_it_trained_last_is_sent(client, look):
-    """Progress since the last snapshot is not lost."""
-    client.ready(version=3)
-    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(1)]
-    (offer,) = client.snapshot(1, 3)
-    assert (offer.delta.key, offer.delta.round) == (client.key(1, 3), 3), (
-        "an answer to a round that is open"
-    )
-    assert client.call(3) == [], "it is the answer"
-    effects = client.acknowledge(client.key(1, 3))
-    assert effects == [do.DropDelta(1), Finish("the training function returned", 0)]
-
-
 def test_training_returns_with_an_outstanding_delta(client):
     """The outstanding delta is sent first, then the progress since: one at a time."""
     outstanding(client)
@@ -103,17 +72,6 @@ def test_training_returns_with_an_outstanding_delta(client):
     client.snapshot(2, 0)
     effects = client.acknowledge(client.key(2))
     assert effects == [do.DropDelta(2), Finish("the training function returned", 0)]
-
-
-def test_training_ends_while_a_version_is_applied(client):
-    """The worker and the training thread finish; the snapshot follows."""
-    client.ready()
-    client.announce(1)
-    client.offered(1)
-    client.fetched(1)
-    assert client.feed(TrainingEnded(None)) == []
-    assert client.replaced(1) == [do.Rebase(1)]
-    assert do.TakeSnapshot(1) in client.rebased(1)
 
 
 def test_the_last_delta_does_not_arrive(client):
@@ -144,18 +102,6 @@ def test_the_wait_for_the_last_delta_has_a_cap(client):
     while not client.machine.finished:
         client.fire()
     assert client.now == pytest.approx(3600.0)
-
-
-def test_the_session_ends_while_the_last_delta_is_outstanding(client):
-    """The parameter server may return, also after a goodbye: the run ends with a Stop only."""
-    outstanding(client)
-    client.feed(TrainingEnded(None))
-    assert [type(effect) for effect in client.lose("bye")] == [Note]
-    assert isinstance(client.welcome()[-1], do.OfferDelta)
-    client.lose()
-    assert [type(effect) for effect in client.fire()] == [Finish]
-    assert client.now == 10.0
-    assert client.lose() == [], "the shell closes the link after Finish; that is no second end"
 
 
 def test_the_last_call_holds_the_training_thread(client):
@@ -190,32 +136,6 @@ def test_a_held_training_thread_resumes(client, how):
     assert do.ResumeTraining() in effects
 
 
-def test_a_session_lost_between_the_last_call_and_its_snapshot(client):
-    """The hold is already requested, so the thread resumes after the snapshot."""
-    client.ready()
-    client.call(0, last=True)
-    assert do.ResumeTraining() not in client.lose(), "the hold that follows would undo it"
-    client.welcome()
-    assert do.ResumeTraining() in client.snapshot(1, 0)
-
-
-def test_the_run_ends_while_the_last_delta_is_outstanding(client):
-    """The client does not wait for an answer: an ended run gives none."""
-    outstanding(client)
-    client.feed(TrainingEnded(None))
-    assert [type(effect) for effect in client.feed(RunEnded("limit"))] == [
-        SendGoodbye,
-        Finish,
-    ]
-
-
-def test_the_run_ended_and_the_delta_is_not_waited_for(client):
-    """The same in the other order."""
-    outstanding(client)
-    client.feed(RunEnded("limit"))
-    assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
-
-
 def test_ctrl_c_waits_for_the_last_delta(client):
     """The first Ctrl-C drains: a requested snapshot is taken, sent and acknowledged."""
     client.ready()
@@ -224,31 +144,6 @@ def test_ctrl_c_waits_for_the_last_delta(client):
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
     assert client.feed(TrainingEnded(None)) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
-
-
-def test_offline_it_waits_drain_s(client):
-    """The parameter server may return within drain_s."""
-    outstanding(client)
-    client.feed(DrainAsked("Ctrl-C"))
-    client.lose()
-    assert client.feed(TrainingEnded(None)) == []
-    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
-    assert client.now == 10.0
-
-
-def test_before_its_first_version_it_ends_when_training_does(client):
-    """There is nothing to send."""
-    client.welcome()
-    assert client.feed(TrainingEnded(None)) == [Finish("the training function returned", 0)]
-
-
-def test_a_delta_settled_while_training_ends(client):
-    """The end waits for the training thread."""
-    outstanding(client)
-    client.feed(DrainAsked("Ctrl-C"))
-    assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
-    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
     assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
 
 
@@ -309,3 +204,12 @@ def test_sessions_that_end_again_and_again_do_not_keep_a_client_that_has_ended(c
             break
     assert client.now <= LOSSES + 10.0
     assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
+
+
+def test_a_session_lost_between_the_last_call_and_its_snapshot(client):
+    """The hold is already requested, so the thread resumes after the snapshot."""
+    client.ready()
+    client.call(0, last=True)
+    assert do.ResumeTraining() not in client.lose(), "the hold that follows would undo it"
+    client.welcome()
+    assert do.ResumeTraining() in client.snapshot(1, 0)

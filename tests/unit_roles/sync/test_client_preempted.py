@@ -6,7 +6,6 @@ from fsl_async.roles.machine import Finish, TrainingEnded
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import EXIT_RELAUNCH
-from fsl_async.roles.sync.pace import Pace
 
 
 def preempt(client, deadline, source="SIGTERM"):
@@ -110,24 +109,3 @@ def test_of_two_notices_the_earlier_deadline_counts(client, second, leaves_at):
         effects = client.fire()
     assert client.now == leaves_at
     assert effects[-1].deadline == min(60.0, second), "the launcher needs it"
-
-
-def test_before_its_first_version_it_leaves_when_training_does(client):
-    """There is nothing to send, even with a deadline that has passed."""
-    client.welcome()
-    preempt(client, client.now - 5.0)
-    assert client.feed(TrainingEnded(None)) == [Finish("SIGTERM", EXIT_RELAUNCH, -5.0)]
-
-
-def test_pace_is_the_slowest_of_the_last_three_and_ignores_what_was_interrupted():
-    """Neither an outage of an hour nor an old slow delta describes the path today."""
-    pace = Pace()
-    assert pace.slowest_s is None
-    for begun, took in ((0.0, 9.0), (10.0, 2.0), (20.0, 4.0), (30.0, 3.0)):
-        pace.begin(begun)
-        pace.arrived(begun + took)
-    assert pace.slowest_s == 4.0
-    pace.begin(40.0)
-    pace.interrupt()
-    pace.arrived(4000.0)
-    assert pace.slowest_s == 4.0

@@ -59,30 +59,6 @@ def test_a_model_that_is_attached_after_the_welcome(client):
     assert client.announce(3) == [Send(SERVER, msg.Fetch(-1, ""))]
 
 
-def test_second_client_fetches_then_follows_updates(client, look):
-    """The first version is fetched in full, later ones as coded updates."""
-    client.feed(ev.Attached("f", 10))
-    client.welcome()
-    assert look.sent(client.announce(0)) == [msg.Fetch(-1, "")]
-    assert client.announce(0) == [], "asked once"
-    assert client.offered(0, "full") == [do.ReceiveVersion("full:0", "full", 0)]
-    assert client.fetched(0) == [do.ReplaceBase(0)]
-    assert client.replaced(0) == [do.Rebase(0)]
-    assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
-    assert look.sent(client.announce(1)) == [msg.Fetch(0, "d0")]
-    assert look.sent(client.follow(1)) == [msg.Holding(1, "d1")]
-    assert look.sent(client.announce(1)) == [msg.Holding(1, "d1")]
-
-
-def test_two_versions_behind_goes_by_steps(client, look):
-    """Each update gives the next version; the following one is fetched after the rebase."""
-    client.ready()
-    client.announce(1)
-    assert client.announce(2) == []
-    assert look.sent(client.follow(1)) == [msg.Holding(1, "d1"), msg.Fetch(1, "d1")]
-    assert look.sent(client.follow(2)) == [msg.Holding(2, "d2")]
-
-
 def test_call_snapshot_offer_acknowledge(client, look):
     """A round without faults."""
     client.ready()
@@ -114,30 +90,6 @@ def test_nothing_trained_is_reported(client, look):
     assert "tokens=0" not in look.notes(client.snapshot(3, 0, tokens=0)), "once"
 
 
-def test_a_call_while_a_delta_is_outstanding_is_answered_afterwards(client):
-    """One delta is outstanding at a time, and the newest call counts."""
-    client.ready()
-    client.call(0)
-    client.snapshot(1, 0)
-    assert client.call(1) == []
-    assert client.call(2) == []
-    assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0)[0].delta.round == 2
-
-
-def test_offline_it_trains_on_and_offers_again(client, look):
-    """Training never waits for the network."""
-    client.ready()
-    client.call(0)
-    effects = client.lose()
-    assert "training goes on" in look.notes(effects)
-    assert client.snapshot(1, 0) == []
-    assert client.welcome()[0] == do.SendManifest()
-    assert client.machine.delta is not None
-    client.lose()
-    assert do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0")) in client.welcome()
-
-
 def test_progress_is_reported(client):
     """Without notes an operator cannot distinguish a client that trains from one that hangs."""
     client.feed(ev.Attached("f", 10))
@@ -158,13 +110,6 @@ def test_progress_is_reported(client):
         "the parameter server is back",
     ]
     assert client.notes[2].facts == {"version": 1}, "to which the node adds metrics"
-
-
-def test_the_first_version_is_reported_as_received(client):
-    """A late client may wait long for it; a rebase on the same version is not reported."""
-    client.ready(3)
-    client.rebased(3)
-    assert [note.text for note in client.notes[1:]] == ["received version 3"]
 
 
 def test_a_lost_session_is_reported_in_plain_words(client, look):
@@ -342,17 +287,6 @@ def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
     ]
 
 
-def test_frames_that_cannot_be_applied(client, look):
-    """The error is reported, and the version fetched in full."""
-    client.ready()
-    client.announce(1)
-    client.offered(1)
-    client.fetched(1)
-    effects = client.feed(ev.FetchFailed(1, "damaged"))
-    assert "could not be applied: damaged" in look.notes(effects)
-    assert look.sent(client.fire()) == [msg.Fetch(-1, "")]
-
-
 def test_a_lost_version_stream_is_asked_for_again(client, look):
     """The parameter server may have deleted that update meanwhile."""
     client.ready()
@@ -379,15 +313,6 @@ def test_streams_that_do_not_fit_are_declined(client, look):
     client.offered(1)
     client.fetched(1)
     assert isinstance(client.offered(1)[0], DeclineStream), "it is being applied"
-
-
-def test_another_client_published(client, look):
-    """Its own weights were not used, so it fetches version 0."""
-    client.feed(ev.Attached("f", 10))
-    client.welcome()
-    client.feed(ev.PublishAsked())
-    client.feed(StreamLost(SERVER, "initial:a/1", "not the publisher"))
-    assert look.sent(client.announce(0)) == [msg.Fetch(-1, "")]
 
 
 def test_published_but_the_run_is_further(client, look):
@@ -434,17 +359,6 @@ def test_a_site_may_refuse_to_go_back(client):
     assert isinstance(end, do.EndTraining)
     assert end.reason.endswith("this site's site.toml refuses that without --accept-rollback")
     assert client.feed(TrainingEnded(None)) == [Finish(end.reason, 2)]
-
-
-def test_an_incarnation_that_the_handshake_raised(client):
-    """Keys must have the incarnation that the parameter server has recorded."""
-    client.feed(ev.Welcomed("r", 0, 1, 77))
-    assert client.machine.incarnation == 77
-
-
-def test_what_changes_no_decision(client):
-    """Heartbeats are for the journal."""
-    assert client.feed(ev.HeartbeatReceived("", {})) == []
 
 
 def test_dropped_work_is_reported(client):

@@ -3,10 +3,8 @@
 import pytest
 from attrs import evolve
 from deltas import delta_of
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fsl_async.roles.sync.counting import Counting, limit_of
+from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
 from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import WEIGHTINGS, weighting_named
@@ -36,13 +34,6 @@ def test_a_client_counts_once_in_a_version(weighting):
     shares, _, lines = counted([merged_of("a"), *flood, merged_of("b")], weighting)
     assert shares == pytest.approx(dict.fromkeys(["a", "liar", "b"], 1 / 3))
     assert lines == []
-
-
-def test_deltas_at_the_client_s_own_pace_are_its_work():
-    """A buffer collects as many as a fast client sends."""
-    both = [merged_of("fast", 1), merged_of("fast", 2)]
-    shares, _, _ = counted([*both, merged_of("a")], "anarchic", own_pace=True)
-    assert shares == pytest.approx({"fast": 2 / 3, "a": 1 / 3})
 
 
 def test_tokens_count_up_to_a_multiple_of_the_median():
@@ -96,29 +87,6 @@ def test_a_client_with_all_the_balance_has_twice_an_equal_share():
     assert shares["liar"] == pytest.approx(1 / 2.02), "of four with two mixed sites none is lowered"
     shares, _, lines = counted([merged_of(name, balance=0.2) for name in "abc"], max_share=0.33)
     assert (shares["a"], lines) == (pytest.approx(1 / 3), [])
-
-
-@given(st.lists(st.floats(1e-6, 1e12), min_size=3, max_size=20), st.floats(0.2, 0.7))
-def test_lowered_to_the_limit_none_is_above_the_multiple_of_the_mean(values, share):
-    """And where none was above it, none is lowered."""
-    most = max(1.5, share * len(values))
-    limit = limit_of(values, most)
-    lowered = [min(value, limit) for value in values]
-    assert max(lowered) <= most * sum(lowered) / len(values) * (1 + 1e-6)
-    if max(values) <= most * sum(values) / len(values):
-        assert lowered == pytest.approx(values)
-
-
-def test_steps_make_no_others_count_for_more():
-    """The size of FedNova's step is that of the mean of steps, which one claim would move."""
-    honest = [merged_of(name, steps=2) for name in "abcd"]
-    liar = merged_of("liar", steps=10**12)
-    for claim in (2, 10**12):
-        found, work, _ = Counting(weighting_named("fednova"), NormGuard()).count(
-            [*honest, evolve(liar, delta=evolve(liar.delta, steps=claim))]
-        )
-        scale = weighting_named("fednova").scale(work, 2.0)
-        assert scale * found[0].weight <= 1.61 / 5
 
 
 def test_lies_of_several_deltas_are_those_of_their_mean():

@@ -30,13 +30,6 @@ def objection(book, one, tokens=8, steps=2, digest=None):
     return found[0] if found else None
 
 
-def test_a_late_delta_weighs_less_and_has_its_staleness(book):
-    """Staleness is recorded, and lowers the weight."""
-    book.acknowledge(stored_of(key(1, base=0), tokens=8))
-    ((late,), _) = book.begin_merge()
-    assert (late.weight, late.staleness) == (pytest.approx(8 * 3**-0.5), 2)
-
-
 def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
     """Nor are its tokens in the scale: the average would be shorter than the others' mean."""
     made = DeltaBook(TokensWeighting(), max_staleness=0, keep_versions=1, one_base=True)
@@ -62,12 +55,6 @@ def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
 def test_objections(book, offer, code):
     """A delta that would never be merged is refused before its transfer."""
     assert objection(book, *offer) == code
-
-
-def test_too_old_is_refused(book):
-    """A very old delta would undo progress."""
-    book.advance(3, "d3")
-    assert objection(book, key(1, base=0)) == "stale"
 
 
 def test_digests_are_kept_for_many_versions_but_not_all(book):
@@ -108,18 +95,6 @@ def test_a_private_run_takes_deltas_within_its_budget_only(facts, code):
     assert (private.objection(offer) or (None,))[0] == code
 
 
-def test_a_run_without_a_budget_takes_any_delta(book):
-    """A client may train more privately than the run asks for."""
-    offer = evolve(delta_of(key(1), 8, 2, base_digest="d2"), facts={"epsilon": 99.0})
-    assert book.objection(offer) is None
-
-
-def test_nothing_is_accepted_before_version_0():
-    """There is no lineage yet."""
-    empty = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1)
-    assert objection(empty, key(1, base=0)) == "lineage"
-
-
 def test_the_last_settled_key_stands_for_all_before_it(book):
     """A client goes on only after an answer, so the book does not keep every key.
 
@@ -155,25 +130,6 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
     assert book.is_acknowledged(last) == (how != "received")
     assert objection(book, key(10**6 + 1)) is None
     assert objection(book, key(1, incarnation=2)) is None, "a new process counts from 1"
-
-
-def test_the_usual_steps_are_those_of_the_last_64_merged():
-    """With those of this merge; a start restores them, and a merge that is tried again is one."""
-    made = DeltaBook(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
-    made.recovered([stored_of(DeltaKey("a", 1, 0, n), steps=1000) for n in range(9)])
-    made.recovered([stored_of(DeltaKey("a", 1, 0, n), steps=10) for n in range(31)])
-    made.recovered([stored_of(DeltaKey("a", 1, 0, n), steps=30) for n in range(31)])
-    made.advance(0, "d0")
-    for name, steps in (("b", 20), ("c", 40)):
-        made.acknowledge(stored_of(DeltaKey(name, 1, 0, 1), steps=steps))
-    for _ in range(2):
-        _, scale = made.begin_merge()
-        assert scale == pytest.approx((20 + 30) / 2 / 2)
-        made.abandon_merge()
-    made.begin_merge()
-    made.advance(1, "d1")
-    made.acknowledge(stored_of(DeltaKey("b", 1, 1, 2), steps=10))
-    assert made.begin_merge()[1] == pytest.approx((20 + 30) / 2)
 
 
 def latest_book(**rules):

@@ -4,7 +4,7 @@ import pytest
 from deltas import key
 from machines import of
 
-from fsl_async.roles.machine import ClientLeft, DrainAsked, EndSession, Finish, Note, TimerFired
+from fsl_async.roles.machine import ClientLeft, EndSession, Finish, Note, TimerFired
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -86,14 +86,6 @@ def test_a_version_that_cannot_be_written_changes_nothing(group):
     assert of(group.committed(1), CommitGlobal)
 
 
-def test_the_end_of_the_run_is_not_held(group):
-    """A ring that is stuck must not keep a group from its last version."""
-    group.feed(HoldAsked(0))
-    group.store(key("a"), number=0)
-    group.feed(DrainAsked("Ctrl-C"))
-    assert of(group.store(key("b"), number=0), do.Commit)
-
-
 @pytest.fixture
 def ending(make_server):
     """A group whose clients hold the version of its last round."""
@@ -103,26 +95,6 @@ def ending(make_server):
     server.committed(1)
     assert of(server.hold("a", 1), AskLastGlobal)
     return server
-
-
-def test_a_group_ends_after_a_last_global_round(ending):
-    """Its clients hold that version, too, when they stop."""
-    assert ending.feed(GlobalBrought(G1, counted=True)) == [CommitGlobal(2, G1, counted=True)]
-    ending.feed(LastGlobalDone())
-    ending.committed(2)
-    assert ending.machine.phase is Phase.READY
-    assert of(ending.hold("a", 2), Finish)
-
-
-def test_global_weights_in_the_last_round_do_not_close_it(group, look):
-    """Other groups that end have rounds decided then; this one's clients still send."""
-    group.feed(DrainAsked("Ctrl-C"))
-    group.feed(BROUGHT)
-    group.feed(ev.VersionCommitted(1, "d1", 0, 0.1, made_of="global"))
-    for client in ("a", "b"):
-        effects = group.store(key(client), number=0)
-        assert look.sent(effects, client) == [msg.Accepted(key(client))]
-    assert of(effects, do.Commit)
 
 
 def test_a_group_ends_without_a_last_global_round_that_does_not_come(ending, look):

@@ -18,15 +18,6 @@ def leader(client):
     return client
 
 
-def test_by_steps(leader, look):
-    """A snapshot when they are trained; its delta answers no call."""
-    assert leader.feed(ev.PaceReached()) == [do.TakeSnapshot(1)]
-    (offer,) = look.only(leader.snapshot(1, 0), do.OfferDelta)
-    assert offer.delta.round == ev.OWN_PACE
-    assert leader.acknowledge(leader.key(1)) == [do.DropDelta(1)]
-    assert leader.machine.next_deadline() is None
-
-
 def test_one_delta_is_outstanding(leader, look):
     """A pace that is reached meanwhile is answered once, after the acknowledgement."""
     leader.feed(ev.PaceReached())
@@ -87,12 +78,6 @@ def test_a_parameter_server_that_calls_again(leader, look):
     assert do.CountSteps(0) in leader.welcome()
     assert leader.acknowledge(leader.key(1)) == [do.DropDelta(1)]
     assert leader.call(0) == [do.TakeSnapshot(2)]
-
-
-def test_a_new_pace_counts_from_the_last_snapshot(leader):
-    """Only a change is passed on."""
-    assert leader.feed(ev.PaceGiven(20, 0.0)) == []
-    assert leader.feed(ev.PaceGiven(10, 0.0)) == [do.CountSteps(10)]
 
 
 def test_the_last_call(leader, look):

@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve
 from deltas import delta_of, key, stored_of
 
-from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -32,10 +31,7 @@ def clips(made, *norms, steps=(), orders=(), base=0):
     """The norms with which a version counts deltas of so many norms, each of its own client."""
     merged = [
         MergedDelta(
-            evolve(delta_of(key(f"c{number}", base=base), steps=count), facts=facts),
-            0,
-            1.0,
-            norm,
+            evolve(delta_of(key(f"c{number}", base=base), steps=count), facts=facts), 0, 1.0, norm
         )
         for number, (norm, count, facts) in enumerate(
             zip(
@@ -181,18 +177,6 @@ def guarded(make_server):
     return make
 
 
-def test_a_clipped_delta_weighs_less(guarded, look):
-    """Its weight is lowered; the average is divided by unclipped weights."""
-    server = guarded(clip_norm=2.0)
-    server.store(key("a", 2, 1), norm=8.0)
-    server.store(key("b", 2, 1))
-    effects = server.store(key("c", 2, 1))
-    (commit,) = look.only(effects, do.Commit)
-    assert "a's delta of norm 8 counts as one of 2" in look.notes(effects)
-    assert [(one.weight, one.clip) for one in commit.merged] == [(2.0, 0.25), (8, 1), (8, 1)]
-    assert commit.scale == 1 / 24
-
-
 def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
     """A smaller weight does not bound a product, so the weight stays."""
     server = make_server(guard=GuardRules(clip_median=1.5), clips_values=True)
@@ -270,10 +254,7 @@ def test_after_a_restart_the_same_is_excluded(make_server, look):
     """After a crash between a delta's ledger line and the decision, the decision is the same."""
     rules = GuardRules(outlier_median=10.0, least=3)
     server = make_server(guard=rules)
-    pending = (
-        stored_of(key("a", 2, 1), 50.0),
-        stored_of(key("b", 2, 1), 1.5),
-    )
+    pending = (stored_of(key("a", 2, 1), 50.0), stored_of(key("b", 2, 1), 1.5))
     effects = server.recover(
         1, "d1", digests={1: "d1"}, pending=pending, usual=usual([1.0, 1.0, 2.0])
     )
@@ -296,18 +277,3 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.store(key("b", 2))
     (commit,) = look.only(server.store(key("c")), do.Commit)
     assert len(commit.merged) == 5
-
-
-def test_the_end_does_not_wait_for_a_rule(make_server, look):
-    """With too few clients the run ends, and pending deltas stay in the spool."""
-    server = make_server(least_clients=3, aggregation="trimmed")
-    server.begin("a", "b")
-    server.feed(DrainAsked("asked"))
-    server.store(key("a"))
-    effects = server.store(key("b"))
-    for _ in range(6):
-        if look.only(effects, Finish) or server.machine.next_deadline() is None:
-            break
-        effects = server.fire()
-    assert [one.exit_code for one in look.only(effects, Finish)] == [0]
-    assert not look.only(effects, do.Commit)

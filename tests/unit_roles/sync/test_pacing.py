@@ -46,11 +46,6 @@ def test_a_pace_follows_the_welcome(run, look):
     assert look.sent(server.hello("a"), "a") == [msg.Pace(0, 1500)]
 
 
-def test_no_pace_where_clients_are_called(make_server, look):
-    """Clients that get none send nothing by themselves."""
-    assert look.sent(make_server().hello("a")) == []
-
-
 def test_steps_by_speed(run):
     """H_w = floor(v_w / v_max * H), told once it differs by a tenth."""
     server = run(steps=100, by_speed=True)
@@ -81,24 +76,6 @@ def test_a_step_longer_than_heartbeats(run):
     sent = beats(server, 100, a=0.2, b=0.1)
     assert sent[-1][0] == "b"
     assert 40 <= sent[-1][1] <= 60
-
-
-def test_one_slow_stretch_changes_nothing(run):
-    """The median of five counts."""
-    server = run(steps=100, by_speed=True)
-    for name in "ab":
-        server.join(name)
-    beats(server, 20, a=4, b=4)
-    assert beat(server, "b", 81, 20.0) == []
-
-
-@pytest.mark.parametrize("step", [None, "9", -1, 2.5, True])
-def test_heartbeats_without_a_step(run, step):
-    """They are of a peer, and change nothing."""
-    server = run(steps=100, by_speed=True)
-    server.join("a")
-    for _ in range(9):
-        assert beat(server, "a", step, 1.0) == []
 
 
 def test_a_false_speed(run):

@@ -73,15 +73,6 @@ def test_the_fade_is_linear():
     assert fade_of(1.0, 1.0) == 1.0, "with a date, nothing falls before it"
 
 
-def test_a_commit_has_the_position_of_its_version(make_server, look):
-    """The store chooses the outer step by it."""
-    server = make_server(limits=RunLimits(rounds=4))
-    server.begin("a")
-    server.fire()
-    commit = look.only(server.store(DeltaKey("a", 1, 0, 1)), do.Commit)[0]
-    assert (commit.version, commit.position.progress) == (1, 0.25)
-
-
 def positions(effects):
     """The positions announced, by peer."""
     return {

@@ -3,7 +3,6 @@
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
 
@@ -22,16 +21,6 @@ def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, loo
     assert effects == [Finish("version 0 is damaged: start with --from-version 3", EXIT_DAMAGED)]
     assert server.machine.next_deadline() is None
     assert not server.machine.ended
-
-
-def test_a_repair_is_reported(make_server):
-    """An operator should replace a failing disk."""
-    (note,) = make_server().feed(ev.DamageRepaired("version 3 was damaged"))
-    assert (note.text, note.level, note.facts) == (
-        "version 3 was damaged",
-        "warning",
-        {"alarm": "damage"},
-    )
 
 
 def test_at_the_second_differing_digest_the_version_is_verified(make_server, look):
@@ -109,18 +98,6 @@ def test_a_version_of_another_lineage_is_an_alarm(make_server):
     (alarm,) = hello(restored(make_server), "a", 3, "other")
     assert "lacks: version 3 is gone" in alarm.text
     assert alarm.facts["gone"] == 1
-
-
-def test_a_client_that_the_run_has_passed_gets_the_other_version_of_its_number(make_server, look):
-    """Only so it can report that it goes back, or refuse to: the newest number is higher."""
-    server = restored(make_server)
-    server.feed(ev.ClientHello("a", 1, "run-1", 2, "other"))
-    server.feed(ev.Admitted("a", 1))
-    effects = server.feed(ev.ModelAttached("a", "f", 10, None))
-    if look.only(effects, do.KeepShard):
-        effects = server.feed(ev.ShardKept("a", 1))
-    announced = [one for one in look.sent(effects, "a") if isinstance(one, msg.Announce)]
-    assert [(one.version, one.digest) for one in announced] == [(2, "d2"), (3, "d3")]
 
 
 def test_a_rollback_of_the_operator_is_no_alarm(make_server):

@@ -3,7 +3,7 @@
 import pytest
 from deltas import key, stored_of
 
-from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Refuse, StreamLost, TimerFired
+from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -30,43 +30,6 @@ def test_drain_before_version_0(server, look):
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.DONE, None)
     (refusal,) = server.hello("b")
     assert refusal.code == "finished"
-
-
-def test_drain_when_ready_calls_one_last_round(server, look):
-    """Progress since the last round still counts."""
-    server.begin("a", "b")
-    effects = drain(server)
-    assert look.sent(effects) == [msg.Call(0, last=True)] * 2
-    assert drain(server) == []
-    server.store(key("a"))
-    (commit,) = look.only(server.fire(), do.Commit)
-    assert server.now == 10.0, "the last round lasts drain_s"
-    assert len(commit.merged) == 1
-    effects = server.committed(1)
-    assert look.only(effects, Finish) == []
-    assert look.only(server.hold("a", 1), Finish) == []
-    assert finish(server.hold("b", 1), look).reason == "asked"
-
-
-def test_drain_without_clients(server, look):
-    """The run ends at once; pending deltas are in the spool."""
-    server.begin("a")
-    server.left("a")
-    assert look.only(drain(server), Finish)
-
-
-def test_drain_in_a_round_shortens_it(server, look):
-    """Clients get drain_s for the open round, then a last round."""
-    server.begin("a", "b")
-    server.fire()
-    drain(server)
-    assert server.machine.next_deadline() == 610.0
-    effects = server.fire()
-    assert "closes without a new version" in look.notes(effects)
-    assert look.sent(effects) == [msg.Call(0, last=True)] * 2
-    effects = server.fire()
-    assert server.now == 620.0
-    assert look.only(effects, Finish), "no delta arrived, so all hold the last version already"
 
 
 def test_drain_in_an_overdue_round_still_waits_drain_s(server, look):
@@ -126,20 +89,6 @@ def test_limit_by_rounds(make_server, look):
     assert look.sent(effects) == [msg.Stop(finish(effects, look).reason)]
 
 
-def test_limit_by_tokens(make_server, look):
-    """A round that reaches it is not called as the last, so one more follows its version."""
-    server = make_server(limits=RunLimits(tokens=8))
-    server.begin("a")
-    server.fire()
-    server.store(key("a"))
-    assert look.sent(server.committed(1)) == [msg.Announce(1, "d1")]
-    assert look.sent(server.hold("a", 1)) == [msg.Call(1, last=True)]
-    server.store(key("a", 2, 1))
-    server.committed(2)
-    assert "limit of" in finish(server.hold("a", 2), look).reason
-    assert server.machine.tokens_total == 16
-
-
 def test_a_last_round_without_deltas_is_not_the_last(make_server, look):
     """The round is called again: the run must not end a version short of its limit."""
     server = make_server(limits=RunLimits(rounds=1), every_s=100.0)
@@ -165,38 +114,6 @@ def test_after_the_last_round_no_delta_is_accepted(make_server, look):
     assert look.sent(server.offer(key("a"))) == [msg.Accepted(key("a"))], (
         "a known key gets its answer"
     )
-
-
-def test_the_end_waits_for_a_slow_upload(make_server, look):
-    """The end waits longer than drain_s while bytes advance."""
-    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=1000.0)
-    server.begin("a", "b", "c")
-    drain(server)
-    server.store(key("b"))
-    server.moving = ("a",)
-    effects = server.fire()
-    assert look.only(effects, do.Commit) == []
-    assert server.machine.round.missing() == ["a"], "c, whose bytes do not advance, is given up"
-    assert server.machine.next_deadline() == 10.0 + 60.0
-    server.fire()
-    (commit,) = look.only(server.store(key("a"), after_s=5.0), do.Commit)
-    assert {one.key.client for one in commit.merged} == {"a", "b"}
-
-
-def test_the_end_waits_for_a_slow_download(make_server, look):
-    """The same for the transfer of the last version to a client."""
-    server = make_server(limits=RunLimits(rounds=1), drain_s=10.0, stalled_s=60.0)
-    server.begin("a")
-    server.fire()
-    server.store(key("a"))
-    server.committed(1)
-    server.moving = ("a",)
-    server.fire()
-    server.fire()
-    assert not server.machine.ended
-    server.moving = ()
-    server.fire()
-    assert server.machine.ended, "its transfer does not advance"
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -246,15 +163,6 @@ def test_limit_by_time_goes_on_after_a_restart(make_server, look):
     assert server.now == 50.0
 
 
-def test_limit_by_time_that_was_over_before_the_restart(make_server, look):
-    """Clients get drain_s to reconnect and send their deltas."""
-    server = make_server(limits=RunLimits(seconds=3000.0))
-    server.recover(2, "d2", digests={2: "d2"}, served_s=9000.0)
-    assert server.machine.next_deadline() == 10.0
-    server.join("a")
-    assert look.sent(server.fire()) == [msg.Call(2, last=True)]
-
-
 def test_limit_by_time_during_the_drain_of_another(make_server):
     """A second reason to end changes nothing."""
     server = make_server(limits=RunLimits(rounds=1, seconds=5.0), every_s=1.0)
@@ -279,15 +187,6 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     server.hold("a", 1)
     assert look.sent(server.left("b"), "a") == [msg.Call(1, last=True)]
     assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), Finish)
-
-
-def test_a_hello_that_ends_the_last_round(server, look):
-    """The awaited client reconnects: the round closes, and the run is over."""
-    server.begin("a")
-    drain(server)
-    effects = server.hello("a", 2)
-    assert look.only(effects, Refuse)[0].code == "finished"
-    assert look.only(effects, Finish)
 
 
 def test_recovery_with_pending_deltas(make_server, look):
@@ -328,24 +227,3 @@ def test_killed_between_its_last_version_and_its_end(make_server, look):
     server.fire()
     assert server.machine.phase is Phase.READY
     assert look.only(server.hold("b", 2), Finish)
-
-
-def test_nothing_restarts_a_run_that_is_over(server):
-    """Late events have no effects and set no deadline."""
-    server.begin("a")
-    server.fire()
-    server.left("a")
-    drain(server)
-    assert server.machine.ended
-    late = [
-        TimerFired(),
-        ClientLeft("a", 1, "late"),
-        ev.ModelAttached("a", "f", 1, None),
-        ev.VersionCommitted(1, "d1", 1, 0.1),
-        ev.CommitFailed(1, "late"),
-        StreamLost("a", "delta:a/1/0/1", "late"),
-        DrainAsked("again"),
-    ]
-    for event in late:
-        assert server.feed(event, after_s=1000.0) == []
-    assert server.machine.next_deadline() is None

@@ -1,17 +1,8 @@
 """The parameter server from its first client to its end: publishing, rounds, members, deltas."""
 
-import pytest
 from deltas import key
 
-from fsl_async.roles.machine import (
-    ClientLeft,
-    DeclineStream,
-    EndSession,
-    Note,
-    Send,
-    StreamLost,
-    TimerFired,
-)
+from fsl_async.roles.machine import ClientLeft, DeclineStream, EndSession, Note, Send, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -35,18 +26,6 @@ def test_first_client_publishes_second_fetches(server, look):
     late = server.feed(ev.InitialOffered("b", "s"))
     assert look.sent(late, "b") == [msg.Announce(0, "d0")], "its weights are not used"
     assert look.sent(server.join("c")) == [msg.Announce(0, "d0")]
-
-
-def test_publisher_dies_before_version_0(server, look):
-    """The next attached client is asked at once."""
-    server.join("a")
-    server.hello("b")
-    server.join("c")
-    assert look.sent(server.left("a")) == [msg.Publish()]
-    assert server.machine.publishing.name == "c"
-    server.left("c")
-    assert server.machine.publishing.name is None
-    assert look.sent(server.attach("b"), "b") == [msg.Publish()]
 
 
 def test_publisher_that_reconnects_does_not_delay_the_others(server, look):
@@ -132,17 +111,6 @@ def test_a_delta_weighs_by_the_versions_since_its_base(server, look):
         del server.machine.deltas.pending[later.key]
 
 
-def test_quorum_then_grace_then_merge_without_the_slow(server, look):
-    """One slow client delays a round by a minute at most."""
-    server.begin("a", "b")
-    server.fire()
-    server.store(key("a"), after_s=5.0)
-    assert server.machine.next_deadline() == 665.0
-    effects = server.fire()
-    assert "without b" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)) == 1
-
-
 def test_grace_computed_from_earlier_rounds(server):
     """After three arrivals the fixed minute is replaced."""
     server.begin("a", "b", "c", "d")
@@ -157,16 +125,6 @@ def test_grace_computed_from_earlier_rounds(server):
     assert server.machine.next_deadline() == 1800.0 + 4.0 + 4 * 2.0
 
 
-def test_member_leaves_and_the_round_goes_on(server, look):
-    """A lost client never blocks a round."""
-    server.begin("a", "b")
-    server.fire()
-    server.store(key("a"))
-    effects = server.left("b")
-    assert "round 0 goes on without it" in look.notes(effects)
-    assert len(look.only(effects, do.Commit)) == 1
-
-
 def test_same_incarnation_is_called_again(server, look):
     """Its call may be lost with the session, and its progress is still there."""
     server.begin("a", "b", "c")
@@ -176,31 +134,6 @@ def test_same_incarnation_is_called_again(server, look):
     assert server.machine.round.missing() == ["a", "c"], "not expected before it is attached"
     assert look.sent(server.attach("b")) == [msg.Announce(0, "d0"), msg.Call(0)]
     assert server.machine.round.missing() == ["a", "b", "c"]
-
-
-def test_relaunched_incarnation_and_late_joiner_are_not_waited_for(server, look):
-    """They have no progress of this round."""
-    server.begin("a", "b")
-    server.fire()
-    server.store(key("a"))
-    effects = server.hello("b", 2)
-    assert len(look.only(effects, do.Commit)) == 1, "the old incarnation is not awaited"
-    server.committed(1)
-    server.attach("b")
-    server.hold("a", 1)
-    server.hold("b", 1)
-    server.fire()
-    assert look.sent(server.join("late")) == [msg.Announce(1, "d1")]
-    assert server.machine.round.missing() == ["a", "b"]
-
-
-def test_hello_without_a_goodbye_is_not_waited_for_twice(server, look):
-    """The round waits for the new session only, even if the old one's end was not reported."""
-    server.begin("a", "b")
-    server.fire()
-    server.hello("b", 1)
-    assert server.machine.round.missing() == ["a"]
-    assert look.sent(server.attach("b"), "b")[-1] == msg.Call(0)
 
 
 def test_too_few_clients(make_server, look):
@@ -242,30 +175,6 @@ def test_stays_open_without_quorum_and_recalls_clients_that_skipped(make_server,
     assert len(look.only(effects, do.Commit)) == 1, "clients that hang must not stop the others"
 
 
-def test_a_client_that_still_downloads_is_not_called(server, look):
-    """It has nothing to send, and many such clients would prevent a quorum."""
-    server.begin("a")
-    for name in ("b", "c", "d"):
-        server.hello(name)
-        server.attach(name)
-    effects = server.fire()
-    assert look.sent(effects, "a") == [msg.Call(0)]
-    assert server.machine.round.called == 1
-    assert len(look.only(server.store(key("a")), do.Commit)) == 1
-
-
-def test_min_clients_is_for_the_first_sync_only(make_server, look):
-    """Later a lost client must not stop the run."""
-    server = make_server(min_clients=2)
-    server.begin("a", "b")
-    server.fire()
-    server.store(key("a"))
-    server.store(key("b"))
-    server.committed(1)
-    server.left("b")
-    assert look.sent(server.fire(), "a") == [msg.Call(1)]
-
-
 def test_a_failing_disk_is_tried_less_and_less_often(server, look):
     """The same line must not fill the log."""
     server.begin("a")
@@ -278,28 +187,6 @@ def test_a_failing_disk_is_tried_less_and_less_often(server, look):
         server.fire()
     assert waits == sorted(waits)
     assert (waits[1], waits[-1]) == (2 * waits[0], 600.0)
-
-
-def test_after_space_is_made_the_next_try_is_soon(make_server, look):
-    """With short rounds the wait has a low cap, and the text stays the same."""
-    server = make_server(every_s=4.0)
-    server.begin("a")
-    server.fire()
-    server.store(key("a"))
-    texts = set()
-    words = "cannot write version 1: No space left on device (/r/v); make room and try again"
-    for _ in range(12):
-        effects = server.feed(ev.CommitFailed(1, words))
-        texts |= {look.notes(effects)}
-        assert server.machine.next_deadline() - server.now < 10.01
-        assert look.only(server.fire(), do.Commit)
-    (text,) = texts
-    assert text == (
-        "version 1 could not be written: No space left on device (/r/v); nothing is lost;"
-        " make room; it is tried again within 10 s"
-    )
-    server.committed(1)
-    assert server.machine.version == 1
 
 
 def test_open_round_does_not_call_in_a_loop(make_server, look):
@@ -420,18 +307,6 @@ def test_disk_full_at_commit_is_retried_with_later_deltas(make_server, look):
     assert [one.key.client for one in commit.merged] == ["a", "b"]
 
 
-def test_deltas_during_a_merge_go_to_the_next_version(server, look):
-    """The current commit has its deltas; others wait."""
-    server.begin("a", "b")
-    server.fire()
-    server.store(key("a"))
-    server.fire()
-    server.store(key("b"), number=0)
-    server.committed(1)
-    assert list(server.machine.deltas.pending) == [key("b")]
-    assert server.machine.deltas.staleness(key("b")) == 1
-
-
 def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
     """An update needs a known digest of this run."""
     server = make_server(keep_versions=2)
@@ -482,25 +357,6 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
     assert "b" not in server.machine.members
     assert len(look.only(effects, do.Commit)) == 1
     assert look.only(server.attach("b"), EndSession)[0].peer == "b"
-
-
-def test_what_changes_no_decision(server):
-    """Heartbeats and sent bytes are for the journal."""
-    server.begin("a")
-    assert server.feed(ev.HeartbeatReceived("a", {})) == []
-    assert server.feed(ev.VersionSent("a", "full", 0, 1)) == []
-    assert server.feed(TimerFired()) == []
-
-
-@pytest.mark.parametrize(
-    ("since_version_s", "in_s"),
-    [(0.0, 60.0), (20.0, 40.0), (59.0, 5.0), (1e9, 5.0), (-1e9, 60.0)],
-)
-def test_the_clock_goes_on_over_a_restart(make_server, since_version_s, in_s):
-    """A round opens a period after the last version; a wrong clock costs at most a period."""
-    server = make_server(every_s=60.0, drain_s=5.0)
-    server.recover(2, "d2", digests={2: "d2"}, since_version_s=since_version_s)
-    assert server.machine.next_deadline() - server.now == pytest.approx(in_s)
 
 
 def gone(server, peer, **how):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.roles.machine import DeclineStream, Send, StreamLost, TimerFired
+from fsl_async.roles.machine import DeclineStream, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -59,13 +59,6 @@ def test_a_version_goes_with_its_announcement(server):
     assert found.digest == "d1"
     again = sent(server.feed(ev.FetchAsked("a", 0, "d0")))
     assert again == [("a", "seeds", 0, 1)], "it could not use what was sent"
-
-
-def test_a_client_that_was_away_gets_all_missed_versions_at_once(server):
-    for _ in range(3):
-        advance(server, ("a", "b"))
-    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "seeds", 0, 3)]
-    assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 3)]
 
 
 def test_a_client_too_far_behind_gets_the_version_in_full(server):
@@ -186,10 +179,3 @@ def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look)
     assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
     trained.replaced(1)
     assert msg.Fetch(1, "d1") in look.sent(trained.rebased(1)), "at once"
-
-
-def test_scalars_that_fail_are_asked_for_later(trained, look):
-    trained.feed(ev.VersionAnnounced(1, "d1", comes=True))
-    trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1))
-    assert look.sent(trained.feed(StreamLost("ps", "seeds:1", "damaged"))) == []
-    assert look.sent(trained.fire()) == [msg.Fetch(0, "d0")]

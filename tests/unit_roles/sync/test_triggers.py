@@ -1,7 +1,6 @@
 """The triggers rounds, turns and sequential; test_ps_run has the clock."""
 
 import pytest
-from buffered import K, buffered
 from deltas import key, stored_of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
@@ -10,8 +9,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits
-from fsl_async.roles.sync.ps import ParameterServerRules, Phase
-from fsl_async.roles.sync.triggers import TRIGGERS, trigger_of
+from fsl_async.roles.sync.ps import Phase
 
 
 def begin(server, *names):
@@ -88,19 +86,6 @@ def test_the_first_round_waits_for_enough(run, look, trigger):
     assert called(server.fire())
 
 
-def test_a_member_that_leaves_and_one_that_joins(run):
-    """The round does not wait for a lost client; a new one is called in the next round."""
-    server = run("rounds", "a", "b")
-    server.fire()
-    server.store(key("a"))
-    server.join("c")
-    server.left("b")
-    assert server.machine.phase is Phase.MERGING
-    server.join("b", 2)
-    server.committed(1)
-    assert {name for name, _ in called(server.fire())} == {"a", "b", "c"}
-
-
 def test_the_same_incarnation_is_called_again(run, look):
     """The call may be lost with its session."""
     server = run("turns", "a", "b")
@@ -131,14 +116,6 @@ def test_a_client_that_hangs(run, look, trigger):
     assert "closes without a new version" in look.notes(effects)
     assert called(server.fire()) == [("a" if trigger == "turns" else "b", 0)]
     assert server.now == (201.0 if trigger == "turns" else 101.0), "not in a tight loop"
-
-
-def test_clients_that_skipped_are_called_again(run, look):
-    """They are called when a round stays open, and not in a loop."""
-    server = run("rounds", "a", "b")
-    server.fire()
-    assert look.sent(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
-    assert called(server.fire()) == [("a", 0)]
 
 
 def test_turns_pass_over_lost_clients(run):
@@ -246,19 +223,6 @@ def test_full_versions_by_sequential(run):
     assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.SendVersion("a", "full", 3)]
 
 
-@pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
-def test_the_last_round_is_called_as_such(run, look, trigger):
-    """With a limit of rounds, the run ends when all clients hold the last version."""
-    server = run(trigger, "a", limits=RunLimits(rounds=1))
-    assert look.sent(server.fire())[-1] == msg.Turn(0, True)
-    server.store(key("a"))
-    effects = server.committed(1)
-    assert msg.Announce(1, "d1") in look.sent(effects)
-    effects = server.hold("a", 1)
-    assert look.sent(effects)[0] == msg.Stop("the run's limit of 1 rounds is reached")
-    assert server.machine.ended
-
-
 @pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_asked_to_end(run, look, trigger, when):
@@ -287,24 +251,6 @@ def test_asked_to_end(run, look, trigger, when):
     assert server.machine.ended
 
 
-def test_deltas_during_the_last_merge_are_merged_too(run, look):
-    """They are acknowledged, so one more version follows."""
-    server = run("rounds", "a", "b")
-    server.fire()
-    server.store(key("a"))
-    server.fire()
-    server.feed(DrainAsked("Ctrl-C"))
-    server.store(key("b"))
-    server.committed(1)
-    server.hold("a", 1)
-    (commit,) = look.only(server.hold("b", 1), do.Commit)
-    assert [one.key for one in commit.merged] == [key("b")]
-    server.committed(2)
-    server.hold("a", 2)
-    server.hold("b", 2)
-    assert server.machine.ended
-
-
 def test_a_limit_of_tokens_needs_no_further_round(run, look):
     """It ends like a drain."""
     server = run("rounds", "a", limits=RunLimits(tokens=8))
@@ -322,28 +268,6 @@ def test_a_restart_after_the_last_round(make_server, look):
     server.attach("a")
     server.hold("a", 1)
     assert look.only(server.fire(), Finish)
-
-
-def test_names():
-    """The settings and the machines have the same triggers."""
-    from typing import get_args
-
-    from fsl_async.config import settings
-
-    assert set(get_args(settings.Trigger)) == {"auto", *TRIGGERS}
-    with pytest.raises(KeyError):
-        trigger_of(ParameterServerRules(trigger="other"))
-
-
-def test_a_late_answer_about_transfers(run, look):
-    """It does not close or call a round."""
-    server = run("rounds", "a")
-    assert server.feed(ev.TransfersChecked(())) == []
-    server.fire()
-    server.store(key("a"))
-    server.feed(DrainAsked("Ctrl-C"))
-    assert server.machine.phase is Phase.MERGING
-    assert server.feed(ev.TransfersChecked(())) == []
 
 
 def served(effects):
@@ -397,35 +321,3 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
         server.hello("a")
         server.attach("a")
     assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
-
-
-def test_sequential_sends_the_full_version_to_the_next_client(run):
-    """It lacks the versions in between."""
-    server = run("sequential", "a", "b")
-    server.fire()
-    server.store(DeltaKey("a", 1, 0, 1))
-    server.committed(1)
-    effects = server.fire()
-    assert called(effects) == [("b", 1)]
-    assert [e for e in effects if isinstance(e, do.SendVersion)] == [do.SendVersion("b", "full", 1)]
-    assert server.feed(ev.FetchAsked("b", 0, "d0")) == []
-
-
-def test_a_buffered_trigger_is_a_completion_and_an_entry(run, look, monkeypatch):
-    """Asynchronous merging needs no change of the machine: every K deltas make a version."""
-    monkeypatch.setitem(TRIGGERS, "buffered", buffered)
-    server = run("buffered", "a", "b", "c", "d", every_s=100.0)
-    assert [m.round for m in look.sent(server.fire()) if isinstance(m, msg.Call)] == [0] * 4
-    for name in "abc":
-        assert server.machine.phase is Phase.COLLECTING
-        effects = server.store(key(name))
-    assert f"{K} of {K} deltas buffered" in look.notes(effects)
-    assert [m.key.client for m in look.only(effects, do.Commit)[0].merged] == ["a", "b", "c"]
-    server.committed(1)
-    server.fire()
-    assert server.now == 0.0, "the next round is open at once"
-    server.store(key("a", 2, 1))
-    server.store(key("b", 2, 0), number=0)
-    effects = server.store(key("d"), number=0)  # it answers round 0, and completes this one
-    (commit,) = look.only(effects, do.Commit)
-    assert [(m.key.client, m.staleness) for m in commit.merged] == [("a", 0), ("b", 1), ("d", 1)]

@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.weighting import (
-    WEIGHTINGS,
-    staleness_discount,
-    weighting_named,
-)
+from fsl_async.roles.sync.weighting import WEIGHTINGS, staleness_discount, weighting_named
 
 KEY = DeltaKey("a", 1, 0, 1)
 
@@ -106,13 +102,6 @@ def test_anarchic_weighs_mean_steps():
     assert strategy.scale(merged, 20.0) == 10.0
 
 
-def test_fednova_does_not_favor_many_steps():
-    """Two clients with opposite mean steps cancel, for any number of steps."""
-    merged = [work(100, 10), work(100, 40)]
-    assert average(weighting_named("fednova"), merged, [10.0, -40.0]) == pytest.approx(0.0)
-    assert average(weighting_named("tokens"), merged, [10.0, -40.0]) < -1.0
-
-
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 def test_a_stale_delta_counts_less_even_alone(name):
     """The discount is not normalized away, so a single stale delta makes a smaller step."""
@@ -137,12 +126,6 @@ def test_no_work_at_all_is_no_change(name):
         assert np.isfinite(average(strategy, [idle], [1.0]))
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    """The message names the valid values."""
-    with pytest.raises(ValueError, match="batch, tokens, uniform, fednova, anarchic"):
-        weighting_named("median")
-
-
 @pytest.mark.parametrize(
     ("reported", "counts_as"),
     [
@@ -164,14 +147,3 @@ def test_rows_count_by_the_balance_of_their_labels(reported, counts_as):
     even = delta_of(KEY, tokens=100, steps=10)
     skewed = attrs.evolve(even, facts=facts)
     assert strategy.weight(skewed, 0) == pytest.approx(counts_as * strategy.weight(even, 0))
-
-
-def test_where_all_sites_have_one_label_they_count_alike():
-    """Nothing is left to balance, and the mean must still be one."""
-    strategy = weighting_named("tokens")
-    merged = [
-        attrs.evolve(one, delta=attrs.evolve(one.delta, facts={"balance": 0.0}))
-        for one in (of_client(name, tokens=100, steps=10) for name in ("a", "b"))
-    ]
-    weights = [strategy.weight(one.delta, 0) * strategy.scale(merged) for one in merged]
-    assert weights == pytest.approx([0.5, 0.5])

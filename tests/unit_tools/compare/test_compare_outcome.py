@@ -5,14 +5,7 @@ import json
 import attrs
 
 from fsl_async.tools.compare import table
-from fsl_async.tools.compare.outcome import (
-    ClientCosts,
-    Curve,
-    Outcome,
-    Point,
-    Score,
-    Scored,
-)
+from fsl_async.tools.compare.outcome import ClientCosts, Curve, Outcome, Point, Score, Scored
 
 
 def begins(number, now=100.0):

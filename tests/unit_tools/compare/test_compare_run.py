@@ -88,6 +88,7 @@ def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path)
         assert f", {point.bytes / 1e6:,.2f} MB, " in line
 
 
+@pytest.mark.sweep
 def test_a_run_of_turns_ends_at_its_target_when_asked(images, tmp_path):
     """Later rounds would be trained for nothing; a round is a turn of every client."""
     choices = split(images, "sl", rounds=50, target_accuracy=0.2, stops_at_target=True)

@@ -145,6 +145,7 @@ def _forget_what_was_gained(monkeypatch):
 
 
 @pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "defect",
     [

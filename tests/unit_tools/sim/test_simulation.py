@@ -1,6 +1,5 @@
 """The simulator: complete runs with production code, and proof that its invariants can fail."""
 
-import functools
 import json
 from collections import Counter
 
@@ -14,7 +13,6 @@ from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
@@ -33,22 +31,16 @@ def simulate(**changes):
     return simulation
 
 
-@functools.cache
-def storm(seed):
-    """A storm that several tests use."""
-    return simulate(seed=seed)
-
-
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (0, *range(2, 20)))]
 )
 def test_a_storm_breaks_no_invariant(seed):
     """For several seeds, with faults that were injected."""
-    simulation = storm(seed)
+    simulation = simulate(hours=1.0, seed=seed)
     assert simulation.violations == []
     assert simulation.counts.relaunches > 2
     assert simulation.network.counts["dropped"] > 0
-    assert simulation.invariants.lineage.version > 150
+    assert simulation.invariants.lineage.version > 50
     assert simulation.counts.participation > 0.8
 
 
@@ -91,26 +83,6 @@ def test_versions_that_use_deltas_again(often_killed, seed):
     assert facts["deltas_doubled"] == facts["deltas_lost"] == 0
 
 
-@pytest.mark.parametrize("forgets", ["recovered", "_again"])
-def test_a_use_that_is_missing_is_noticed(monkeypatch, often_killed, forgets):
-    """The check of the test above can fail."""
-    monkeypatch.setattr(DeltaBook, forgets, lambda *_: ())
-    simulation = simulate(hours=0.5, pace="own", latest=True)
-    assert "used again" in simulation.violations[0]
-
-
-def test_a_client_that_waits_in_a_step_is_noticed(monkeypatch):
-    """The check of the test above can fail."""
-    take = Exchange.request_snapshot
-    monkeypatch.setattr(
-        Exchange,
-        "request_snapshot",
-        lambda self, sequence, hold=False: take(self, sequence, hold=True),
-    )
-    simulation = simulate(clients=2, hours=0.2, pace="steps")
-    assert "waits in a step" in simulation.violations[0]
-
-
 def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     """A server is killed far more often than in any profile, mostly within a round."""
     from fsl_async.tools.sim import simulation as module
@@ -119,10 +91,10 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
         server_kill_every_s=90.0, server_return_s=(1.0, 5.0), client_kill_every_s=600.0, drop=0.02
     )
     monkeypatch.setitem(module.PROFILES, "storm", worse)
-    simulation = simulate(hours=1.0, every_s=20.0)
+    simulation = simulate(hours=0.4, every_s=20.0)
     assert simulation.violations == []
-    assert simulation.counts.kinds["server killed"] > 20
-    assert simulation.invariants.lineage.version > 100
+    assert simulation.counts.kinds["server killed"] > 7
+    assert simulation.invariants.lineage.version > 40
 
 
 def test_starts_make_versions_again(monkeypatch):
@@ -137,18 +109,18 @@ def test_starts_make_versions_again(monkeypatch):
     monkeypatch.setattr(Newest, "_make_again", count)
     worse = evolve(PROFILES["storm"], server_kill_every_s=200.0, server_return_s=(1.0, 5.0))
     monkeypatch.setitem(PROFILES, "storm", worse)
-    assert simulate(hours=0.5, every_s=20.0).violations == []
-    assert len(made) > 10
+    assert simulate(hours=0.25, every_s=20.0).violations == []
+    assert len(made) > 5
 
 
 def test_buffered_merging_breaks_no_invariant(monkeypatch):
     """A trigger made of other parts drives complete runs in a storm."""
     monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
-    simulation = simulate(hours=2.0)
+    simulation = simulate(hours=1.0)
     assert simulation.violations == []
     assert simulation.counts.relaunches > 0
     sizes = list(Counter(simulation.invariants.lineage.merged.values()).values())
-    assert len(sizes) > 100
+    assert len(sizes) > 50
     assert sum(size >= K for size in sizes) > 0.9 * len(sizes)
     assert simulation.counts.participation < 0.5, "no round waits for all"
 
@@ -161,12 +133,11 @@ def test_a_server_that_never_runs_for_a_period_still_makes_versions(monkeypatch)
         server_kill_every_s=200.0, server_return_s=(5.0, 5.0)
     )
     monkeypatch.setitem(module.PROFILES, "storm", profile)
-    simulation = simulate(hours=6.0, every_s=600.0)
+    simulation = simulate(clients=3, hours=6.0, every_s=600.0)
     assert simulation.violations == []
     assert simulation.counts.kinds["server killed"] > 50
-    assert (
-        simulation.invariants.lineage.version > 12
-    )  # of 36; with a whole period after each start about 5
+    # Of 36; with a whole period after each start about 5.
+    assert simulation.invariants.lineage.version > 12
 
 
 def test_without_faults_almost_every_client_takes_part():
@@ -188,20 +159,6 @@ def test_at_the_end_nothing_is_left_over(faults):
     assert simulation.invariants.tokens_unsent == 0
     ended = [simulation._ended[name].exchange.version for name in simulation.names]
     assert set(ended) == {simulation.invariants.lineage.version}
-
-
-@pytest.mark.parametrize("without", ["hold", "last round"])
-def test_the_end_can_fail(monkeypatch, without):
-    """The check above finds a defect."""
-    if without == "hold":
-        original = Exchange.request_snapshot
-        deaf = lambda self, sequence, **_: original(self, sequence)  # noqa: E731
-        monkeypatch.setattr(Exchange, "request_snapshot", deaf)
-    else:
-        at_once = lambda self, reason, now: (self.begin(reason, now), self.finish())[1]  # noqa: E731
-        monkeypatch.setattr(RunEnd, "drain", at_once)
-    simulation = simulate(hours=0.5, faults="none")
-    assert simulation.violations or simulation.invariants.tokens_unsent > 0
 
 
 def _forget_acknowledged(monkeypatch):

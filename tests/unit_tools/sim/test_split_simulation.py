@@ -271,6 +271,7 @@ def _leave_without_a_checkpoint(monkeypatch):
 
 
 @pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("method", "defect"),
     [

@@ -186,6 +186,7 @@ def _decline_silently(monkeypatch):
 
 
 @pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("defect", "mode", "every_s", "seed"),
     [

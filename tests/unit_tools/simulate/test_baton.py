@@ -29,23 +29,6 @@ def _threads(clock, works, ended=lambda _: None):
     return made
 
 
-def test_threads_run_in_the_order_of_virtual_time(clock):
-    """A client of half the speed makes half the steps, and never two at a time."""
-    seen = []
-
-    def work(cost):
-        def steps(thread):
-            for _ in range(3):
-                thread.sleep(cost)
-                seen.append((clock.time(), cost))
-
-        return steps
-
-    _threads(clock, [work(1.0), work(2.5)])
-    clock.run_until(10.0)
-    assert seen == [(1, 1), (2, 1), (2.5, 2.5), (3, 1), (5, 2.5), (7.5, 2.5)]
-
-
 def test_a_wait_ends_with_a_change_or_at_its_deadline(clock):
     """And its virtual time is counted."""
     changed, seen, flag = Changed(clock), [], []
@@ -86,19 +69,6 @@ def test_a_killed_thread_is_unwound_and_does_nothing_more(clock):
     assert seen == ["unwound"]
     assert thread.over
     assert not [one for one in threading.enumerate() if one.name == "training"]
-
-
-def test_an_error_reaches_the_scheduler_s_thread(clock):
-    """With the virtual time at which it was raised."""
-    ended = []
-
-    def work(thread):
-        thread.sleep(2.0)
-        raise ValueError("no such column")
-
-    _threads(clock, [work], ended=lambda error: ended.append((clock.time(), str(error))))
-    clock.run_until(5.0)
-    assert ended == [(2.0, "no such column")]
 
 
 def test_each_thread_has_default_random_generators_of_its_own(clock):

@@ -54,10 +54,7 @@ def test_rates_that_are_no_speeds_are_refused(text):
 
 @pytest.mark.parametrize(
     ("override", "hours", "words"),
-    [
-        ("run.name=run", None, "no end"),
-        ("train.decay_at=2030-01-01T00:00:00+00:00", 1.0, "date"),
-    ],
+    [("run.name=run", None, "no end"), ("train.decay_at=2030-01-01T00:00:00+00:00", 1.0, "date")],
 )
 def test_runs_that_cannot_be_simulated_are_refused_in_one_line(override, hours, words):
     """The line has what to do instead."""

@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_versions_in_a_storm(tmp_path):
     assert sum(client.launches for client in first.clients) > 5
 
 
-@pytest.mark.parametrize("faults", ["none", "storm"])
+@pytest.mark.parametrize("faults", [pytest.param("none", marks=pytest.mark.sweep), "storm"])
 def test_more_processes_give_the_same_versions(tmp_path, faults):
     """Digests, the clients' parts, faults and bytes; links and speeds differ among clients."""
     settings = {"sync.every_s": 3600, "run.rounds": 4, "session.heartbeat_every_s": 60}
@@ -151,7 +151,7 @@ def _soon(look):
     raise AssertionError("it did not happen")
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", [pytest.param("SGD", marks=pytest.mark.sweep), "AdamW"])
 def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimizer):
     """With one model in memory the versions are those of all in memory, in a storm too; weights,
     gradients that are kept, and moments are moved.

@@ -66,7 +66,9 @@ def simulated(folder, data, method, *, model=MODEL, settings=None, **arguments):
     return fsl_async.simulate(TASK, settings=usual | (settings or {}), run_dir=folder, **given)
 
 
-@pytest.mark.parametrize("method", ["splitfed-v2", "fsl-sage"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("splitfed-v2", marks=pytest.mark.sweep), "fsl-sage"]
+)
 def test_the_same_seed_gives_the_same_run_in_a_storm(tmp_path, data, method):
     """Clients and both servers are killed; both runs end with equal versions, and with equal files
     of the split server. Every upload that counts is in its ledger.

@@ -5,12 +5,7 @@ import math
 import pytest
 
 from fsl_transport import PeerError
-from fsl_transport.bulk.chunks import (
-    READS_LIMIT,
-    RESUMES_LIMIT,
-    ReceiveStream,
-    SendStream,
-)
+from fsl_transport.bulk.chunks import READS_LIMIT, RESUMES_LIMIT, ReceiveStream, SendStream
 
 UNWRITTEN = 500
 """Limit of a sender's unwritten bytes: above every window here but those of the receiver alone."""
@@ -44,17 +39,6 @@ def test_a_resume_goes_back_and_drops_the_pending_read():
     assert stream.take() is None
     stream.delivered(serial, b"right")
     assert stream.take() == (1, b"right")
-
-
-def test_a_resume_at_the_current_chunk_keeps_its_read():
-    """A source slower than the stall timeout would otherwise make no progress."""
-    stream = sending()
-    _, serial = stream.next_read()
-    stream.accept(1, 0, 0, 1000)
-    assert stream.is_current(serial)
-    stream.delivered(serial, b"x")
-    stream.accept(2, 0, 0, 1000)
-    assert stream.take() == (0, b"x")
 
 
 def send_one(stream, size=10):
@@ -177,20 +161,6 @@ def test_receiver_refuses_invalid_pieces():
         stream.on_piece(1, 0, 10, 1.0)
     with pytest.raises(PeerError):
         ReceiveStream(1, 3, 10.0).on_piece(0, 0, 10, 1.0)
-
-
-def test_only_lack_of_credit_counts_as_blocked():
-    """Waiting for the source or the path does not."""
-    stream = sending(limit=10)
-    assert not stream.is_blocked
-    _, serial = stream.next_read()
-    assert not stream.is_blocked
-    stream.delivered(serial, b"x" * 10)
-    assert not stream.is_blocked
-    stream.take()
-    assert stream.is_blocked
-    stream.grant(20, 1)
-    assert not stream.is_blocked
 
 
 def test_bytes_beyond_the_credit_are_dropped():

@@ -3,10 +3,7 @@
 import pytest
 from simulated_path import Conditions, Path
 
-from fsl_transport.bulk.congestion_window import (
-    PROBE_RTT_EVERY_S,
-    CongestionWindow,
-)
+from fsl_transport.bulk.congestion_window import PROBE_RTT_EVERY_S, CongestionWindow
 from fsl_transport.bulk.parallelism import State
 
 DSL = Conditions(rate=1.25e6, delay_s=0.03, buffer_s=0.2)
@@ -35,15 +32,6 @@ def test_a_long_path_with_losses_is_filled_within_seconds():
     path.run(3.0)
     assert path.parallelism.count >= 32
     assert path.run(5.0).use > max(0.88, 2 * alone.run(5.0).use)
-
-
-def test_one_percent_packet_loss():
-    """Most connections are repairing a loss at any time; the window must not shrink for that."""
-    alone = Path(LOSSY, stripes=1)
-    alone.run(2.0)
-    path = Path(LOSSY)
-    path.run(4.0)
-    assert path.run(3.0).use > 12 * alone.run(3.0).use
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The receiver's window: the path's need, the writer's pace, the limits."""
 
-import pytest
-
 from fsl_transport.bulk.chunks import ReceiveStream
 
 
@@ -56,28 +54,3 @@ def test_committed_bytes_are_what_may_arrive():
     assert stream.committed_bytes == 0
     assert accepted(chunks=9, window=100, limit=30).committed_bytes == 100
     assert ReceiveStream(1, 3, 10.0).committed_bytes == 0
-
-
-def test_a_window_does_not_grow_with_a_slow_writer():
-    """If the writer is the bottleneck, more credit does not help."""
-    stream = accepted(window=100, limit=50)
-    take(stream, 0, 50)
-    take(stream, 1, 50)
-    assert not stream.on_blocked(100, 400, 1000)  # the writer holds all of it
-    assert stream.on_written(50, 1000, 1.0)
-    assert stream.on_written(50, 1000, 1.0)
-    assert stream.credit.limit == 200
-    assert stream.on_blocked(200, 400, 1000)
-    assert stream.credit.limit == 500
-    take(stream, 2, 50)
-    stream.on_written(50, 60, 1.0)  # others came and share the budget
-    assert stream.credit.limit == 500
-    assert not stream.on_blocked(500, 60, 60)
-
-
-@pytest.mark.parametrize(("unwritten", "grows"), [(100, True), (101, False)])
-def test_a_writer_is_behind_when_it_has_more_than_a_quarter_of_the_window(unwritten, grows):
-    """With less it is keeping up."""
-    stream = accepted(window=400, limit=50)
-    take(stream, 0, unwritten)
-    assert stream.on_blocked(400, 400, 2000) == grows

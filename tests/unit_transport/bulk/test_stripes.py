@@ -4,10 +4,7 @@ import pytest
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.reassembly import EagerPieces, Reassembly
-from fsl_transport.bulk.stripes import (
-    INITIAL_FLIGHT_BYTES,
-    BulkSender,
-)
+from fsl_transport.bulk.stripes import BulkSender
 from fsl_transport.session.frames import Chunk
 
 
@@ -33,19 +30,6 @@ def piece_of(payload, *, offset=0, size=None, round_=0, stream=1, index=0):
     return Chunk(b"12345678", stream, round_, index, offset, size, 0, 1, True, payload)
 
 
-def test_a_small_chunk_uses_all_connections():
-    """TCP restarts with ten segments per connection: more connections need fewer round trips."""
-    bulk = sender(16)
-    bulk.congestion_window.window = 1 << 20
-    bulk.add(1, 0, 0, bytes(97_000))
-    sent = send_all(bulk)
-    assert [stripe for stripe, *_ in sent] == list(range(8))
-    sizes = [len(piece.data) for *_, piece in sent]
-    assert sum(sizes) == 97_000
-    assert max(sizes) <= INITIAL_FLIGHT_BYTES
-    assert max(sizes) - min(sizes) < 8
-
-
 def test_a_lone_stripe_is_probed_before_anything_is_resent():
     """TCP may only be repairing a loss, and the pieces in flight may still arrive."""
     bulk = sender()
@@ -60,19 +44,6 @@ def test_a_lone_stripe_is_probed_before_anything_is_resent():
     ((stripe, seq, asks, piece),) = send_all(bulk, when + 1)
     assert (stripe, seq, asks, len(piece.data)) == (0, 3, True, 20_000)
     assert bulk.resent_bytes == 20_000
-
-
-def test_a_gap_is_a_loss():
-    """A stripe keeps its order, so a later piece's arrival proves that an earlier one is lost."""
-    bulk = sender()
-    for index in range(3):
-        bulk.add(1, 0, index, bytes(10_000))
-    assert len(send_all(bulk)) == 3
-    bulk.on_ack(0, 1, 1, 0.1)
-    bulk.on_ack(0, 3, 3, 0.1)
-    ((_, seq, _, piece),) = send_all(bulk, 0.1)
-    assert (seq, piece.index) == (4, 1)
-    assert bulk._stripes[0].in_flight == 10_000
 
 
 def test_pieces_of_a_forgotten_stream_are_not_resent():

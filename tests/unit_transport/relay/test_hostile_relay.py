@@ -14,13 +14,7 @@ import random
 import pytest
 from hostile_relay import DOWN, HANDSHAKE, LARGE, SMALL, UP, HostileRelay, make_frame
 
-from fsl_transport import (
-    MessageReceived,
-    PeerUp,
-    StreamOffered,
-    StreamReceived,
-    StreamSent,
-)
+from fsl_transport import MessageReceived, PeerUp, StreamOffered, StreamReceived, StreamSent
 
 
 def changed(data, place, bit=1):

@@ -22,16 +22,6 @@ WORD = Data(SESSION, 1, 0, frames.MESSAGE, [{}])
 CREDIT = Data(SESSION, 1, 0, frames.CREDIT, [1, 2, 3])
 
 
-def test_a_bucket():
-    """Burst first, then the rate, at most the burst; a clock that goes back adds nothing."""
-    bucket = TokenBucket(Rate(2.0, 3.0), 10.0)
-    assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
-    assert not bucket.take(10.4)
-    assert bucket.take(10.5)
-    assert not bucket.take(9.0)
-    assert bucket.fill(1e9) == 3.0
-
-
 @pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
 def test_a_rate_allows_something(rate):
     """A limit of nothing is a mistake, not a limit."""

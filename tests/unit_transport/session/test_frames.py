@@ -209,23 +209,3 @@ def test_bodies_a_peer_would_refuse_are_refused_here(body):
     """Our own mistake must be a LocalError here, not a lost session there."""
     with pytest.raises(LocalError):
         frames.check_body(body)
-
-
-@pytest.mark.parametrize("value", [object(), 1 << 70, {1, 2}], ids=["object", "int", "set"])
-def test_values_msgpack_cannot_encode(value):
-    """The same for values without a wire form; the packer stays usable."""
-    with pytest.raises(LocalError):
-        frames.pack((frames.BYE, SESSION, value), 100)
-    assert parse(frames.pack((frames.BYE, SESSION, "x"), 100)) == frames.Bye(SESSION, "x")
-
-
-def test_the_error_of_a_large_message_suggests_a_stream():
-    """It suggests a stream to a caller that sends a model as a message."""
-    with pytest.raises(LocalError, match="stream"):
-        frames.pack((frames.BYE, SESSION, "x" * 100), 50)
-
-
-def test_short_cuts_reasons():
-    """An exception's long text may be a reason; the wire has a limit."""
-    assert frames.short("abc") == "abc"
-    assert len(frames.short("x" * 5000)) == frames.TEXT_LIMIT

@@ -2,9 +2,6 @@
 
 import math
 
-import pytest
-
-from fsl_transport import PeerError
 from fsl_transport.session import frames
 from fsl_transport.session.reliable import BEAT_DUE
 from fsl_transport.session.session import (
@@ -88,14 +85,6 @@ def test_dialer_reports_that_it_is_still_calling(new_settings):
     assert StillConnecting(8.5) in machine.handle_timer(8.5)
 
 
-def test_hello_head_names_the_attempt(new_settings):
-    """It distinguishes repetitions from new attempts."""
-    machine = dialer(new_settings)
-    machine.connect(0.0)
-    message = frames.parse([machine.hello_head({"a": 1})], 1000, 0)
-    assert message == frames.Hello(frames.PROTOCOL_VERSION, 10, 1, "c", "client", {"a": 1})
-
-
 def test_welcome_for_this_attempt_only(new_settings):
     """A late WELCOME belongs to a session that the listener has given up."""
     machine = dialer(new_settings)
@@ -106,28 +95,6 @@ def test_welcome_for_this_attempt_only(new_settings):
     assert machine.handle(welcome(), 0.0) == [Up(77, {"run": 1})]
     assert machine.state is DialerState.UP
     assert machine.handle(welcome(), 0.0) == []
-
-
-def test_refusal_is_final_until_connect(new_settings):
-    """The application decides whether to try again."""
-    machine = dialer(new_settings)
-    machine.connect(0.0)
-    assert machine.handle(refuse(attempt=5), 0.0) == []
-    assert machine.handle(refuse(incarnation=5), 0.0) == []
-    assert machine.handle(refuse(), 0.0) == [RefusedBy("full", "because")]
-    assert machine.next_deadline() == math.inf
-    assert machine.handle(refuse(), 0.0) == []
-    assert machine.connect(1.0) == [SendHello()]
-    assert machine.attempt == 2
-
-
-def test_clock_skew_raises_the_incarnation(new_settings):
-    """A relaunched client with a slow clock must get a session."""
-    machine = dialer(new_settings)
-    machine.connect(0.0)
-    assert machine.handle(refuse("superseded", known=50), 0.0) == [SendHello()]
-    assert (machine.incarnation, machine.attempt) == (51, 2)
-    assert machine.handle(welcome(51, 2), 0.0) == [Up(77, {"run": 1})]
 
 
 def test_superseded_after_having_been_up(new_settings):
@@ -146,14 +113,6 @@ def test_a_superseded_refusal_of_a_lower_incarnation_is_a_plain_one(new_settings
     assert machine.handle(refuse("superseded", known=3), 0.0) == [
         RefusedBy("superseded", "because")
     ]
-
-
-def test_unknown_calls_again_at_once(new_settings):
-    """A restarted listener costs one round trip."""
-    machine = up_dialer(new_settings)
-    assert machine.handle(frames.Unknown(OTHER), 1.0) == []
-    assert machine.handle(frames.Unknown(SESSION), 1.0) == [Down(77, "reset"), SendHello()]
-    assert machine.handle(frames.Unknown(SESSION), 1.0) == []
 
 
 def test_bye_calls_again_later(new_settings):
@@ -190,28 +149,6 @@ def test_dialer_violated(new_settings):
     assert machine.state is DialerState.CALLING
 
 
-def test_dialer_disconnect(new_settings):
-    """BYE is sent once, and nothing afterwards."""
-    machine = up_dialer(new_settings)
-    machine.disconnect("done")
-    assert sent(machine) == [frames.Bye(SESSION, "done")]
-    assert machine.next_deadline() == math.inf
-    machine.connect(0.0)
-    machine.disconnect("done")
-    assert sent(machine) == []
-    assert machine.state is DialerState.IDLE
-
-
-def test_listener_asks_and_welcomes(new_settings):
-    """The application decides; it is not asked again about repetitions."""
-    machine = ListenerMachine(77, new_settings())
-    assert machine.handle(hello(), 0.0) == [Ask(hello())]
-    assert machine.handle(hello(), 1.0) == []
-    machine.welcome(SESSION, {"run": 1}, 1.0)
-    assert sent(machine) == [welcome()]
-    assert machine.state is ListenerState.UP
-
-
 def test_a_lost_welcome_is_sent_again(new_settings):
     """Until something is received in the session, the WELCOME may be lost."""
     machine = up_listener(new_settings)
@@ -236,14 +173,6 @@ def test_a_lost_refusal_is_asked_again(new_settings):
     machine.handle(hello(10, 2), 1.0)
     machine.refuse("full", "because")
     assert machine.handle(hello(10, 2), 2.0) == [Ask(hello(10, 2))]
-
-
-def test_higher_incarnation_replaces_the_session(new_settings):
-    """At once, in every state."""
-    machine = up_listener(new_settings)
-    assert machine.handle(hello(20, 1), 1.0) == [Down(10, "superseded"), Ask(hello(20, 1))]
-    assert machine.handle(hello(30, 1), 1.0) == [Ask(hello(30, 1))]
-    assert machine.incarnation == 30
 
 
 def test_lower_incarnation_is_refused_with_the_known_one(new_settings):
@@ -346,10 +275,3 @@ def test_listener_violated_and_disconnect(new_settings):
     machine = up_listener(new_settings)
     machine.disconnect("drain", 1.0)
     assert sent(machine) == [frames.Bye(SESSION, "drain")]
-
-
-def test_acknowledging_the_future_is_the_peers_error(new_settings):
-    """The endpoint ends the session for it."""
-    machine = up_listener(new_settings)
-    with pytest.raises(PeerError):
-        machine.handle(frames.Ack(SESSION, 5, False), 0.0)
