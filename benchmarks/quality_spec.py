@@ -141,6 +141,7 @@ CODE = (
     "learn/data/corpus.py",
     "learn/models/gpt.py",
     "roles/sync/progress.py",
+    "store/merge/merge.py",
     "store/rules/outer.py",
     "store/vectors/vectors.py",
 )

@@ -289,7 +289,7 @@ def test_the_journal_of_a_simulation_can_be_kept(tmp_path):
     result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
     assert result.return_value == 0, result.output
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert {"event", "effect"} == {line["kind"] for line in lines}
+    assert {"event", "effect", "fact"} == {line["kind"] for line in lines}
     by_number = {line["n"]: line for line in lines}
     caused = [line for line in lines if line["cause"] is not None]
     assert caused
