@@ -34,7 +34,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, define
+from attrs import asdict, evolve, frozen
 
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
@@ -90,7 +90,7 @@ fp32.
 _NO_WEIGHTS = "the run has no weights yet; a client must publish its initial ones first"
 
 
-@define
+@frozen
 class _Open:
     """The parts of an open store."""
 
@@ -254,8 +254,7 @@ class Store:
         with disk(f"cannot read version {self.version}"):
             newest.recover()
         newest.begin_snapshot(opened.kept.get(self.version))
-        opened.newest = newest
-        opened.merging = Merging(
+        merging = Merging(
             self._files,
             opened.run,
             opened.facts,
@@ -266,6 +265,7 @@ class Store:
             settings=settings,
             full_fetch=self._is_fetched_in_full,
         )
+        self._parts = evolve(opened, newest=newest, merging=merging)
 
     def _is_fetched_in_full(self) -> bool:
         return self._served_full == self.version and (
@@ -620,6 +620,7 @@ class Store:
                 self._load_newest()
             except StoreError as error:  # the version is there all the same
                 self._report(f"version {record.version} cannot be loaded yet: {error}")
+            opened = self._open
         oldest = self._forget_old()
         alike, opposite = opened.run.spool.sketches.compare(one.key for one in record.merged)
         # The version exists, so nothing from here on may make the commit fail.
