@@ -1,6 +1,6 @@
 """How many small faults in given files the tests detect.
 
-    python benchmarks/mutants.py --count 20 fsl_async/store/outer.py
+    python benchmarks/mutants.py --count 20 fsl_async/store/rules/outer.py
     python benchmarks/mutants.py --count 300 --tests "pytest -q -x tests/unit_store" fsl_async/store
 
 A mutant is one file with one change in a function: a comparison is inverted, a number is one larger

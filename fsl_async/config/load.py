@@ -226,7 +226,7 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
                 fixed = f" ({FIXED})" if field.metadata["fixed"] else ""
                 lines.append(f"# {field.metadata['help']}{fixed}")
                 limits = limits_of(f"{name}.{field.name}")
-                lines += [f"#     in a run of {limit}".replace("`", "") for limit in limits]
+                lines += [f"#     {limit}".replace("`", "") for limit in limits]
             lines.append(line)
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"

@@ -204,7 +204,8 @@ def plain(value: Any) -> str:
 
 def limits_of(key: str) -> list[str]:
     """Return a line for each kind of run that limits a setting."""
-    return [f"{one.name}: {one.settings[key].shown}" for one in RECIPES if key in one.settings]
+    limits = ((one.name, one.settings.get(key)) for one in RECIPES)
+    return [f"only {only.shown} where: {name}" for name, only in limits if only is not None]
 
 
 def check(config: Config) -> None:

@@ -33,7 +33,7 @@ def test_a_configuration_file_says_what_limits_a_setting():
     """Where one chooses a value, not only once it is refused."""
     lines = to_toml(Config()).splitlines()
     at = lines.index('aggregation = "mean"')
-    assert "#     in a run of sequential: mean" in lines[at - 8 : at]
+    assert "#     only mean where: sequential" in lines[at - 8 : at]
 
 
 def test_rows_name_settings_and_values_that_there_are():

@@ -58,6 +58,8 @@ AGGREGATION = [
     (MEAN.replace("rows.mean(axis=0)", "None"), "it returns NoneType, not an array"),
     (MEAN.replace("rows.mean(axis=0)", "rows[0] + np.float32(np.random.random())"),
      "gives other values for the same rows"),
+    (MEAN.replace("    def", "    out = np.zeros(2600, np.float32)\n    def")
+     .replace("axis=0", "axis=0, out=self.out"), "returns memory that it uses again"),
     (MEAN.replace("def", "least = 0\n    def"), "least must be a whole number"),
     (MEAN.replace("def", "reuses = True\n    def"), "reuses false"),
 ]  # fmt: skip

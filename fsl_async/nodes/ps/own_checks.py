@@ -24,6 +24,7 @@ from fsl_async.store.rules.outer import OuterOptimizer, OuterStep
 _SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
 _VECTORS = ("weights", "residual", "mean", "owed")
 """Vectors that the store itself keeps."""
+_SHARED = "returns memory that it uses again, and it runs in several threads at once"
 _CLIENT_FACTS = (
     "exchanges_a", "by_rounds", "unequal_ranks", "keeps_tail", "changes_basis", "has_patch",
     "merges_products", "is_linear", "trains_a", "trains_b",
@@ -110,13 +111,16 @@ def try_rule(rule: type[Rule], byzantine: int = 0) -> str:
         rows = _noise(count, manifest.values)
         clients = tuple(RowClient(f"c{one}", 1.0, 100, 10, 0, {}) for one in range(count))
         distances = np.square(rows[:, None, :40] - rows[None, :, :40]).sum(axis=2, dtype=float)
-        found = []
+        found, results = [], []
         for one in (made, made, rule(byzantine)):
             used = one.choose(distances.copy()) if one.needs_distances else np.ones(count, bool)
             few = tuple(client for client, is_used in zip(clients, used, strict=True) if is_used)
-            found.append(one.combine(rows[used], few, parts).tobytes())
+            results.append(one.combine(rows[used], few, parts))
+            found.append(results[-1].tobytes())
         if len(set(found)) > 1:
             return "combine gives other values for the same rows"
+        if np.shares_memory(results[0], results[1]):
+            return f"combine {_SHARED}"
     return ""
 
 
@@ -130,17 +134,20 @@ def try_optimizer(
     for name in first.vectors:
         if not re.fullmatch(r"[a-z_]{1,32}", str(name)) or name in _VECTORS:
             return f"vectors: {name!r} must be letters a-z and _, and none of {', '.join(_VECTORS)}"
-    found, problem = set(), ""
+    found, problem, steps = set(), "", []
     for one in (first, first, optimizer(learning_rate, momentum)):
         held = {name: np.zeros(2600, np.float32) for name in one.vectors}
         state, bits = dict(held), b""
         for version, average in enumerate(averages, 1):
-            bits += one.step(average.copy(), state, one.numbers(version, 1.0, 50.0)).tobytes()
+            steps.append(one.step(average.copy(), state, one.numbers(version, 1.0, 50.0)))
+            bits += steps[-1].tobytes()
         if state.keys() != held.keys() or any(state[name] is not held[name] for name in held):
             problem = "step must change the vectors of state in place"
         found.add(bits + b"".join(vector.tobytes() for vector in held.values()))
     if len(found) > 1:
         return "step gives other values for the same average and state"
+    if not problem and np.shares_memory(steps[0], steps[1]) and not first.vectors:
+        problem = f"step {_SHARED}"
     return problem
 
 

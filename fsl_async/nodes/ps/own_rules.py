@@ -22,7 +22,7 @@ from fsl_async.files.private_files import replace_bytes
 from fsl_async.learn.user_code import load_module
 from fsl_async.nodes.ps.own_checks import KINDS, Kind
 from fsl_async.store.errors import RuleFailed, StoreError
-from fsl_async.store.rules.adapters import RULES
+from fsl_async.store.rules.adapters import RULES, AdapterRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,8 @@ def _loaded(key: str, source: Source, *settings: float) -> type[Any]:
     try:
         return _made(KINDS[key], source, *settings)
     except (TaskError, RuleFailed) as error:
-        raise ConfigError(f"{key}: {error}", key) from error
+        shown = "tune.rule" if key == "tune.merge" else key  # which is what the operator has set
+        raise ConfigError(f"{shown}: {error}", key) from error
 
 
 def _made(kind: Kind, source: Source, *settings: float) -> type[Any]:
@@ -112,6 +113,8 @@ def _made(kind: Kind, source: Source, *settings: float) -> type[Any]:
     found = getattr(_module(source.path, source.text), source.name, None)
     if not (isinstance(found, type) and issubclass(found, kind.base)):
         base = f"fsl_async.store.rules.{kind.base.__name__}"
+        if kind.base is AdapterRule:
+            base = "a built-in rule that merges products, as FlexLoRA"
         problem = f"does not derive from {base}" if found else "there is no such class"
         raise RuleFailed(f"{label}: {problem}")
     calls = {

@@ -1,6 +1,6 @@
 """How far a run is towards its planned end, and how fast it goes on. Pure.
 
-Learning rates (`learn.client.schedule`) and outer momentum (`store.outer`) follow it.
+Learning rates (`learn.client.schedule`) and outer momentum (`store.rules.outer`) follow it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     average = scale(merged) * sum_i weight(i) * Delta_i
 
-`weight` is computed when a delta is offered, so that it can be added while it arrives, and is final
-when its version is ordered, with `scale`. Each strategy is a class with these two methods. To add
+Both are computed when a version is ordered. Each strategy is a class with these two methods. To add
 one, add a class and a line in WEIGHTINGS.
 
 Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie

@@ -15,7 +15,7 @@ whole are the weighted mean of the deltas. Rules that keep what they owe give it
 as a second row.
 
 Where some sites take steps of zeroth order, each order is averaged within itself, and the two are
-added (`fsl_async.store.deltas.delta_kind.Mixed`).
+added (`fsl_async.store.merge.merge.SumMerge`).
 
 Only deltas from the newest version count: those of older ones are in another basis. A delta that
 was accepted in time and stored too late is left out, as is one without weight. Where none is left,
@@ -116,7 +116,7 @@ class ProductsMerge(SpooledMerge):
             for key in keys
         }
         norms = dict.fromkeys((keys[0].client for keys in clients), 0.0)
-        chunks = map(self._rows(clients, factors), range(self._manifest.chunks))
+        chunks = self._pool.each(self._rows(clients, factors), range(self._manifest.chunks))
         pieces = self._pieces(chunks, members, vectors, a_round.version, norms)
         made = _in_chunks(pieces, self._manifest)
         return Average((_given(one) for one in made), set(factors), product_norms=norms)

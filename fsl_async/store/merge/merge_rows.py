@@ -1,9 +1,10 @@
 """Rows merge: applies an aggregation rule to the clients' deltas of a round, chunk by chunk.
 
 For rules that need several clients' deltas at once. Between rounds nothing is held. A merge reads
-the deltas from the spool once, twice if the rule needs distances, and holds one chunk per client:
-O(clients x chunk) memory. Clients come in the order of their names, and a client's own deltas are
-summed in the order of their keys, so a merge that is repeated gives the same bits.
+the deltas from the spool once, twice if the rule needs distances, and holds one chunk per client
+and thread: O(threads x clients x chunk) memory. Clients come in the order of their names, and a
+client's own deltas are summed in the order of their keys, so a merge that is repeated gives the
+same bits.
 """
 
 from __future__ import annotations

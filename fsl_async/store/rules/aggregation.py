@@ -57,7 +57,7 @@ class Rule:
 
     name: ClassVar[str]
     by_rows: ClassVar[bool] = True
-    """Whether it works on rows. If not, deltas are summed with their weights as they arrive."""
+    """Whether it works on rows. If not, deltas are summed with their weights."""
     reuses: ClassVar[bool] = False
     """Whether clients without a new delta have a row too, of their newest merged one.
 
@@ -87,7 +87,8 @@ class Rule:
         rows: float32, (n, values), one of each client; they may be changed, and the result may be
         one of them. clients: of the rows. parts: the tensors that lie in this chunk, by name; a
         rule may treat them differently. The result must follow from the arguments alone: after a
-        crash a version is made again.
+        crash a version is made again. Several threads call this at once, so nothing of the rule may
+        change.
         """
         raise NotImplementedError
 

@@ -180,7 +180,10 @@ class Vectors:
 
         def finish(jobs: Sequence[tuple[int, Fill, bytes | None]]) -> list[_ChunkDone]:
             done = []
-            scratch = self._scratch.pop() if self._scratch else self._new_scratch()
+            try:
+                scratch = self._scratch.pop()
+            except IndexError:  # all are in use
+                scratch = self._new_scratch()
             try:
                 for index, fill, frame in jobs:
                     with np.errstate(over="ignore", invalid="ignore"):
