@@ -183,7 +183,7 @@ def test_new_lines_are_drawn_without_a_reload(browser, journal):
         rows = "document.querySelectorAll('.timeline .label').length"
         journal.client(600.0, "x", "joining", incarnation=1, begins=True)
         page.wait_for_function(f"() => {rows} === 4", timeout=5000)
-        journal.add(601.0, "refuse", peer="x", text="its name is taken")
+        journal.client(601.0, "x", "refused", incarnation=-1, why="its name is taken")
         page.wait_for_function(f"() => {rows} === 3", timeout=5000)
 
 
