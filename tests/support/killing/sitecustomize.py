@@ -35,7 +35,7 @@ def _install(points, log):
             os.close(os.open(log / point, os.O_CREAT | os.O_EXCL))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def made(self, machine, scheduler, execute, journal):
+    def made(self, machine, scheduler, execute, *more):
         role = _ROLES[type(machine).__name__]
 
         def watched(effect, number):
@@ -44,7 +44,7 @@ def _install(points, log):
             execute(effect, number)
             reach(role, "after", name)
 
-        make(self, machine, scheduler, watched, journal)
+        make(self, machine, scheduler, watched, *more)
 
     runtime.Node.__init__ = made
 
