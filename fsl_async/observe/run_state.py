@@ -60,7 +60,7 @@ class NodeState:
     role: str = ""
     run: str = ""
     name: str = ""
-    """Of a client."""
+    """A client's name in the run; empty for a server."""
     address: str = ""
     encrypted: bool | None = None
     """None: its journal is of a release that did not record it."""
@@ -257,7 +257,7 @@ class RunState:
             del self.clients[name]
 
     def repeats_may_be_news(self) -> None:
-        """Something has changed: a note that was told before is told again."""
+        """Take a change: a note that was reported before is reported again."""
         self._told.clear()
 
     def take_news(self) -> list[News]:

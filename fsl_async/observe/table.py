@@ -1,4 +1,4 @@
-"""What people see of a run: the table of clients, and a line for each piece of news.
+"""Prints a run in a terminal: the table of clients, and a line for each piece of news.
 
 Both show a `RunState`: a few dozen lines for a run of a minute.
 

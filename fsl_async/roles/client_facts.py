@@ -17,7 +17,7 @@ from fsl_async.roles.machine import ClientLeft, Fact, Refuse
 
 @frozen
 class ClientFact(Fact, tag="client"):
-    """What a client does, or the outcome of a delta of it."""
+    """Records what a client does, or the outcome of one of its deltas."""
 
     peer: str
     incarnation: int
@@ -29,9 +29,10 @@ class ClientFact(Fact, tag="client"):
     in_run: bool = False
     """It was welcomed to this run before, by its own word."""
     why: str = ""
-    """Of gone: the code of the reason; of refused: a sentence, or empty; of a delta: why not."""
+    """The reason: a code when the state is gone, a sentence or empty when it is refused or a delta
+    is not accepted."""
     goodbye: str = ""
-    """Of gone: the reason in its own words."""
+    """When the state is gone: the reason that the client gave, in words."""
     key: str = ""
     """A delta, whose outcome is"""
     outcome: str = ""

@@ -1,7 +1,7 @@
-"""States what the parameter server has decided, as records for people and programs. Pure.
+"""Facts: records of what the parameter server has decided, for its journal. Pure.
 
 The journal has a line for each fact; status, page, trackers and reports are sums of these lines
-(`fsl_async.observe`). Events and effects stay in the journal for whoever looks for a bug.
+(`fsl_async.observe`). Events and effects stay in the journal for debugging.
 
     client    what a client does, and the outcomes of its deltas (`fsl_async.roles.client_facts`)
     round     the open round and the time of the next call, whenever any of it changes
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.ps import ParameterServerMachine
 
 NAMED = 16
-"""Of the clients that a round waits for, those beyond are a number."""
+"""A fact lists this many of the clients that a round waits for; the others are counted."""
 _NO_ROUND = (
     ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered, ev.VersionHeld,
 )  # fmt: skip
 """Frequent events that change neither rounds nor versions."""
 _STATES = {"fetch_asked": "fetching", "delta_offered": "sending", "delta_stored": "training"}
 _OTHER_WORDS = {"empty": "waiting", "done": "ended"}
-"""Phases that have another name for people."""
+"""Phases of the machine that a fact gives another name."""
 
 
 @frozen
