@@ -186,13 +186,6 @@ class Files:
             self.write(descriptor, data, 0)
             self.sync(descriptor)
 
-    def replace_whole(self, path: Path, data: bytes) -> None:
-        """Create or replace `path` atomically; content and name are durable on return."""
-        temporary = path.with_name(f"tmp-{path.name}")
-        self.write_whole(temporary, data)
-        self.rename(temporary, path)
-        self.sync_directory(path.parent)
-
     def remove_tree(self, path: Path) -> None:
         """Remove the folder `path`, which holds files only. An absent folder is ignored."""
         for name in self.names(path):

@@ -48,8 +48,6 @@ class StoreSettings:
 
     history: int = field(default=0, validator=validators.ge(0))
     """Versions whose steps a returning client replays at most, in a run of zeroth order."""
-    state_growth: float = field(default=2.0, validator=validators.ge(0.0))
-    """The ledger's state is saved when the ledger has grown by this many times the state's size."""
 
     @property
     def product_rule(self) -> AdapterRule | None:

@@ -1,7 +1,6 @@
 """Store: the parameter server's durable state, one run directory.
 
     run_dir/ledger.jsonl     what was acknowledged (fsl_async.store.disk.ledger)
-    run_dir/ledger.state     what its lines add up to (fsl_async.store.recovery.facts)
     run_dir/manifest.json    the model's tensors
     run_dir/spool/           deltas as they arrived (fsl_async.store.deltas.spool)
     run_dir/quarantine/      deltas that must not be merged
@@ -173,7 +172,7 @@ class Store:
             )
         book = run.book
         run.ledger.gone = lambda line: self.gone(line)  # noqa: PLW0108 - it may be set later
-        facts = Facts(run.ledger, run.state, book, run.checkpoints)
+        facts = Facts(run.ledger, book, run.checkpoints)
         versions = KeptVersions(self._files, run.checkpoints, kept, self._report)
         ring = RingStore(
             self._files,
@@ -194,7 +193,6 @@ class Store:
                 with disk(f"cannot tidy the run directory {self._run_dir}"):
                     for path in run.retire(self._forget_old()):
                         self._files.remove_any(path)
-                    run.save_state()
             finally:
                 self._is_recovering = False
         exact = book.ring.adopted is not None and (
@@ -631,7 +629,6 @@ class Store:
             # merged.
             opened.facts.write_outstanding()
             leaving = opened.run.retire(oldest)
-            opened.facts.save_state()
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
         if opened.newest is not None:

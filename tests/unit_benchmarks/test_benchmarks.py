@@ -28,7 +28,6 @@ SCRIPTS = {
     "lockstep.py --methods fsl-sage --models gpt --optimizers adamw": (
         lambda row: row["difference"] <= 1e-6 and row["fp32_average"] > 0
     ),
-    "ledger_start.py --smoke": lambda whole, state: whole["notices"] == state["notices"] == [],
     "mapped.py --smoke": lambda *rows: len(rows) == 5,
     "stripe_memory.py --stripes 1,5 --clients 2 --mib 1 --quiet 0": (
         lambda *rows: [row["connections"] for row in rows] == [4, 12, 4, 12]

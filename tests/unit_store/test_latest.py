@@ -22,7 +22,7 @@ MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
 LIMIT = 4
 OPTIONS = {
     "rule": Latest(), "reuse": LIMIT, "outer": Average(),
-    "codec_down": CodecSpec("fp32"), "keep_versions": 2, "state_growth": 0.0,
+    "codec_down": CodecSpec("fp32"), "keep_versions": 2,
 }  # fmt: skip
 GAPS = [["a", "b", "c"], ["a"], ["b", "a"], ["a"], ["c"], ["a"], ["a"], ["b"]]
 """Who has a new delta in which version: b and c are seldom there."""

@@ -121,10 +121,6 @@ def test_versions_that_a_rollback_made_void_are_known_by_digest(run):
     assert recovered.void == {2: digests[2], 3: digests[3]}
     assert run.round(2, "b").version == 2
     assert run.open().void == recovered.void
-    state = run.root / "ledger.state"
-    assert state.exists()
-    state.unlink()
-    assert run.open().void == recovered.void, "from the lines alone"
 
 
 def alter(path, change):

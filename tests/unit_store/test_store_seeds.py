@@ -191,7 +191,7 @@ def to_the_end(run):
 @pytest.mark.parametrize("power", [None, "all"])
 def test_a_crash_at_any_call_gives_the_same_digests(make_run, power):
     """The history of scalars too, and no delta is merged twice."""
-    options = {"snapshot_thread": False, "state_growth": 0.0}
+    options = {"snapshot_thread": False}
     calm = seeds_run(make_run, "calm", **options)
     digest, history = to_the_end(calm), calm.store.read_seeds(0, 3)
     weights = calm.weights(3).tobytes()

@@ -13,9 +13,9 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `aside` those that are quarantined, `gone` those that are lost
-    begun, cut,
-    attempt,      global rounds (fsl_async.store.book.ring_book)
-    global, ring
+    begun, cut,   global rounds (fsl_async.store.book.ring_book)
+    attempt,
+    global
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
                   lists the remaining records up to it, `aside` the deltas that were in the spool;
                   those are unknown again, so a client without an answer may send one again
@@ -34,9 +34,7 @@ where a rule uses deltas again (fsl_async.store.book.latest_book).
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
-
-from attrs import asdict
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.sync.delta import POSITION, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
@@ -49,7 +47,7 @@ from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from fsl_async.roles.sync.outcomes import Outcome
     from fsl_async.roles.sync.progress import Decay
@@ -123,9 +121,11 @@ class Book:
             "version": self._apply_version,
             "rollback": self._apply_rollback,
             "renewed": self._apply_renewed,
-            "ring": self._apply_ring,
+            "begun": self.ring.begun,
+            "cut": self.ring.offered,
+            "attempt": self.ring.attempted,
+            "global": self.ring.decide,
         }
-        self._learn_ring()
 
     def known(self, key: DeltaKey) -> Outcome | None:
         """Return the outcome of `key`; None when it was never acknowledged."""
@@ -223,15 +223,6 @@ class Book:
                 f"use that release for this run directory"
             )
         apply(fact)
-
-    def _learn_ring(self) -> None:
-        ring = self.ring
-        self._appliers |= {
-            "begun": ring.begun,
-            "cut": ring.offered,
-            "attempt": ring.attempted,
-            "global": ring.decide,
-        }
 
     def _apply_run(self, fact: Mapping[str, Any]) -> None:
         self.run = self.run or fact["run"]
@@ -368,87 +359,8 @@ class Book:
         self.generation = fact["generation"]
         self.rollback_targets = [fact["to"]] * self.generation
 
-    def _apply_ring(self, fact: Mapping[str, Any]) -> None:
-        self.ring = RingBook.from_json(fact["book"])
-        self._learn_ring()
-
-    # --- as JSON ---
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it, for `from_json`."""
-        return {
-            "keep_versions": self.keep_versions,
-            "history": self.history,
-            "reuse": self.latest.limit,
-            "seeds": [[version, step.to_json()] for version, step in self.seeds.items()],
-            "forgotten": self.forgotten,
-            **{name: getattr(self, name) for name in _AS_THEY_ARE},
-            "digests": list(self.digests.items()),
-            "void": list(self.void.items()),
-            "decay": None if self.decay is None else asdict(self.decay),
-            "pending": [to_fact(delta) for delta in self.pending.values()],
-            "merged": [[key.text, version] for key, version in self.merged.items()],
-            "quarantined": [[key.text, version] for key, version in self.quarantined.items()],
-            "held": [to_fact(delta) for delta in self.held.values()],
-            "settled": {key.text: outcome for key, outcome in self.settled.values()},
-            "accepted": [to_fact(delta) for delta in self.accepted],
-            "provisional": sorted(self.provisional),
-            "ring": self.ring.to_json(),
-            "latest": self.latest.to_json(),
-            "details": [
-                [version, [[key.text, one and to_fact(one)] for key, one in details.items()]]
-                for version, details in self._details.items()
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, members: Mapping[str, Any]) -> Self:
-        """Parse the output of `to_json`. Raises KeyError, TypeError, ValueError."""
-        book = cls(members["keep_versions"], members["history"])
-        book.seeds = {version: SeedStep.from_json(step) for version, step in members["seeds"]}
-        book.forgotten = members["forgotten"]
-        for name in _AS_THEY_ARE:
-            setattr(book, name, members[name])
-        book.digests = dict(members["digests"])
-        book.void = dict(members["void"])
-        book.decay = None if members["decay"] is None else decay_from(members["decay"])
-        book.pending = _by_key(members["pending"])
-        book.merged = {DeltaKey.parse(key): version for key, version in members["merged"]}
-        book.quarantined = {DeltaKey.parse(key): at for key, at in members["quarantined"]}
-        book.held = _by_key(members["held"])
-        book.settled = _parse_settled(members["settled"])
-        book.accepted.extend(map(from_fact, members["accepted"]))
-        book.provisional = set(members["provisional"])
-        book.ring = RingBook.from_json(members["ring"])
-        book.latest = LatestBook.from_json(members["latest"], members["reuse"])
-        book._learn_ring()
-        book._details = {
-            version: {DeltaKey.parse(key): one and from_fact(one) for key, one in entries}
-            for version, entries in members["details"]
-        }
-        return book
-
-
-_AS_THEY_ARE = (
-    "run",
-    "version",
-    "version_at",
-    "began_s",
-    "tokens_total",
-    "generation",
-    "rollback_targets",
-    "leases",
-    "positions",
-    "incarnations",
-)
-"""Members that are JSON already."""
-
 
 def _parse_settled(members: Mapping[str, Outcome]) -> Outcomes:
     found = Outcomes()
     found.settle_all({DeltaKey.parse(key): outcome for key, outcome in members.items()})
     return found
-
-
-def _by_key(members: Iterable[Mapping[str, Any]]) -> dict[DeltaKey, StoredDelta]:
-    return {delta.key: delta for delta in map(from_fact, members)}

@@ -91,17 +91,6 @@ class LatestBook:
         """The newest delta of each client at `version`, as JSON."""
         return _members(self._newest_at(version).values())
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return all of it, for `from_json`."""
-        return _members(self._entries)
-
-    @classmethod
-    def from_json(cls, members: Iterable[Mapping[str, Any]], limit: int) -> LatestBook:
-        """Parse the output of `to_json`. Raises KeyError, TypeError, ValueError."""
-        book = cls(limit)
-        book._add(members)
-        return book
-
     def _newest_at(self, version: int) -> dict[str, Latest]:
         newest = newest_of_clients(one for one in self._entries if one.version <= version)
         return dict(sorted(newest.items()))

@@ -10,8 +10,6 @@
                counts the cuts of `contributors` (name -> begin, end)
     version    with `ring`: the version was made of G_`round`; the cut ends here, whether it
                `counted` or not
-    ring       the ledger was lost, or is older than its copy
-               (fsl_async.store.versions.global_files): `book` is the state
 
 A rollback to a version before the one made of the newest global weights is not possible: what was
 pending then may be in a decided round.
@@ -19,7 +17,7 @@ pending then may be in a decided round.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field, frozen
 
@@ -73,8 +71,6 @@ class RingBook:
     decided: Decision | None = None
     attempt: int = 0
     counted: dict[str, int] = field(factory=dict)
-    facts: int = 0
-    """How many facts there were; a copy with more of them is newer."""
 
     @property
     def adopted_round(self) -> int:
@@ -83,32 +79,25 @@ class RingBook:
 
     def begun(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "begun"."""
-        self.facts += 1
         self.adopted = self.decided = Decision(0, 0, fact["digest"], fact["run"])
         self.version, self.reference, self.since = fact["version"], fact["tokens"], 0
 
     def offered(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "cut"."""
-        self.facts += 1
         self.cut = Cut(**{name: fact[name] for name in ("round", "version", "digest")},
                        begin=fact["begin"], end=fact["end"])  # fmt: skip
 
     def attempted(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "attempt"."""
-        self.facts += 1
         self.attempt = max(self.attempt, fact["attempt"])
 
     def decide(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "global"."""
-        self.facts += 1
         self.decided = Decision(fact["round"], fact["attempt"], fact["digest"], fact["run"])
         self.counted |= dict.fromkeys(fact["contributors"], fact["round"] - 1)
 
     def adopt(self, version: int, ring: Mapping[str, Any], tokens_total: int) -> None:
         """Apply `ring` of a line with "version"."""
-        if version <= self.version:  # its line is written again, and the copy was newer
-            return
-        self.facts += 1
         adoption = Adoption(**ring)
         if adoption.counted and self.cut is not None:
             self.reference = self.cut.end
@@ -136,17 +125,3 @@ class RingBook:
             self.attempt,
             self.counted,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it, for `from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, members: Mapping[str, Any]) -> Self:
-        """Parse the output of `to_json`. Raises KeyError, TypeError."""
-        kinds: dict[str, Any] = {"adopted": Decision, "decided": Decision, "cut": Cut}
-        made = {
-            name: kinds[name](**value) if name in kinds and value is not None else value
-            for name, value in members.items()
-        }
-        return cls(**made)

@@ -47,7 +47,7 @@ from fsl_async.store.recovery.recovery import write_manifest
 from fsl_async.store.rules.outer import check_finite, squared_norm
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import WEIGHTS, ArrivingWeights, VersionWriter
-from fsl_async.store.versions.global_files import GlobalFiles, RingCopy
+from fsl_async.store.versions.global_files import GlobalFiles
 from fsl_codecs import bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class RingStore:
         self._read_chunk = read_chunk
         self._pool = pool
         self._globals = GlobalFiles(files, run_dir)
-        self._copy_of_book = RingCopy(files, self._globals.directory)
         self._receiving: _Receiving | None = None
         self._offered_model: Manifest | None = None
         self._coordinates = False
@@ -135,7 +134,6 @@ class RingStore:
         with disk("cannot open the folder of global weights"):
             self._globals.make_directory()
             self._clean()
-        self._copy_of_book.save(self._book)
         return self.state
 
     @property
@@ -143,10 +141,6 @@ class RingStore:
         """The state for the machine."""
         book = self._facts.book
         return book.ring.recovered(book.tokens_total)
-
-    def _record(self, fact: str, members: dict[str, Any]) -> None:
-        self._facts.record(fact, members)
-        self._copy_of_book.save(self._book)
 
     def _clean(self) -> None:
         """Remove the files that no decision and no cut needs."""
@@ -172,7 +166,7 @@ class RingStore:
             run = hashlib.sha256(name.encode()).hexdigest()[:32]
             first = Decision(0, 0, digest, run)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
-            self._record("begun", {**fact, "run": first.run})
+            self._facts.record("begun", {**fact, "run": first.run})
         return first
 
     def take_cut(self, number: int) -> Cut:
@@ -188,7 +182,7 @@ class RingStore:
             if digest != book.digests[book.version]:
                 raise StoreError(f"version {book.version} was read with another digest, {digest}")
             cut = Cut(number, book.version, digest, held.reference, book.tokens_total)
-            self._record("cut", asdict(cut))
+            self._facts.record("cut", asdict(cut))
         return cut
 
     def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
@@ -202,7 +196,7 @@ class RingStore:
     def keep_attempt(self, number: int, attempt: int) -> None:
         """Record that this number of an attempt is used."""
         with disk("cannot write the attempt to the ledger"):
-            self._record("attempt", {"round": number, "attempt": attempt})
+            self._facts.record("attempt", {"round": number, "attempt": attempt})
 
     def keep_decision(
         self, number: int, attempt: int, digest: str, contributors: dict[str, tuple[int, int]]
@@ -215,7 +209,7 @@ class RingStore:
         fact = {"round": number, "attempt": attempt, "digest": digest, "run": run}
         named = {name: list(tokens) for name, tokens in contributors.items()}
         with disk("cannot write the decision to the ledger"):
-            self._record("global", {**fact, "contributors": named})
+            self._facts.record("global", {**fact, "contributors": named})
 
     # --- reductions ---
 
@@ -527,7 +521,6 @@ class RingStore:
 
     def adopted(self) -> None:
         """Remove files that are not needed after an adoption; a failure is made up for later."""
-        self._copy_of_book.save(self._book)
         with suppress(OSError):
             self._clean()
 

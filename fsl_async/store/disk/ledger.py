@@ -22,9 +22,6 @@ Rules.
 4. One process at a time: the file is locked while it is open.
 5. With `syncs` False rules 1 and 3 hold for the lines before the last `sync`. A power cut may tear
    several of the later ones: the first torn line is cut off, with all that follows it.
-
-A start need not read all of it: `Ledger.position` names a place between two lines, and `open` reads
-the lines after one (see `fsl_async.store.recovery.facts`).
 """
 
 from __future__ import annotations
@@ -54,8 +51,6 @@ class Position:
 
     bytes: int
     lines: int
-    served_s: float
-    """The "up" of the line before it."""
     tail: str
     """BLAKE3 of the last 64 KiB before it. Lines have times, so another ledger has another one."""
 
@@ -94,14 +89,9 @@ class Ledger:
         """Whether it has no complete line."""
         return not self._bytes
 
-    @property
-    def length(self) -> int:
-        """Length of its lines, in bytes."""
-        return self._bytes
-
     def position(self) -> Position:
-        """Return the place after the last line, to read from there at another start."""
-        return Position(self._bytes, self._lines, self._last_up, self._tail(self._bytes))
+        """Return the place after the last line, by which a checkpoint counts lines."""
+        return Position(self._bytes, self._lines, self._tail(self._bytes))
 
     def holds(self, position: Position) -> bool:
         """Whether `position` is one of this ledger. One read of at most 64 KiB."""
@@ -118,37 +108,26 @@ class Ledger:
         self,
         apply: Callable[[Mapping[str, Any]], None],
         may_be_new: Callable[[], None] = lambda: None,
-        after: Callable[[], Position | None] = lambda: None,
     ) -> str | None:
         """Create or read the ledger, calling `apply` with the facts in order.
 
         may_be_new: called when it is missing or has no complete line, before anything is created or
-        cut off; raises if a new ledger is not allowed. after: called once the ledger is locked, if
-        it is not empty; returns a position that the ledger `holds`, to read only the lines after
-        it. Returns one line about a torn last line that was cut off, or None. Raises StoreError
-        when another process holds the ledger, LedgerDamaged, OSError, and what `may_be_new` raises;
-        the ledger is then closed.
+        cut off; raises if a new ledger is not allowed. Returns one line about a torn last line that
+        was cut off, or None. Raises StoreError when another process holds the ledger,
+        LedgerDamaged, OSError, and what `may_be_new` raises; the ledger is then closed.
         """
         try:
-            return self._open(apply, may_be_new, after)
+            return self._open(apply, may_be_new)
         except BaseException:
             self.close()
             raise
 
     def _open(
-        self,
-        apply: Callable[[Mapping[str, Any]], None],
-        may_be_new: Callable[[], None],
-        after: Callable[[], Position | None],
+        self, apply: Callable[[Mapping[str, Any]], None], may_be_new: Callable[[], None]
     ) -> str | None:
         self._descriptor = self._locked(may_be_new)
-        begin = after() if self._files.size(self._descriptor) else None
-        if begin is not None:
-            self._bytes, self._lines, self._last_up = begin.bytes, begin.lines, begin.served_s
         torn_line = 0
-        number = self._lines
-        for line, end in self._read_lines(self._descriptor, self._bytes):
-            number += 1
+        for number, (line, end) in enumerate(self._read_lines(self._descriptor), start=1):
             if torn_line and not self._syncs:
                 break
             if torn_line:
@@ -190,11 +169,9 @@ class Ledger:
         """How long the run has been served, over all its processes, in seconds."""
         return self.served_before_s + (self._clock() - self._opened_at)
 
-    def _read_lines(self, descriptor: int, position: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the lines from `position` on, with the newline that the last one may lack, and
-        where each ends.
-        """
-        rest = b""
+    def _read_lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the lines, with the newline that the last one may lack, and where each ends."""
+        position, rest = 0, b""
         while piece := self._files.read(descriptor, _PIECE_BYTES, position + len(rest)):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:

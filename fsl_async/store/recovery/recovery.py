@@ -1,11 +1,9 @@
 """Recovery: restores a run directory after a crash, so that all rules of the store hold.
 
 In this order, so that recovery may itself be interrupted anywhere and restarted:
-1. open and lock the ledger; read its state, and the lines after it; cut off a torn last line.
-   Refuse one that is missing or empty beside versions (LedgerLost), unless `from_version` says
-   where to continue: then move the spool to quarantine and begin a new ledger with one line,
-   `renewed`. State of global rounds that such a ledger lacks comes from its copy
-   (fsl_async.store.versions.global_files), with one line, `ring`
+1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty
+   beside versions (LedgerLost), unless `from_version` says where to continue: then move the spool
+   to quarantine and begin a new ledger with one line, `renewed`
 2. remove temporary folders; rename versions that a rollback made void but a crash left in place
 3. choose the version: the newest folder, or `from_version`, and verify it; its vectors are verified
    when they are loaded, after these steps (fsl_async.store.commit.newest), or now for
@@ -16,7 +14,7 @@ In this order, so that recovery may itself be interrupted anywhere and restarted
    and move the latter to quarantine; and
    of every merged delta that may be used again, which is not if it is damaged
 7. when the newest version is loaded: finish moves into quarantine; remove old versions and unneeded
-   files; save the ledger's state if much of the ledger was read
+   files
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from fsl_async.errors import disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.roles.phrasing import counted
 from fsl_async.store.book.book import Book
@@ -36,9 +33,8 @@ from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.disk.ledger import Ledger
 from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.model.manifest import Manifest
-from fsl_async.store.recovery.facts import STATE_FILE, LedgerState
 from fsl_async.store.versions.checkpoint import UPDATE, Checkpoints, is_flat, update_lost
-from fsl_async.store.versions.global_files import COPY_FILE, GlobalFiles, RingCopy
+from fsl_async.store.versions.global_files import GlobalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
     from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.book.records import VersionRecord
-    from fsl_async.store.disk.ledger import Position
     from fsl_async.store.settings import StoreSettings
     from fsl_async.store.versions.checkpoint import Checkpoint
 
@@ -61,7 +56,6 @@ class RunDirectory:
     """An open run directory: its parts and their state."""
 
     ledger: Ledger
-    state: LedgerState
     book: Book
     checkpoints: Checkpoints
     spool: Spool
@@ -93,42 +87,6 @@ class RunDirectory:
         aside = self.book.quarantined.keys() | self.book.held.keys()
         for key in sorted(self.spool.present() & aside):
             self.spool.quarantine(key, self.book.held)
-
-    def load_state(self, needed: int, since: int | None) -> Position | None:
-        """Take the book of the ledger's state, and return after what the ledger must be read.
-
-        None: the whole ledger must be read, into an empty book. needed: versions whose deltas must
-        be known one by one, or 0 where it does not matter; since: those after it, too.
-        """
-
-        def fits(book: Book) -> bool:
-            reaches = since is None or book.forgotten <= since
-            return book.keep_versions >= needed and reaches
-
-        found = self.state.load(self.ledger, fits)
-        if isinstance(found, str):
-            self.book.since = since
-            if found:
-                self.notices.append(f"{STATE_FILE} {found}: the whole ledger was read")
-            return None
-        history, reuse = self.book.history, self.book.latest.limit
-        self.book, position = found
-        self.book.since = since
-        self.book.history = history
-        self.book.latest.limit = reuse
-        if needed:
-            self.book.keep_versions = needed
-        return position
-
-    def save_state(self) -> None:
-        """Save the ledger's state, if that is due. A failure is only noted."""
-        try:
-            self.state.save_if_due(self.ledger, self.book)
-        except OSError as error:
-            self.notices.append(
-                f"{STATE_FILE} cannot be written ({disk_words(error)}): the next start reads as"
-                " much of the ledger again"
-            )
 
     def quarantine_unknown(self) -> None:
         """Move complete spooled deltas that are not in the ledger to quarantine.
@@ -190,28 +148,33 @@ def open_run_directory(
     files.sync_directory(run_dir)
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
-    state = LedgerState(files, run_dir, settings.state_growth)
-    remembered = settings.remembered_versions
     # A rollback's line has all that any settings may use again.
-    book = Book(remembered, settings.history, 2**31 if only_facts else settings.reuse)
-    run = RunDirectory(ledger, state, book, checkpoints, spool, notices, leave_out=leave_out)
+    reuse = 2**31 if only_facts else settings.reuse
+    book = Book(settings.remembered_versions, settings.history, reuse)
+    book.since = _since(checkpoints, from_version)
+    run = RunDirectory(ledger, book, checkpoints, spool, notices, leave_out=leave_out)
 
     def may_be_new() -> None:
-        if from_version is None and checkpoints.versions():
+        if not checkpoints.versions():
+            return
+        if files.exists(GlobalFiles(files, run_dir).directory):
+            raise StoreError(
+                f"{run_dir / LEDGER_FILE} of a group is lost, and with it which global rounds count"
+                " what the group merged: restore it from a backup, or start with an empty run"
+                " directory"
+            )
+        if from_version is None:
             raise _ledger_lost(files, run_dir, run)
 
     try:
-        torn = ledger.open(
-            lambda fact: run.book.apply(fact),  # noqa: PLW0108 - the state has another book
-            may_be_new,
-            lambda: run.load_state(0 if only_facts else remembered, _since(run, from_version)),
-        )
+        torn = ledger.open(book.apply, may_be_new)
         if torn:
             run.notices.append(torn)
         left = checkpoints.remove_leftovers()
         if left:
             run.notices.append(f"removed what a crash left: {', '.join(left)}")
-        _complete_ledger(files, run_dir, run, from_version)
+        if from_version is not None and ledger.is_empty and checkpoints.versions():
+            _renew(files, run_dir, run, from_version)
         _finish_rollback(run)
         known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
@@ -230,26 +193,8 @@ def open_run_directory(
     return run, kept
 
 
-def _complete_ledger(
-    files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
-) -> None:
-    """Begin a new ledger if it is lost; write what only the copy has of global rounds."""
-    is_lost = run.ledger.is_empty and from_version is not None and bool(run.checkpoints.versions())
-    ring = _newer_ring(run, RingCopy(files, GlobalFiles(files, run_dir).directory), is_lost)
-    if is_lost and from_version is not None:
-        _check_ring(ring or run.book.ring, from_version)
-        _renew(files, run_dir, run, from_version)
-    if ring is not None:
-        run.book.apply(run.ledger.append("ring", {"book": ring.to_json()}))
-        run.notices.append(
-            "the ledger lacked lines about global rounds: their state comes from global/"
-            f"{COPY_FILE}, at round {ring.adopted_round}"
-        )
-
-
-def _since(run: RunDirectory, from_version: int | None) -> int | None:
+def _since(checkpoints: Checkpoints, from_version: int | None) -> int | None:
     """Return the version after which all deltas may be needed, beside those of the newest ones."""
-    checkpoints = run.checkpoints
     whole = [version for version in checkpoints.versions() if checkpoints.is_whole(version)]
     # The newest one may be damaged, and the one before it takes its place.
     bases = whole[-2:] if from_version is None else [*whole[:1], from_version]
@@ -419,20 +364,6 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
         f"{counted(len(spooled), 'delta')} of the spool,"
         " acknowledged or not, moved to quarantine"
     )
-
-
-def _newer_ring(run: RunDirectory, copy: RingCopy, is_lost: bool) -> RingBook | None:
-    """Return the state of global rounds of which the ledger lacks lines; None: it lacks none."""
-    held = copy.load() or RingBook()
-    if not is_lost and held.facts <= run.book.ring.facts:
-        return None
-    for version in run.checkpoints.versions():  # a crash may come between one and the copy
-        if version > held.version:
-            with suppress(Damage):
-                record = run.checkpoints.load(version).record
-                if record.ring is not None:
-                    held.adopt(version, record.ring.to_json(), record.tokens_total)
-    return held if held.facts else None
 
 
 def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:

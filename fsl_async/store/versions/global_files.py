@@ -11,27 +11,14 @@ A file has its name once it is complete and durable: written under its temporary
 renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.book.ring_book).
 A result is complete once its weights have their name; its other files get theirs before. Others are
 removed at a start and after each adoption.
-
-Ring copy: the state of global rounds, beside the ledger that says it.
-
-    global/ledger.state    one JSON object with a checksum: the ring book
-                           (fsl_async.store.book.ring_book) after its newest fact
-
-A group's cut may be counted by others at any time, and a decision is known to others. So both must
-outlive a ledger that is lost, or restored from an older copy: then this file has more facts than
-the ledger, and its state becomes a line of it. Otherwise the ledger alone counts. The file is
-written after each line, to a temporary name; a write that fails leaves an older one, which counts
-for nothing while the ledger is there.
 """
 
 from __future__ import annotations
 
 import re
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.store.book.ring_book import RingBook
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
     FlatWriter,
@@ -168,35 +155,3 @@ class GlobalFiles:
             is_ours = beside or _RESULT.fullmatch(name) or _CUT.fullmatch(name)
             if (is_ours or name.startswith("tmp-")) and name not in wanted:
                 self._files.remove(self.directory / name)
-
-
-COPY_FILE = "ledger.state"
-MAX_COPY_BYTES = 1 << 24
-
-
-class RingCopy:
-    """The file in the folder of global weights."""
-
-    def __init__(self, files: Files, directory: Path) -> None:
-        self._files = files
-        self._path = directory / COPY_FILE
-        self._facts = 0
-        """Of the book that was read or written last."""
-
-    def load(self) -> RingBook | None:
-        """Return the book; None: there is none, or it cannot be read."""
-        with suppress(OSError, KeyError, TypeError, ValueError):
-            members = from_checksummed(self._files.read_whole(self._path, MAX_COPY_BYTES).rstrip())
-            if members is not None:
-                book = RingBook.from_json(members["book"])
-                self._facts = book.facts
-                return book
-        return None
-
-    def save(self, book: RingBook) -> None:
-        """Write the book if the file has another one. A failure leaves the file as it is."""
-        if book.facts == self._facts:
-            return
-        with suppress(OSError):
-            self._files.replace_whole(self._path, to_checksummed({"book": book.to_json()}) + b"\n")
-            self._facts = book.facts

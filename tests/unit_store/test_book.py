@@ -1,35 +1,23 @@
-"""The ledger's state: a start from it equals one from all lines, and nothing depends on it."""
+"""The book of a ledger: bounded memory, and the answers of one that forgets nothing."""
 
 import json
 import random
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-from attrs import evolve
 from deltas import delta_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ledger_books import check_state
 
-from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.files.files import Files
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
-from fsl_async.store.book import book as book_module
 from fsl_async.store.book.book import MOST_QUARANTINED, REMEMBERED, Book
 from fsl_async.store.book.records import to_fact
-from fsl_async.store.disk import ledger as ledger_module
-from fsl_async.store.errors import LedgerDamaged
 
 NAMES = ["a", "b", "c"]
-STATE = "ledger.state"
 REUSE = 5
 """Versions that a delta which is used again may be old."""
-
-
-# --- the book ---
 
 
 class Facts:
@@ -141,22 +129,6 @@ def order(key):
 
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(10, 250))
-def test_a_saved_book_continues_as_if_it_had_read_all_lines(seed, keep_versions, steps):
-    """At any line of any history; JSON is what the file holds."""
-    facts = Facts(random.Random(seed), keep_versions).play(steps)
-    cut = facts.rng.randrange(len(facts.lines) + 1)
-    book = Book.from_json(facts.book(facts.lines[:cut]).to_json())
-    for line in facts.lines[cut:]:
-        book.apply(line)
-    whole = facts.book()
-    assert book.to_json() == whole.to_json()
-    assert vars(book).keys() == vars(whole).keys()
-    for name in vars(book).keys() - {"_appliers"}:
-        assert getattr(book, name) == getattr(whole, name), name
-
-
-@settings(deadline=None, max_examples=120)
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(10, 250))
 @example(2**32 - 1, 3, 236)  # a client's newest delta is too old, and one before it is not
 def test_a_book_that_forgets_answers_like_one_that_does_not(seed, keep_versions, steps):
     """No delta is lost or merged twice because its version was forgotten."""
@@ -218,105 +190,16 @@ def test_a_book_does_not_grow():
     assert len(book.digests) == REMEMBERED_VERSIONS
 
 
-# --- the file ---
+# --- in a run ---
 
 
 def rounds(run, first, last):
     return [run.round(version, *NAMES).digest for version in range(first, last + 1)]
 
 
-def reopened(run):
-    """What a start finds, whatever the time is."""
-    return evolve(run.open(), since_version_s=0.0)
-
-
-@pytest.fixture
-def saved(make_run):
-    """A run with a state after every version."""
-    run = make_run(keep_versions=2, state_growth=0.0)
-    run.start()
-    run.digests = rounds(run, 1, 5)
-    run.close()
-    return run
-
-
-def test_a_start_reads_the_end_only(saved, monkeypatch):
-    """Lines before the state are not even looked at; the audit reads all of them."""
-    monkeypatch.setattr(ledger_module, "_TAIL_BYTES", 500)
-    saved.open()
-    rounds(saved, 6, 6)
-    saved.close()
-    ledger = saved.root / "ledger.jsonl"
-    data = bytearray(ledger.read_bytes())
-    data[300] ^= 1
-    ledger.write_bytes(data)
-    recovered = saved.open()
-    assert (recovered.version, saved.store.notices) == (6, ())
-    assert recovered.digests[3] == saved.digests[2]
-    rounds(saved, 7, 7)
-    saved.close()
-    (problem, *_) = audit_run(saved.root).problems
-    assert "of ledger.jsonl does not match its checksum" in problem
-    (saved.root / STATE).unlink()
-    with pytest.raises(LedgerDamaged):
-        saved.open()
-
-
-@pytest.mark.parametrize("change", ["flip", "torn", "format", "ledger", "members", "unreadable"])
-def test_a_useless_state_is_noted_once(saved, change):
-    """It is a cache: the whole ledger has all that it has."""
-    before = reopened(saved)
-    saved.close()
-    path = saved.root / STATE
-    data = path.read_bytes()
-    altered = {
-        "flip": data.replace(b'"version":5', b'"version":4', 1),
-        "torn": data[: len(data) // 2],
-        "format": with_checksum(data, b'"format":1', b'"format":2'),
-        "ledger": with_checksum(data, b'"tail":"', b'"tail":"0'),
-        "members": with_checksum(data, b'"pending"', b'"waiting"'),
-    }
-    if change == "unreadable":
-        path.unlink()
-        path.mkdir()
-    else:
-        assert altered[change] != data
-        path.write_bytes(altered[change])
-    assert reopened(saved) == before
-    first = list(saved.store.notices)
-    assert first[0].startswith("ledger.state ")
-    assert first[0].endswith("the whole ledger was read")
-    if change == "unreadable":
-        assert "ledger.state cannot be written" in first[1]
-        return
-    assert len(first) == 1
-    saved.open()
-    assert saved.store.notices == ()
-
-
-def with_checksum(data, old, new):
-    members = json.loads(data.replace(old, new, 1))
-    del members["crc"]
-    return to_checksummed(members) + b"\n"
-
-
-def test_a_ledger_from_a_backup_is_read_completely(saved):
-    """It ends before the state does, or goes on with other lines."""
-    ledger = saved.root / "ledger.jsonl"
-    whole = ledger.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    ledger.write_bytes(b"".join(lines[:-1]))  # as a crash before the last version's line
-    recovered = saved.open()
-    assert (recovered.version, recovered.digest) == (5, saved.digests[4])
-    assert "ledger.state is not of this ledger: the whole ledger was read" in saved.store.notices
-    saved.close()
-    assert ledger.read_bytes() != whole, "the line was written at another time"
-    assert check_state(saved.root)
-
-
 def test_a_version_that_was_kept_for_a_client_can_be_gone_back_to(make_run):
-    """It is older than what the state has: the whole ledger says what was merged since."""
-    run = make_run(keep_versions=1, state_growth=0.0)
+    """It is older than what a start remembers otherwise."""
+    run = make_run(keep_versions=1)
     run.start()
     run.store.keep_from(1)
     digests = rounds(run, 1, 5)
@@ -330,26 +213,6 @@ def test_a_version_that_was_kept_for_a_client_can_be_gone_back_to(make_run):
         assert run.store.known(key) is None
     assert run.store.known(DeltaKey("a", 1, 1, 2)) == "merged"
     run.close()
-    assert check_state(run.root)
-    assert audit_run(run.root).is_clean
-
-
-def test_lines_after_the_state_are_not_forgotten_where_they_are_gone_back_to(make_run, monkeypatch):
-    """The state reaches back to the version, and the lines since are more than are kept."""
-    monkeypatch.setattr(book_module, "REMEMBERED", 2)
-    run = make_run(keep_versions=1, state_growth=0.0)
-    run.start()
-    run.store.keep_from(1)
-    digests = rounds(run, 1, 2)
-    state = (run.root / STATE).read_bytes()
-    digests += rounds(run, 3, 5)
-    run.close()
-    (run.root / STATE).write_bytes(state)
-    recovered = run.open(from_version=2)
-    assert run.store.notices[0].startswith("rolled back from version 5 to 2")
-    assert (recovered.version, recovered.digest, recovered.tokens_total) == (2, digests[1], 60)
-    assert len([*recovered.pending, *facts_of(run)[-1]["gone"]]) == 9
-    run.close()
     assert audit_run(run.root).is_clean
 
 
@@ -357,50 +220,9 @@ def facts_of(run):
     return [json.loads(line) for line in (run.root / "ledger.jsonl").read_bytes().splitlines()]
 
 
-class NoState(Files):
-    """A disk without space for the state."""
-
-    def replace_whole(self, path, data):
-        """Fail: only the state is written so."""
-        raise OSError(28, "No space left on device")
-
-
-def test_a_state_that_cannot_be_written_costs_a_notice(saved):
-    """The version is there, and the old state still fits."""
-    saved.open(files=NoState())
-    done = saved.round(6, "a")
-    assert done.version == 6
-    assert "No space left" in done.notice
-    saved.close()
-    assert check_state(saved.root)
-    assert saved.open().version == 6
-
-
-def test_the_state_is_saved_when_the_lines_since_are_longer(make_run):
-    """Not every commit pays for it, and a start never reads much."""
-    run = make_run(keep_versions=1)
-    run.start()
-    path, saves, longest = run.root / STATE, 0, 0.0
-    for version in range(1, 41):
-        before = path.read_bytes()
-        run.round(version, "a", "b")
-        state = path.read_bytes()
-        saves += state != before
-        since = (run.root / "ledger.jsonl").stat().st_size
-        since -= json.loads(state)["ledger"]["bytes"]
-        longest = max(longest, since / len(state))
-    assert 1.0 < longest <= 2.0
-    assert 1 < saves < 12
-    run.close()
-    assert check_state(run.root)
-    state = path.read_bytes()
-    run.open()
-    assert path.read_bytes() == state, "a start saves it only when that is due"
-
-
 def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
     """Its client has settled others since, and its file must not be taken for a leftover."""
-    run = make_run(keep_versions=1, state_growth=0.0)
+    run = make_run(keep_versions=1)
     run.start()
     first = DeltaKey("a", 1, 0, 1)
     run.send(first, np.ones(run.manifest.values, np.float32))
