@@ -44,19 +44,17 @@ from fsl_async.store.commit.merging import AT_START, Merging
 from fsl_async.store.commit.newest import Newest, oldest_needed
 from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.deltas.seed_step import frame_of
-from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.merge.merge import SumMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
-from fsl_async.store.recovery.facts import Facts
-from fsl_async.store.recovery.recovery import open_run_directory, write_manifest
+from fsl_async.store.recovery.recovery import open_run_directory
+from fsl_async.store.recovery.run_directory import RunDirectory
 from fsl_async.store.rules.adapters import adapter_modules, has_adapters
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import InitialWeights
-from fsl_async.store.versions.kept_versions import KeptVersions
 from fsl_codecs import encode
 
 if TYPE_CHECKING:
@@ -73,10 +71,8 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
-    from fsl_async.store.deltas.spool import Spool
     from fsl_async.store.merge.merge import Merge
     from fsl_async.store.model.manifest import Manifest
-    from fsl_async.store.recovery.recovery import RunDirectory
     from fsl_async.store.versions.checkpoint import Checkpoint
 
 LARGEST_NORM = 1e20
@@ -86,16 +82,12 @@ Times the most tokens that a delta may report, summed over thousands of deltas, 
 fp32.
 """
 
-_NO_WEIGHTS = "the run has no weights yet; a client must publish its initial ones first"
-
 
 @frozen
 class _Open:
     """The parts of an open store."""
 
     run: RunDirectory
-    facts: Facts
-    kept: KeptVersions
     ring: RingStore
     newest: Newest | None = None
     """The vectors, and the round that makes the next ones: from version 0 on."""
@@ -135,9 +127,7 @@ class Store:
         self._later = later
         self._parts: _Open | None = None
         self._initial: InitialWeights | None = None
-        self._pool = ChunkPool(self._settings.threads)
         self._serving_from: int | None = None
-        self._is_recovering = False
         self._served_full = -1
         """The newest version of which weights were read for a client."""
         self.report: Callable[[str], None] = lambda _: None
@@ -149,6 +139,9 @@ class Store:
         """Receives one line when the run cannot go on: its ledger or its directory is gone."""
         self._unsaved = ""
         """The last line about removed files."""
+        self._is_starting = False
+        self.notices: list[str] = []
+        """Receives what `recover` finds and repairs, one line each."""
 
     # --- start and end ---
 
@@ -159,42 +152,12 @@ class Store:
         directory).
         """
         self.close()
-        with disk(f"cannot open the run directory {self._run_dir}"):
-            run, kept = open_run_directory(
-                self._files,
-                self._run_dir,
-                self._settings,
-                self._from_version,
-                leave_out=self._leave_out,
-                only_facts=self._only_facts,
-                wall_clock=self._wall_clock,
-                clock=self._clock,
-            )
+        self._is_starting, self.notices = True, []
+        try:
+            run = self._opened()
+        finally:
+            self._is_starting = False
         book = run.book
-        run.ledger.gone = lambda line: self.gone(line)  # noqa: PLW0108 - it may be set later
-        facts = Facts(run.ledger, book, run.checkpoints)
-        versions = KeptVersions(self._files, run.checkpoints, kept, self._report)
-        ring = RingStore(
-            self._files,
-            self._run_dir,
-            run,
-            facts=facts,
-            kept=versions,
-            read_chunk=self._weights_chunk,
-            pool=self._pool,
-            wall_clock=self._wall_clock,
-        )
-        self._parts = _Open(run, facts, versions, ring)
-        if not self._only_facts:
-            self._is_recovering = True
-            try:
-                if run.manifest is not None:
-                    self._load_newest()
-                with disk(f"cannot tidy the run directory {self._run_dir}"):
-                    for path in run.retire(self._forget_old()):
-                        self._files.remove_any(path)
-            finally:
-                self._is_recovering = False
         exact = book.ring.adopted is not None and (
             book.digests.get(book.ring.version) == book.ring.adopted.digest
         )
@@ -217,7 +180,7 @@ class Store:
             incarnations=dict(book.incarnations),
             run=book.run,
             global_version=book.ring.version if exact else -1,
-            global_base=ring.update_base,
+            global_base=self._open.ring.update_base,
             global_versions=book.ring.versions,
             newest_global=tuple(book.ring.newest),
             latest=tuple(run.latest),
@@ -225,44 +188,50 @@ class Store:
             void=dict(book.void),
         )
 
+    def _opened(self) -> RunDirectory:
+        """Open the run directory, and load its newest version."""
+        run = RunDirectory(
+            self._files,
+            self._run_dir,
+            self._settings,
+            report=self._report,
+            gone=lambda line: self.gone(line),  # noqa: PLW0108 - it may be set later
+            # A rollback's line has all that any settings may use again.
+            reuse=2**31 if self._only_facts else None,
+            wall_clock=self._wall_clock,
+            clock=self._clock,
+        )
+        with disk(f"cannot open the run directory {self._run_dir}"):
+            open_run_directory(
+                run, self._from_version, self._leave_out, only_facts=self._only_facts
+            )
+        self._parts = _Open(run, RingStore(run, self._weights_chunk))
+        if not self._only_facts:
+            if run.model is not None:
+                self._load_newest()
+            with disk(f"cannot tidy the run directory {self._run_dir}"):
+                for path in run.retire(self._forget_old()):
+                    self._files.remove_any(path)
+        return run
+
     def _load_newest(self) -> None:
         """Load the newest version, to go on from it. Raises CheckpointDamaged, StoreError."""
         opened, settings = self._open, self._settings
+        run = opened.run
         more = (
             settings.may_keep_mean + settings.keeps_owed + max(0, len(settings.outer.vectors) - 1)
         )
-        lacking = memory_lacking(self.manifest.values, more) if settings.resident else ""
+        lacking = memory_lacking(run.manifest.values, more) if settings.resident else ""
         if lacking:
             self._report(lacking)
         is_mapped = bool(lacking) or not settings.resident
         allocate = Mapped(self._run_dir) if is_mapped else anonymous
-        merge = merge_of(self.manifest, opened.run.spool, self._pool, settings)
-        newest = Newest(
-            self._files,
-            opened.run,
-            opened.kept,
-            merge,
-            settings,
-            pool=self._pool,
-            report=self._report,
-            allocate=allocate,
-            clock=self._clock,
-            later=self._later,
-        )
+        merge = merge_of(run)
+        newest = Newest(run, merge, allocate, self._later)
         with disk(f"cannot read version {self.version}"):
             newest.recover()
-        newest.begin_snapshot(opened.kept.get(self.version))
-        merging = Merging(
-            self._files,
-            opened.run,
-            opened.facts,
-            opened.kept,
-            newest,
-            merge=merge,
-            pool=self._pool,
-            settings=settings,
-            full_fetch=self._is_fetched_in_full,
-        )
+        newest.begin_snapshot(run.kept.get(self.version))
+        merging = Merging(run, newest, merge, self._is_fetched_in_full)
         self._parts = evolve(opened, newest=newest, merging=merging)
 
     def _is_fetched_in_full(self) -> bool:
@@ -271,8 +240,8 @@ class Store:
         )
 
     def _report(self, line: str) -> None:
-        if self._is_recovering:
-            self._open.run.notices.append(line)
+        if self._is_starting:
+            self.notices.append(line)
             return
         with suppress(StoreError):  # that is the cause, and is reported
             self._open.run.ledger.check()
@@ -287,9 +256,8 @@ class Store:
             self._parts.ring.close()
             if self._parts.newest is not None:
                 self._parts.newest.close()
-            self._parts.facts.close()
+            self._parts.run.close()
         self._parts = None
-        self._pool.close()
 
     @property
     def _open(self) -> _Open:
@@ -299,10 +267,9 @@ class Store:
 
     @property
     def _merging(self) -> Merging:
-        if self._open.merging is None and self.version >= 0:
-            self._load_newest()
         if self._open.merging is None:
-            raise StoreError(_NO_WEIGHTS)
+            self._load_newest()
+        assert self._open.merging is not None, "it is loaded"
         return self._open.merging
 
     @property
@@ -313,54 +280,46 @@ class Store:
     @property
     def version(self) -> int:
         """The current version; -1 when there is none."""
-        return self._open.facts.book.version
+        return self._open.run.book.version
 
     @property
     def digest(self) -> str:
         """Digest of the current version; empty when there is none."""
-        return self._open.facts.book.digests.get(self.version, "")
+        return self._open.run.book.digests.get(self.version, "")
 
     @property
     def tokens_total(self) -> int:
         """Tokens of all deltas merged so far."""
-        return self._open.facts.book.tokens_total
+        return self._open.run.book.tokens_total
 
     @property
     def manifest(self) -> Manifest:
         """The model's tensors; StoreError before version 0."""
-        manifest = self._open.run.manifest
-        if manifest is None:
-            raise StoreError(_NO_WEIGHTS)
-        return manifest
+        return self._open.run.manifest
 
     @property
     def records(self) -> tuple[VersionRecord, ...]:
         """The records of the kept versions, oldest first."""
-        return self._open.kept.records
+        return self._open.run.kept.records
 
     @property
     def aside(self) -> tuple[str, ...]:
         """Keys of deltas that the rollback of this start has quarantined."""
         return tuple(self._open.run.aside)
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What `recover` found and repaired, one line each."""
-        return tuple(self._open.run.notices)
-
     def known(self, key: DeltaKey) -> Outcome | None:
         """Return the outcome of a delta, or None when it was never acknowledged."""
-        return self._open.facts.book.known(key)
+        return self._open.run.book.known(key)
 
     # --- small facts ---
 
-    def start_run(self, run: str) -> str:
+    def start_run(self, name: str) -> str:
         """Name the run, once; return its name, which is the first one it got."""
-        facts = self._open.facts
-        if not facts.book.run:
+        run = self._open.run
+        if not run.book.run:
             with disk("cannot write the ledger"):
-                facts.record("run", {"run": run})
-        return facts.book.run
+                run.record("run", {"run": name})
+        return run.book.run
 
     def lease(
         self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
@@ -370,7 +329,7 @@ class Store:
         The index is its old one, else `index`, else the lowest free one below `limit`. provisional:
         the lease is provisional; another client that asks for this `index` may take it.
         """
-        book = self._open.facts.book
+        book = self._open.run.book
         held = book.leases.get(name)
         if held is not None and held < limit:
             if name in book.provisional and not provisional:
@@ -388,26 +347,26 @@ class Store:
     def _book_lease(self, name: str, index: int, *, provisional: bool) -> None:
         fact: dict[str, Any] = {"name": name, "index": index}
         with disk(f"cannot write the shard of {name} to the ledger"):
-            self._open.facts.record("lease", fact | {"provisional": True} if provisional else fact)
+            self._open.run.record("lease", fact | {"provisional": True} if provisional else fact)
 
     def record_decay(self, decay: Decay) -> None:
         """Record that learning rates fall from now on."""
         with disk("cannot write the decay to the ledger"):
-            self._open.facts.record("decay", asdict(decay))
+            self._open.run.record("decay", asdict(decay))
 
     def position(self, name: str) -> dict[str, float]:
         """Where a client's newest acknowledged delta ended in its data; empty: nowhere yet.
 
         For any thread.
         """
-        return dict(self._open.facts.book.positions.get(name, {}))
+        return dict(self._open.run.book.positions.get(name, {}))
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Record a client's newest incarnation, to detect older ones after a restart."""
-        facts = self._open.facts
-        if facts.book.incarnations.get(name, -1) < incarnation:
+        run = self._open.run
+        if run.book.incarnations.get(name, -1) < incarnation:
             with disk(f"cannot write the incarnation of {name} to the ledger"):
-                facts.record("incarnation", {"name": name, "incarnation": incarnation})
+                run.record("incarnation", {"name": name, "incarnation": incarnation})
 
     # --- version 0 ---
 
@@ -455,18 +414,18 @@ class Store:
             raise StoreError(
                 f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
-        facts = self._open.facts
-        if not facts.book.run:
+        run = self._open.run
+        if not run.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
             self.start_run(f"run-{initial.manifest.fingerprint[:8]}")
         try:
             with disk("cannot write version 0"):
-                write_manifest(self._files, self._run_dir, initial.manifest)
-                facts.begin_version(0)
-                checkpoint = initial.publish(facts.book.generation)
+                run.write_model(initial.manifest)
+                run.begin_version(0)
+                checkpoint = initial.publish(run.book.generation)
         finally:
             self.abort_initial()
-        self._open.run.manifest = initial.manifest
+        run.model = initial.manifest
         return self._adopt(checkpoint)
 
     # --- deltas ---
@@ -526,7 +485,7 @@ class Store:
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
-        spool, facts = self._open.run.spool, self._open.facts
+        run, spool = self._open.run, self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
             part = spool.seal(key, self.manifest)
             problem, norm = None, part.norm
@@ -541,34 +500,34 @@ class Store:
             norm = norm if problem is None else 0.0
             stored = StoredDelta(part.delta, part.writer.bytes, norm, part.writer.digest)
             if problem is None:
-                facts.record("accepted", to_fact(stored))
+                run.record("accepted", to_fact(stored))
                 spool.done(key)
                 return SpoolResult(stored)
-            facts.record("quarantined", {**to_fact(stored), "reason": problem})
+            run.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
-            spool.quarantine(key, facts.book.held)
+            spool.quarantine(key, run.book.held)
         return SpoolResult(stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""
-        facts = self._open.facts
-        if key not in facts.book.pending:
+        run = self._open.run
+        if key not in run.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
         with disk(f"cannot quarantine delta {key.text}"):
-            fact = {**to_fact(facts.book.pending[key]), "reason": reason}
-            facts.record("quarantined", fact | {"held": True} if held else fact)
+            fact = {**to_fact(run.book.pending[key]), "reason": reason}
+            run.record("quarantined", fact | {"held": True} if held else fact)
         with suppress(OSError):  # recovery moves it if this does not
-            self._open.run.spool.quarantine(key, facts.book.held)
+            run.spool.quarantine(key, run.book.held)
 
     def release(self, key: DeltaKey) -> None:
         """Make a delta that was quarantined as `held` pending again."""
-        facts = self._open.facts
-        if key not in facts.book.held:
+        run = self._open.run
+        if key not in run.book.held:
             raise StoreError(f"delta {key.text} is not held, so it cannot be released")
         with disk(f"cannot release delta {key.text}"):
-            self._open.run.spool.release(key)  # recovery undoes this where the line is missing
-            facts.record("released", to_fact(facts.book.held[key]))
+            run.spool.release(key)  # recovery undoes this where the line is missing
+            run.record("released", to_fact(run.book.held[key]))
 
     # --- the outer step ---
 
@@ -611,8 +570,8 @@ class Store:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""
         opened, record = self._open, checkpoint.record
         self._take_snapshots()
-        opened.kept.add(checkpoint)
-        opened.facts.confirm_version(record)
+        opened.run.kept.add(checkpoint)
+        opened.run.confirm_version(record)
         if opened.newest is None:
             try:
                 self._load_newest()
@@ -627,7 +586,7 @@ class Store:
         try:
             # In this order: until its line is written, only the version's folder says what it
             # merged.
-            opened.facts.write_outstanding()
+            opened.run.write_outstanding()
             leaving = opened.run.retire(oldest)
         except OSError as error:
             notice = f"cleanup after version {record.version} failed and is tried again: {error}"
@@ -655,7 +614,7 @@ class Store:
 
     def _forget_old(self) -> int:
         """Forget the versions that nothing needs any more; return the oldest that is kept."""
-        kept, book = self._open.kept, self._open.facts.book
+        kept, book = self._open.run.kept, self._open.run.book
         oldest = oldest_needed(kept.all, self._settings.keep_versions) if kept.all else 0
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
@@ -677,7 +636,7 @@ class Store:
         """Take over versions that have become whole since."""
         opened = self._open
         for made in opened.newest.take_snapshots() if opened.newest is not None else ():
-            opened.kept.add(made)
+            opened.run.kept.add(made)
 
     def finish_snapshot(self) -> None:
         """Wait until the newest version is whole, so that its folder has its weights.
@@ -700,14 +659,14 @@ class Store:
 
     def has_update(self, version: int) -> bool:
         """Whether the coded change from `version` - 1 to `version` is kept."""
-        return self._open.kept.has_update(version)
+        return self._open.run.kept.has_update(version)
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """Return the coded chunk `index` of the change to `version`; None when it is not kept.
 
         Raises IndexError.
         """
-        return self._open.kept.read_update(version, index, self.manifest)
+        return self._open.run.kept.read_update(version, index, self.manifest)
 
     def has_global_update(self, version: int) -> bool:
         """Whether the coded change from the global weights before to `version` is kept."""
@@ -723,13 +682,13 @@ class Store:
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """Return what `read_update` does if that is in memory, else None. For any thread."""
         parts = self._parts  # read once: the store's thread may close it
-        return None if parts is None else parts.kept.update_in_memory(version, index)
+        return None if parts is None else parts.run.kept.update_in_memory(version, index)
 
     def read_seeds(self, since: int, version: int) -> bytes | None:
         """Return a frame of all steps from version `since` to `version`; None if not all are known
         or they are more than a frame holds.
         """
-        steps = self._open.facts.book.seeds_between(since, version)
+        steps = self._open.run.book.seeds_between(since, version)
         return None if steps is None else frame_of(steps)
 
     def read_full(self, version: int, index: int) -> bytes | None:
@@ -746,7 +705,7 @@ class Store:
         opened = self._open
         if opened.newest is not None and opened.newest.vectors.version == version:
             return opened.newest.vectors.weights_chunk(index)
-        return opened.kept.read_weights(version, index, self.manifest)
+        return opened.run.kept.read_weights(version, index, self.manifest)
 
     def verify(self, version: int) -> bool:
         """Return whether every byte of a kept version is as written.
@@ -754,7 +713,7 @@ class Store:
         The newest one is written again where it is not. CheckpointDamaged: it cannot be.
         """
         opened, newest = self._open, self._open.newest
-        intact = opened.kept.verify(version, self.manifest)
+        intact = opened.run.kept.verify(version, self.manifest)
         if newest is None or version != self.version:
             return intact
         if not newest.is_intact:
@@ -762,14 +721,16 @@ class Store:
             with disk(f"cannot read version {version}"):
                 newest.recover()
             intact = False
-        newest.begin_snapshot(opened.kept.get(version))
+        newest.begin_snapshot(opened.run.kept.get(version))
         return intact
 
 
-def merge_of(manifest: Manifest, spool: Spool, pool: ChunkPool, settings: StoreSettings) -> Merge:
+def merge_of(run: RunDirectory) -> Merge:
     """Return the merge of a run."""
+    settings = run.settings
+    kind: type[Merge] = SumMerge
     if settings.product_rule is not None:
-        return ProductsMerge(manifest, spool, pool, settings)
-    if settings.rule.by_rows:
-        return RowsMerge(manifest, spool, pool, settings)
-    return SumMerge(manifest, spool, pool, settings)
+        kind = ProductsMerge
+    elif settings.rule.by_rows:
+        kind = RowsMerge
+    return kind(run.manifest, run.spool, run.pool, settings)

@@ -14,7 +14,7 @@ from fsl_async.files.files import Files
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.model.manifest import Manifest
-from fsl_async.store.recovery.recovery import read_manifest
+from fsl_async.store.recovery.run_directory import read_manifest
 from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import Checkpoints
 

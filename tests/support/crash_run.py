@@ -258,8 +258,8 @@ class CrashRun(Simulation):
         if not super()._kill(name):
             return False
         self.journals[self._path(name)][-1].die(self.scheduler.time(), cut=cut)
-        if name == self.server:
-            self.store._pool.close()
+        if name == self.server and self.store._parts is not None:
+            self.store._parts.run.pool.close()
         if cut:
             self.disk.lose_power(self.power)
         return True

@@ -116,7 +116,7 @@ class Server:
     @property
     def leases(self):
         """Client -> its shard, by the ledger."""
-        return dict(self.store._open.facts.book.leases)
+        return dict(self.store._open.run.book.leases)
 
     def hello(self, name, incarnation=1, shard=-1):
         """Feed a client's hello; returns the shard in its welcome, or the text of the refusal."""

@@ -15,7 +15,7 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.observe.ledger_audit import acknowledged_keys
 from fsl_async.store.recovery import recovery
-from fsl_async.store.recovery.facts import Facts
+from fsl_async.store.recovery.run_directory import RunDirectory
 from fsl_async.store.vectors import vectors
 from fsl_codecs import decode_into
 
@@ -137,7 +137,7 @@ def _no_folder_sync(monkeypatch):
 
 def _acknowledged_too_early(monkeypatch):
     monkeypatch.setattr(
-        Facts,
+        RunDirectory,
         "record",
         lambda self, fact, members: self.book.apply({**members, "fact": fact, "at": 1.0}),
     )

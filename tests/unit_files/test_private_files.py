@@ -16,7 +16,7 @@ from fsl_async.files.private_files import make_folder, replace_bytes
 from fsl_async.keys.access_control import NameHolders
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.store.recovery.recovery import make_durable_folder
+from fsl_async.store.disk.folders import make_durable_folder
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.training import MANIFEST
 

@@ -82,7 +82,7 @@ def test_a_lease_is_on_disk_before_the_welcome():
     assert again.hello("second") == 1
     assert again.hello("first", shard=0) == 0
     again.attach("first")
-    assert again.store._open.facts.book.provisional == {"second"}
+    assert again.store._open.run.book.provisional == {"second"}
 
 
 def test_a_client_is_not_welcomed_before_its_shard_is_written():

@@ -128,9 +128,9 @@ class Run:
                 pass
             except (StoreError, OSError):
                 assert mode == "error"
-            if self.store is not None:
-                self.store._pool.close()
-                self.store = None
+            if self.store is not None and self.store._parts is not None:
+                self.store._parts.run.pool.close()
+            self.store = None
             files.die()
             if power is not None:
                 died.lose_power(power)

@@ -88,7 +88,7 @@ def test_a_start_replays_what_no_checkpoint_has(tuning, rule):
             made.round(ranks_of(rule))
     assert not (killed.run.root / "checkpoints" / "v00000003" / WEIGHTS).exists()
     killed.run.open()
-    assert killed.run.store.notices == ()
+    assert killed.run.store.notices == []
     assert killed.store.digest == through.store.digest == digest_of(killed.run.weights(3))
     assert killed.vectors.named.keys() == through.vectors.named.keys()
     for name, vector in killed.vectors.named.items():
@@ -288,7 +288,7 @@ def test_a_clipped_delta_counts_as_a_shorter_one(tuning, rule):
     assert [one.clip for one in clipped.store.records[-1].merged] == [1.0, 0.25]
     vectors = {name: vector.copy() for name, vector in clipped.vectors.named.items()}
     clipped.run.open()
-    assert clipped.run.store.notices == ()
+    assert clipped.run.store.notices == []
     for name, vector in clipped.vectors.named.items():
         assert np.array_equal(vector, vectors[name]), name
 
@@ -314,7 +314,7 @@ def test_a_delta_of_an_older_version_is_left_out(tuning):
     one.run.close()
     (one.run.root / "spool" / file_name(late)).unlink()
     one.run.open()
-    assert one.store.notices == ()
+    assert one.store.notices == []
     assert np.array_equal(one.vectors.named[OWED], before)
     # Alone, it changes nothing but what is owed from before.
     later = DeltaKey("a", 1, 0, 4)

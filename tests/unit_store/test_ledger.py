@@ -231,9 +231,10 @@ def test_without_syncs_a_power_cut_may_tear_several_lines(path):
 
 def test_a_removed_or_emptied_ledger_acknowledges_nothing(path):
     """Further lines would go into a file without a name, or without the lines before them."""
-    ledger, _, _ = opened(path)
     ended = []
-    ledger.gone = ended.append
+    ledger = Ledger(Files(), path, gone=ended.append)
+    ledger.open(lambda _: None)
+    ledger.append("lease", {"name": "early", "index": 1})
     before = path.read_bytes()
     for change in (lambda: path.write_bytes(before[:-1]), path.unlink):
         change()

@@ -63,7 +63,7 @@ def test_a_version_has_the_weighted_mean_of_its_clients(make_run, optimizer):
     for version in range(1, 8):
         found = merge(run, version, [low, high])
         assert np.array_equal(found, expected.astype(np.float32))
-    record = run.store._open.kept.get(7).record
+    record = run.store._open.run.kept.get(7).record
     assert 1 < record.average_norm < 40, "buffers are no part of the change"
 
 

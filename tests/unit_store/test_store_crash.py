@@ -80,7 +80,8 @@ def test_a_crash_while_a_thread_writes_a_checkpoint_loses_nothing(
         with suppress(Killed):
             run.open(files)
             to_the_end(run)
-        run.store._pool.close()
+        if run.store._parts is not None:
+            run.store._parts.run.pool.close()
         run.store = None
         files.die()
         for thread in threading.enumerate():

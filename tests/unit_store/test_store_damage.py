@@ -191,7 +191,7 @@ def test_a_damaged_update_is_not_sent(make_twins, place):
     damaged.open()
     damaged.store.report = damaged.reported.append
     assert damaged.store.read_update(2, 0) == intact.store.read_update(2, 0)
-    damaged.store._parts.kept._update_places.clear()
+    damaged.store._parts.run.kept._update_places.clear()
     flip(folder(damaged, 2) / "update.bin", place)
     assert damaged.store.read_update(2, 0) is None
     assert not damaged.store.has_update(2)
@@ -297,7 +297,7 @@ def test_the_next_start_finishes_an_interrupted_renewal(make_twins, monkeypatch)
         raise SystemExit("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fsl_async.store.recovery.recovery.Checkpoints.rename_void", killed)
+        patched.setattr("fsl_async.store.versions.checkpoint.Checkpoints.rename_void", killed)
         with pytest.raises(SystemExit):
             run.open(from_version=1)
     run.store = None

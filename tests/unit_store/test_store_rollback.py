@@ -245,7 +245,7 @@ def test_a_rollback_to_the_newest_version_changes_nothing(run):
     run.start()
     run.round(1, "a")
     run.open(from_version=1)
-    assert run.store.notices == ()
+    assert run.store.notices == []
     with pytest.raises(StoreError, match="no version 7 to fall back to; there is 0, 1"):
         run.open(from_version=7)
 

@@ -177,7 +177,7 @@ def to_the_end(run):
 
     An offer of a known delta is answered, as the machine does.
     """
-    book = run.store._open.facts.book
+    book = run.store._open.run.book
     while run.store.version < 3:
         base = run.store.version
         keys = [key_of(name, base) for name in "ab"]
@@ -261,7 +261,7 @@ def test_a_rollback_forgets_the_steps_after_it(make_run):
     assert len(run.store.read_seeds(0, run.store.version)) == 24 + 2 * 24
     commit(run, {key_of(name, 2): 10.0 for name in "ab"})
     assert run.store.version == 3
-    steps = run.store._open.facts.book.seeds_between(2, 3)
+    steps = run.store._open.run.book.seeds_between(2, 3)
     add_signs(weights, 0, *keys_of(steps))
     assert digest_of(weights) == run.store.digest
 

@@ -31,10 +31,9 @@ from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.files import Files
 from fsl_async.learn.split.tensor_file import Tensors, read_tensors, write_tensors
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.store.disk.folders import NumberedFolders
+from fsl_async.store.disk.folders import NumberedFolders, make_durable_folder
 from fsl_async.store.disk.ledger import Ledger, Position
 from fsl_async.store.errors import Damage, StoreError
-from fsl_async.store.recovery.recovery import make_durable_folder
 
 KEPT = 2
 FORMAT = 2

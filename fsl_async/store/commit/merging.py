@@ -22,17 +22,11 @@ from fsl_async.store.versions.checkpoint import UPDATE, VersionWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fsl_async.files.files import Files
     from fsl_async.store.commit.newest import Newest
     from fsl_async.store.disk.chunk_files import FrameWriter
-    from fsl_async.store.disk.chunk_pool import ChunkPool
     from fsl_async.store.merge.merge import Average, Merge
-    from fsl_async.store.model.manifest import Manifest
-    from fsl_async.store.recovery.facts import Facts
-    from fsl_async.store.recovery.recovery import RunDirectory
-    from fsl_async.store.settings import StoreSettings
+    from fsl_async.store.recovery.run_directory import RunDirectory
     from fsl_async.store.versions.checkpoint import Checkpoint
-    from fsl_async.store.versions.kept_versions import KeptVersions
 
 MOST_HELD_BYTES_PER_VALUE = 1
 """Coded changes up to this size stay in memory while clients fetch them; others are read again."""
@@ -52,33 +46,15 @@ class Merging:
     """The current round of one open run, and the step to the next version."""
 
     def __init__(
-        self,
-        files: Files,
-        run: RunDirectory,
-        facts: Facts,
-        kept: KeptVersions,
-        newest: Newest,
-        *,
-        merge: Merge,
-        pool: ChunkPool,
-        settings: StoreSettings,
-        full_fetch: Callable[[], bool],
+        self, run: RunDirectory, newest: Newest, merge: Merge, full_fetch: Callable[[], bool]
     ) -> None:
         """full_fetch: whether a client fetches the newest version in full."""
-        self._files = files
         self._run = run
-        self._facts = facts
-        self._kept = kept
+        self._book = run.book
         self._newest = newest
         self._merge = merge
-        self._pool = pool
-        self._settings = settings
+        self._settings = run.settings
         self._full_fetch = full_fetch
-
-    @property
-    def _manifest(self) -> Manifest:
-        assert self._run.manifest is not None, "there is a version"
-        return self._run.manifest
 
     def commit(
         self,
@@ -100,7 +76,7 @@ class Merging:
         recorded = tuple(map(self._recorded, merged))
         self.restore(version - 1)
         try:
-            made = Round(version, recorded, scale, again, self._facts.book.pending)
+            made = Round(version, recorded, scale, again, self._book.pending)
             return self._make(made, position)
         except BaseException as error:
             self.restore(version - 1)
@@ -110,12 +86,12 @@ class Merging:
 
     def _recorded(self, one: MergedDelta) -> MergedDelta:
         """Return a delta as versions record it."""
-        norm = self._facts.book.pending[one.key].norm
+        norm = self._book.pending[one.key].norm
         work = Delta(one.key, "", one.delta.tokens, one.delta.steps)
         return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
-        book = self._facts.book
+        book = self._book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
         if not merged or len({one.key for one in merged}) != len(merged):
@@ -140,7 +116,7 @@ class Merging:
         self, version: int, merged: Sequence[MergedDelta], reused: Sequence[MergedDelta]
     ) -> tuple[MergedDelta, ...]:
         """Return `reused` as it is recorded. StoreError: a delta may not be used again."""
-        latest = self._facts.book.latest.at(version - 1) if reused else {}
+        latest = self._book.latest.at(version - 1) if reused else {}
         clients = {one.key.client for one in merged}
         found = []
         for one in reused:
@@ -163,7 +139,7 @@ class Merging:
 
         Deltas of a client in one round add up, so its pending ones count.
         """
-        book = self._facts.book
+        book = self._book
         self.restore(book.version)
         moved = norm + sum(one.norm for key, one in book.pending.items() if key.client == client)
         found = self._merge.too_large(moved, self._newest.vectors)
@@ -175,8 +151,8 @@ class Merging:
         return f"its norm of {norm:.3g} lets products grow {limit}: its client has diverged"
 
     def _way_out(self) -> str:
-        run_dir = str(self._run.checkpoints.directory.parent)
-        return way_out(self._kept.records, [*self._facts.book.pending.values()], run_dir)
+        run_dir = str(self._run.path)
+        return way_out(self._run.kept.records, [*self._book.pending.values()], run_dir)
 
     def restore(self, version: int) -> None:
         """Take back what a failed commit did to the vectors. StoreError: try again."""
@@ -186,8 +162,8 @@ class Merging:
 
     def _make(self, made: Round, position: RunPosition) -> Checkpoint:
         """Write a version; after an error nothing of it is left on disk."""
-        manifest, version, settings = self._manifest, made.version, self._settings
-        book, current = self._facts.book, self._kept.get(version - 1).record
+        manifest, version, settings = self._run.manifest, made.version, self._settings
+        book, current = self._book, self._run.kept.get(version - 1).record
         step = settings.outer.numbers(version, position.fade, _mean_steps(made.merged))
         # Factors of several versions have no mean: each version has a basis of its own.
         has_mean = not position.is_planned and settings.product_rule is None
@@ -195,10 +171,10 @@ class Merging:
         average = self._merge.average(made, self._newest.vectors)
         with (
             disk(f"cannot write version {version}"),
-            VersionWriter(self._files, self._run.checkpoints, version, manifest) as writer,
+            VersionWriter(self._run.files, self._run.checkpoints, version, manifest) as writer,
         ):
             held = _Held(MOST_HELD_BYTES_PER_VALUE * manifest.values)
-            self._kept.hold_update(-1, ())
+            self._run.kept.hold_update(-1, ())
             if not settings.sets_weights:
                 held.file = writer.frames(UPDATE)
             self._newest.make_way(version, must_finish=self._full_fetch())
@@ -208,8 +184,8 @@ class Merging:
             if average.steps is not None:  # the steps are sent, instead of the change
                 coded = len(frame_of([average.steps]) or b"")
                 change = Change(change.digest, coded, average.norm, average.norm)
-            stored = writer.seal(self._pool)
-            self._facts.begin_version(version)
+            stored = writer.seal(self._run.pool)
+            self._run.begin_version(version)
             record = VersionRecord(
                 version=version,
                 digest=change.digest,
@@ -233,7 +209,7 @@ class Merging:
                 reused=tuple(made.reused),
             )
             checkpoint = writer.publish(record, stored)
-        self._kept.hold_update(version, held.frames)
+        self._run.kept.hold_update(version, held.frames)
         return checkpoint
 
     def _cosine(self, made: Round, norm: float) -> float | None:

@@ -13,7 +13,6 @@ other vectors begin again at zero. One line says so.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from fsl_async.store.commit.snapshots import Snapshots
@@ -25,15 +24,11 @@ from fsl_async.store.versions.checkpoint import UPDATE, WEIGHTS, is_flat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fsl_async.files.files import Files
     from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
-    from fsl_async.store.disk.chunk_pool import ChunkPool
     from fsl_async.store.merge.merge import Merge
-    from fsl_async.store.recovery.recovery import RunDirectory
-    from fsl_async.store.settings import StoreSettings
+    from fsl_async.store.recovery.run_directory import RunDirectory
     from fsl_async.store.vectors.memory import Allocate
     from fsl_async.store.versions.checkpoint import Checkpoint
-    from fsl_async.store.versions.kept_versions import KeptVersions
 
 
 class Newest:
@@ -41,39 +36,29 @@ class Newest:
 
     def __init__(
         self,
-        files: Files,
         run: RunDirectory,
-        kept: KeptVersions,
         merge: Merge,
-        settings: StoreSettings,
-        *,
-        pool: ChunkPool,
-        report: Callable[[str], None],
         allocate: Allocate,
-        clock: Callable[[], float] = time.monotonic,
         later: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        assert run.manifest is not None, "there is a version"
+        """later: see `Snapshots`."""
+        settings = run.settings
         self._manifest = run.manifest
-        self.vectors = Vectors(run.manifest, settings, pool, allocate)
+        self.vectors = Vectors(run.manifest, settings, run.pool, allocate)
         self.snapshots = Snapshots(
-            files,
+            run.files,
             run.checkpoints,
             run.manifest,
             bytes_per_s=settings.snapshot_bytes_per_s,
-            report=report,
+            report=run.report,
             has_thread=settings.snapshot_thread,
             later=later,
         )
-        self._files = files
         self._run = run
-        self._kept = kept
         self._merge = merge
         self._settings = settings
-        self._report = report
-        self._clock = clock
         self._last_whole = -1
-        self._whole_at = clock()
+        self._whole_at = run.clock()
         self._newest: Checkpoint | None = None
 
     # --- recovery ---
@@ -84,7 +69,7 @@ class Newest:
         Raises CheckpointDamaged, OSError.
         """
         self.snapshots.make_way()
-        kept = self._kept.all
+        kept = self._run.kept.all
         target = kept[-1].record.version
         problem: Damage | None = None
         damaged: set[int] = set()
@@ -101,13 +86,13 @@ class Newest:
                     if is_flat(damage.file):
                         damaged.add(version)
                     if not is_last_resort:
-                        self._report(
+                        self._run.report(
                             f"version {target} cannot be made from version {version}: {damage};"
                             " another way is tried"
                         )
                 else:
                     for lost in damaged:
-                        self._kept.lose(lost)
+                        self._run.kept.lose(lost)
                     self._last_whole = -1 if version in damaged else version
                     return
         problem = problem or Damage(UPDATE, "there is no whole version before it")
@@ -118,13 +103,15 @@ class Newest:
         lost: set[str] = set()
         while True:
             try:
-                self.vectors.load(self._files, base.without(lost))
+                self.vectors.load(self._run.files, base.without(lost))
                 break
             except Damage as damage:
                 if not is_last_resort or damage.file == WEIGHTS:
                     raise
                 lost.add(damage.file)
-                self._report(f"version {base.record.version}: {damage}; it begins again at zero")
+                self._run.report(
+                    f"version {base.record.version}: {damage}; it begins again at zero"
+                )
         if self.vectors.digest() != base.record.digest:
             raise Damage(WEIGHTS, "does not match its digest")
 
@@ -157,7 +144,7 @@ class Newest:
         if missing and (frames is None or not is_last_resort):
             raise Damage(UPDATE, f"does not do alone: {missing}")
         if missing and frames is not None:
-            self._report(
+            self._run.report(
                 f"version {record.version}: {missing}; its weights come from the coded change,"
                 " and momentum and coding error begin again at zero"
             )
@@ -173,9 +160,9 @@ class Newest:
     def _frames(self, checkpoint: Checkpoint) -> Iterator[bytes] | None:
         """Return the frames of the coded change; None: there is none, or it is damaged."""
         path, stored = checkpoint.path / UPDATE, checkpoint.files.get(UPDATE)
-        if stored is None or check_frame_file(self._files, path, stored.bytes, stored.digest):
+        if stored is None or check_frame_file(self._run.files, path, stored.bytes, stored.digest):
             return None
-        return each_frame(self._files, path, self._manifest.chunks)
+        return each_frame(self._run.files, path, self._manifest.chunks)
 
     def _missing(self, checkpoint: Checkpoint, deltas: Mapping[DeltaKey, StoredDelta]) -> str:
         """Return why the average cannot be made again; empty if it can."""
@@ -210,7 +197,7 @@ class Newest:
         self._newest = newest
         if newest.is_whole:
             self._last_whole = newest.record.version
-            self._whole_at = self._clock()
+            self._whole_at = self._run.clock()
             return
         if self._last_whole == newest.record.version:  # it was damaged since
             self._last_whole = -1
@@ -231,7 +218,7 @@ class Newest:
         made = self.snapshots.take()
         for one in made:
             self._last_whole = max(self._last_whole, one.record.version)
-            self._whole_at = self._clock()
+            self._whole_at = self._run.clock()
         return made
 
     def make_way(self, version: int, *, must_finish: bool) -> None:
@@ -242,7 +229,7 @@ class Newest:
         """
         settings = self._settings
         late_versions = version - self._last_whole > settings.most_unwhole
-        late_s = self._clock() - self._whole_at > settings.snapshot_every_s
+        late_s = self._run.clock() - self._whole_at > settings.snapshot_every_s
         if must_finish or late_versions or late_s:
             self.finish_snapshot()
         self.snapshots.make_way()

@@ -43,7 +43,6 @@ from fsl_async.store.disk.chunk_files import (
     read_frame,
 )
 from fsl_async.store.errors import StoreError, disk
-from fsl_async.store.recovery.recovery import write_manifest
 from fsl_async.store.rules.outer import check_finite, squared_norm
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import WEIGHTS, ArrivingWeights, VersionWriter
@@ -56,17 +55,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.files.files import BytesLike, Files
+    from fsl_async.files.files import BytesLike
     from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.store.book.ring_book import RingBook
     from fsl_async.store.commit.newest import Newest
-    from fsl_async.store.disk.chunk_pool import ChunkPool
     from fsl_async.store.model.manifest import Manifest
-    from fsl_async.store.recovery.facts import Facts
-    from fsl_async.store.recovery.recovery import RunDirectory
+    from fsl_async.store.recovery.run_directory import RunDirectory
     from fsl_async.store.vectors.vectors import Vectors
     from fsl_async.store.versions.checkpoint import Checkpoint
-    from fsl_async.store.versions.kept_versions import KeptVersions
     from fsl_codecs import CodecSpec
 
 
@@ -84,26 +80,13 @@ class RingStore:
     """Cuts, results, decisions and adoptions of one open run."""
 
     def __init__(
-        self,
-        files: Files,
-        run_dir: Path,
-        run: RunDirectory,
-        *,
-        facts: Facts,
-        kept: KeptVersions,
-        read_chunk: Callable[[int, int], NDArray[np.float32] | None],
-        pool: ChunkPool,
-        wall_clock: Callable[[], float],
+        self, run: RunDirectory, read_chunk: Callable[[int, int], NDArray[np.float32] | None]
     ) -> None:
-        self._files = files
-        self._wall_clock = wall_clock
-        self._run_dir = run_dir
+        """read_chunk: reads a chunk of a version's weights; None: they are not here."""
         self._run = run
-        self._facts = facts
-        self._kept = kept
+        self._files = run.files
         self._read_chunk = read_chunk
-        self._pool = pool
-        self._globals = GlobalFiles(files, run_dir)
+        self._globals = GlobalFiles(run.files, run.path)
         self._receiving: _Receiving | None = None
         self._offered_model: Manifest | None = None
         self._coordinates = False
@@ -111,18 +94,12 @@ class RingStore:
 
     @property
     def _book(self) -> RingBook:
-        return self._facts.book.ring
-
-    @property
-    def _manifest(self) -> Manifest:
-        if self._run.manifest is None:
-            raise StoreError("this parameter server has no weights yet")
-        return self._run.manifest
+        return self._run.book.ring
 
     @property
     def model(self) -> Manifest | None:
         """The run's model, or that of the global weights that arrive; None: unknown."""
-        return self._run.manifest or self._offered_model
+        return self._run.model or self._offered_model
 
     def open(self, *, coordinates: bool = False) -> RingRecovered:
         """Create the folder or remove what is not needed in it; return the state.
@@ -139,7 +116,7 @@ class RingStore:
     @property
     def state(self) -> RingRecovered:
         """The state for the machine."""
-        book = self._facts.book
+        book = self._run.book
         return book.ring.recovered(book.tokens_total)
 
     def _clean(self) -> None:
@@ -155,39 +132,39 @@ class RingStore:
 
     def begin(self) -> Decision:
         """Make the newest version G_0 of a run of its own; nothing if that is done."""
-        book = self._facts.book
+        book = self._run.book
         if self._book.adopted is not None:
             return self._book.adopted
         with disk("cannot write global weights 0"):
             path = self._globals.weights(0, 0)
-            digest = self._globals.write(path, self._weights(book.version), self._manifest)
+            digest = self._globals.write(path, self._weights(book.version), self._run.manifest)
             # With the time: where a backup of the coordinator is restored, G_0 begins another run.
-            name = f"{book.run}/{digest}/{self._wall_clock()!r}"
+            name = f"{book.run}/{digest}/{self._run.wall_clock()!r}"
             run = hashlib.sha256(name.encode()).hexdigest()[:32]
             first = Decision(0, 0, digest, run)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
-            self._facts.record("begun", {**fact, "run": first.run})
+            self._run.record("begun", {**fact, "run": first.run})
         return first
 
     def take_cut(self, number: int) -> Cut:
         """Make the newest version the cut of a round; the same one again, if there is one."""
-        book, held = self._facts.book, self._book
+        book, held = self._run.book, self._book
         if held.adopted is None or held.adopted.round != number:
             raise StoreError(f"the group is not in global round {number}")
         if held.cut is not None:
             return held.cut
         with disk(f"cannot write the cut of global round {number}"):
             path = self._globals.cut(number)
-            digest = self._globals.write(path, self._weights(book.version), self._manifest)
+            digest = self._globals.write(path, self._weights(book.version), self._run.manifest)
             if digest != book.digests[book.version]:
                 raise StoreError(f"version {book.version} was read with another digest, {digest}")
             cut = Cut(number, book.version, digest, held.reference, book.tokens_total)
-            self._facts.record("cut", asdict(cut))
+            self._run.record("cut", asdict(cut))
         return cut
 
     def _weights(self, version: int) -> Iterator[NDArray[np.float32]]:
         """Yield the weights of the newest version, chunk by chunk."""
-        for index in range(self._manifest.chunks):
+        for index in range(self._run.manifest.chunks):
             values = self._read_chunk(version, index)
             if values is None:
                 raise StoreError(f"version {version} has no weights on disk")
@@ -196,7 +173,7 @@ class RingStore:
     def keep_attempt(self, number: int, attempt: int) -> None:
         """Record that this number of an attempt is used."""
         with disk("cannot write the attempt to the ledger"):
-            self._facts.record("attempt", {"round": number, "attempt": attempt})
+            self._run.record("attempt", {"round": number, "attempt": attempt})
 
     def keep_decision(
         self, number: int, attempt: int, digest: str, contributors: dict[str, tuple[int, int]]
@@ -209,7 +186,7 @@ class RingStore:
         fact = {"round": number, "attempt": attempt, "digest": digest, "run": run}
         named = {name: list(tokens) for name, tokens in contributors.items()}
         with disk("cannot write the decision to the ledger"):
-            self._facts.record("global", {**fact, "contributors": named})
+            self._run.record("global", {**fact, "contributors": named})
 
     # --- reductions ---
 
@@ -226,14 +203,14 @@ class RingStore:
             kept = files.weights(number, held.adopted.attempt)
             files.clean([kept, files.cut(number)], -1)
             residual = files.residual(number, held.adopted.attempt)
-            has_residual = self._coordinates and files.is_of(residual, self._manifest)
+            has_residual = self._coordinates and files.is_of(residual, self._run.manifest)
         return {
             "base": kept,
             "cut": files.cut(number),
             "residual": residual if has_residual else None,
             "out": files.sum(number + 1, attempt),
-            "skip": len(header_for(self._manifest)),
-            "values": self._manifest.values,
+            "skip": len(header_for(self._run.manifest)),
+            "values": self._run.manifest.values,
         }
 
     def finish_result(self, attempt: int, spec: CodecSpec) -> str:
@@ -261,7 +238,7 @@ class RingStore:
 
     def _write_result(self, before: Decision, attempt: int, spec: CodecSpec) -> str:
         """Write update, weights and residual under their temporary names; return the digest."""
-        manifest, files, number = self._manifest, self._globals, before.round + 1
+        manifest, files, number = self._run.manifest, self._globals, before.round + 1
         longest = manifest.longest_chunk
         room = new_vector(longest)
         coded = memoryview(bytearray(bound(longest, spec)))
@@ -307,7 +284,7 @@ class RingStore:
     @property
     def update_base(self) -> str:
         """The digest of the weights from which `read_update` leads; empty: there is no update."""
-        book, held = self._facts.book, self._book
+        book, held = self._run.book, self._book
         is_exact = held.adopted is not None and (
             book.digests.get(held.version) == held.adopted.digest
         )
@@ -325,7 +302,7 @@ class RingStore:
 
         A client checks the result by its digest. Raises IndexError.
         """
-        manifest, held = self._manifest, self._book
+        manifest, held = self._run.manifest, self._book
         manifest.chunk_range(index)
         if held.adopted is None or not self.has_update(version):
             return None
@@ -339,15 +316,15 @@ class RingStore:
 
     def has(self, number: int, attempt: int, digest: str) -> bool:
         """Whether these global weights are here. Reads all of them."""
-        if self._run.manifest is None:
+        if self._run.model is None:
             return False
         with disk(f"cannot read global weights {number}"):
             path = self._globals.weights(number, attempt)
-            return self._globals.digest(path, self._run.manifest) == digest
+            return self._globals.digest(path, self._run.model) == digest
 
     def use_model(self, manifest: Manifest) -> None:
         """Take the model of global weights that will arrive, for a run without weights."""
-        if self._run.manifest is None:
+        if self._run.model is None:
             self._offered_model = manifest
 
     def receive(self, number: int, attempt: int, digest: str) -> None:
@@ -399,7 +376,7 @@ class RingStore:
             return None
         with disk("cannot read global weights"):
             path = self._globals.weights(decided.round, decided.attempt)
-            with closing(self._globals.chunks(path, self._manifest, index)) as chunks:
+            with closing(self._globals.chunks(path, self._run.manifest, index)) as chunks:
                 values = next(chunks)
                 return encode(values, LOSSLESS)
 
@@ -423,27 +400,27 @@ class RingStore:
             try:
                 return self._make(adoption, newest, keeps_momentum=keeps_momentum)
             except BaseException:
-                if newest.vectors.version != self._facts.book.version:
+                if newest.vectors.version != self._run.book.version:
                     newest.recover()
                 raise
 
     def _make_first(self, adoption: Adoption) -> Checkpoint:
         """Write version 0 of a run that begins with global weights."""
         assert self.model is not None, "its weights are here"
-        write_manifest(self._files, self._run_dir, self.model)
-        self._run.manifest = self.model
+        self._run.write_model(self.model)
+        self._run.model = self.model
         path = self._globals.weights(adoption.round, adoption.attempt)
-        with VersionWriter(self._files, self._run.checkpoints, 0, self._manifest) as writer:
+        with VersionWriter(self._files, self._run.checkpoints, 0, self._run.manifest) as writer:
             weights = writer.flat(WEIGHTS)
-            for values in self._globals.chunks(path, self._manifest):
+            for values in self._globals.chunks(path, self._run.manifest):
                 weights.append(values)
             return self._publish(adoption, writer, weights.digest)
 
     def _make(self, adoption: Adoption, newest: Newest, *, keeps_momentum: bool) -> Checkpoint:
         """Write the next version, with all vectors."""
-        version, vectors = self._facts.book.version + 1, newest.vectors
+        version, vectors = self._run.book.version + 1, newest.vectors
         newest.make_way(version, must_finish=False)
-        writer = VersionWriter(self._files, self._run.checkpoints, version, self._manifest)
+        writer = VersionWriter(self._files, self._run.checkpoints, version, self._run.manifest)
         with writer, closing(self._next_weights(adoption, vectors)) as weights:
             change = vectors.adopt(version, weights, keeps_state=keeps_momentum)
             for name, vector in vectors.not_zero(keeps_state=keeps_momentum).items():
@@ -453,7 +430,7 @@ class RingStore:
                 writer,
                 change.digest,
                 norm=change.update_norm,
-                before=self._kept.get(version - 1).record,
+                before=self._run.kept.get(version - 1).record,
             )
 
     def _publish(
@@ -465,17 +442,17 @@ class RingStore:
         norm: float = 0.0,
         before: VersionRecord | None = None,
     ) -> Checkpoint:
-        book, version = self._facts.book, 0 if before is None else before.version + 1
+        book, version = self._run.book, 0 if before is None else before.version + 1
         if self._reference(adoption) is None and digest != adoption.digest:
             raise StoreError(f"global weights {adoption.round} were altered on disk")
-        stored = writer.seal(self._pool)
-        self._facts.begin_version(version)
+        stored = writer.seal(self._run.pool)
+        self._run.begin_version(version)
         record = VersionRecord(
             version=version,
             digest=digest,
             parent=before.digest if before is not None else "",
             generation=book.generation,
-            fingerprint=self._manifest.fingerprint,
+            fingerprint=self._run.manifest.fingerprint,
             merged=(),
             scale=0.0,
             tokens_total=book.tokens_total,
@@ -494,19 +471,19 @@ class RingStore:
         with ExitStack() as opened:
 
             def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
-                return opened.enter_context(closing(self._globals.chunks(path, self._manifest)))
+                return opened.enter_context(closing(self._globals.chunks(path, self._run.manifest)))
 
             before = None if reference is None else chunks(reference)
             for index, values in enumerate(chunks(path)):
                 gained = None if before is None else next(before)
-                if gained is not None and not self._manifest.is_buffer(index):
+                if gained is not None and not self._run.manifest.is_buffer(index):
                     np.subtract(vectors.weights_chunk(index), gained, out=gained)
                     np.add(values, gained, out=values)
                 yield values
 
     def _reference(self, adoption: Adoption) -> Path | None:
         """The file of the weights from which the group's gain counts; None: it gained nothing."""
-        book, held = self._facts.book, self._book
+        book, held = self._run.book, self._book
         if held.adopted is None:
             return None
         if adoption.counted:

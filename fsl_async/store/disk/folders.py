@@ -158,3 +158,16 @@ def digest_at(files: Files, path: Path) -> str:
             found.update(piece)
             size += len(piece)
     return found.hexdigest()
+
+
+def make_durable_folder(files: Files, folder: Path) -> None:
+    """Create `folder` and its parents, and make their names durable.
+
+    An existing folder is synced too: its creator may have been a shell, or died before the sync.
+    """
+    missing = [one for one in folder.parents if not files.exists(one)]
+    for one in (*reversed(missing), folder):
+        files.make_directory(one)
+    for one in (folder, *missing):
+        with suppress(PermissionError):  # a parent that this user may pass, but not read
+            files.sync_directory(one.parent)

@@ -66,10 +66,13 @@ class Ledger:
         clock: Callable[[], float] = time.monotonic,
         *,
         syncs: bool = True,
+        gone: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """gone: receives the line of `check` before that raises it."""
         self._files = files
         self._path = path
         self._syncs = syncs
+        self._gone = gone
         self._wall_clock = wall_clock
         self._clock = clock
         self._opened_at = clock()
@@ -81,8 +84,6 @@ class Ledger:
         self._lines = 0
         self._last_up = 0.0
         self._clean = True
-        self.gone: Callable[[str], None] = lambda _: None
-        """Receives the line of `check` before that raises it."""
 
     @property
     def is_empty(self) -> bool:
@@ -219,7 +220,7 @@ class Ledger:
             f"{gone} was removed, replaced or emptied while the run went on: nothing more is"
             " acknowledged; put it back as it was, or restore it from a backup"
         )
-        self.gone(text)
+        self._gone(text)
         raise StoreError(text)
 
     def _cut(self) -> None:

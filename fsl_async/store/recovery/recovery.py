@@ -22,162 +22,57 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attrs import define, field
-
-from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.roles.phrasing import counted
-from fsl_async.store.book.book import Book
-from fsl_async.store.book.records import to_fact
-from fsl_async.store.book.ring_book import RingBook
-from fsl_async.store.deltas.spool import Spool
-from fsl_async.store.disk.ledger import Ledger
-from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
-from fsl_async.store.model.manifest import Manifest
-from fsl_async.store.versions.checkpoint import UPDATE, Checkpoints, is_flat, update_lost
+from fsl_async.store.disk.folders import make_durable_folder
+from fsl_async.store.errors import Damage, LedgerLost, StoreError
+from fsl_async.store.recovery.run_directory import LEDGER_FILE, MANIFEST_FILE, read_manifest
+from fsl_async.store.versions.checkpoint import UPDATE, is_flat, update_lost
 from fsl_async.store.versions.global_files import GlobalFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from fsl_async.files.files import Files
-    from fsl_async.roles.sync.delta import MergedDelta
     from fsl_async.store.book.records import VersionRecord
-    from fsl_async.store.settings import StoreSettings
-    from fsl_async.store.versions.checkpoint import Checkpoint
-
-LEDGER_FILE = "ledger.jsonl"
-MANIFEST_FILE = "manifest.json"
-MAX_MANIFEST_BYTES = 256 * 1024 * 1024
-
-
-@define
-class RunDirectory:
-    """An open run directory: its parts and their state."""
-
-    ledger: Ledger
-    book: Book
-    checkpoints: Checkpoints
-    spool: Spool
-    notices: list[str]
-    """What was found and repaired, one line each."""
-    manifest: Manifest | None = None
-    leave_out: Mapping[str, str] = field(factory=dict)  # see Book.rollback_to
-    lost: list[str] = field(factory=list)
-    """One line about each acknowledged delta whose file is missing or damaged."""
-    aside: list[str] = field(factory=list)
-    """Keys of deltas that a rollback has quarantined."""
-    latest: list[MergedDelta] = field(factory=list)
-    """What the next version may use again, as it is in the spool at the start."""
-
-    def retire(self, oldest_kept: int) -> list[Path]:
-        """Finish moves into quarantine; return old versions and unneeded spool files, to remove.
-
-        oldest_kept: versions below it are old. A rollback goes back to it at most, so only deltas
-        merged above it can be pending again. A rule may use older ones again.
-        """
-        self.finish_quarantine()
-        old = self.checkpoints.retire(oldest_kept)
-        wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
-        wanted |= {delta.key for delta in self.book.latest.needed_from(oldest_kept)}
-        return old + self.spool.retire(wanted | self.book.pending.keys())
-
-    def finish_quarantine(self) -> None:
-        """Move the files of quarantined deltas that are still in the spool."""
-        aside = self.book.quarantined.keys() | self.book.held.keys()
-        for key in sorted(self.spool.present() & aside):
-            self.spool.quarantine(key, self.book.held)
-
-    def quarantine_unknown(self) -> None:
-        """Move complete spooled deltas that are not in the ledger to quarantine.
-
-        A lost line may have acknowledged them.
-        """
-        if self.manifest is None:
-            return
-        unknown = sorted(key for key in self.spool.present() if self.book.known(key) is None)
-        for key in [key for key in unknown if self.spool.is_complete(key, self.manifest)]:
-            self.spool.quarantine(key, self.book.held)
-            self.notices.append(
-                f"delta {key.text} is in no line of the ledger; moved to quarantine"
-            )
-
-    def check_pending(self) -> None:
-        """Verify the spool file of every pending delta; record missing and damaged ones as lost."""
-        for delta in list(self.book.pending.values()):
-            problem = self.spool.check(delta)
-            if problem:
-                reason = f"its spool file {problem}"
-                members = {**to_fact(delta), "reason": reason, "lost": True}
-                self.book.apply(self.ledger.append("quarantined", members))
-                self.lost.append(f"acknowledged delta {delta.key.text} is lost: {reason}")
-
-    def check_latest(self) -> None:
-        """Verify the spool file of every merged delta that the next version may use again."""
-        for one in self.book.latest.at(self.book.version).values():
-            problem = self.spool.check(one.stored)
-            if problem:
-                text = f"delta {one.stored.key.text} is not used again: its spool file {problem}"
-                self.notices.append(text)
-            else:
-                self.latest.append(one.merged)
+    from fsl_async.store.book.ring_book import RingBook
+    from fsl_async.store.model.manifest import Manifest
+    from fsl_async.store.recovery.run_directory import RunDirectory
+    from fsl_async.store.versions.checkpoint import Checkpoint, Checkpoints
 
 
 def open_run_directory(
-    files: Files,
-    run_dir: Path,
-    settings: StoreSettings,
+    run: RunDirectory,
     from_version: int | None,
-    *,
     leave_out: Mapping[str, str],
+    *,
     only_facts: bool = False,
-    wall_clock: Callable[[], float],
-    clock: Callable[[], float],
-) -> tuple[RunDirectory, list[Checkpoint]]:
-    """Open and repair; return the directory and the kept checkpoints, oldest first.
+) -> None:
+    """Open and repair a run directory, and find its kept versions.
 
-    only_facts: nothing that the settings ask to keep or not to keep is changed.
+    leave_out: see `Book.rollback_to`. only_facts: nothing that the settings ask to keep or not to
+    keep is changed.
 
     Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; the directory is then
     closed.
     """
-    make_durable_folder(files, run_dir)
-    checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir, settings.kind)
+    files, checkpoints, ledger = run.files, run.checkpoints, run.ledger
+    make_durable_folder(files, run.path)
     files.make_directory(checkpoints.directory)
-    spool.make_directories()
-    files.sync_directory(run_dir)
-    ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
-    notices: list[str] = []
-    # A rollback's line has all that any settings may use again.
-    reuse = 2**31 if only_facts else settings.reuse
-    book = Book(settings.remembered_versions, settings.history, reuse)
-    book.since = _since(checkpoints, from_version)
-    run = RunDirectory(ledger, book, checkpoints, spool, notices, leave_out=leave_out)
-
-    def may_be_new() -> None:
-        if not checkpoints.versions():
-            return
-        if files.exists(GlobalFiles(files, run_dir).directory):
-            raise StoreError(
-                f"{run_dir / LEDGER_FILE} of a group is lost, and with it which global rounds count"
-                " what the group merged: restore it from a backup, or start with an empty run"
-                " directory"
-            )
-        if from_version is None:
-            raise _ledger_lost(files, run_dir, run)
+    run.spool.make_directories()
+    files.sync_directory(run.path)
+    run.book.since = _since(checkpoints, from_version)
 
     try:
-        torn = ledger.open(book.apply, may_be_new)
+        torn = ledger.open(run.book.apply, lambda: _refuse_new(run, from_version))
         if torn:
-            run.notices.append(torn)
+            run.report(torn)
         left = checkpoints.remove_leftovers()
         if left:
-            run.notices.append(f"removed what a crash left: {', '.join(left)}")
+            run.report(f"removed what a crash left: {', '.join(left)}")
         if from_version is not None and ledger.is_empty and checkpoints.versions():
-            _renew(files, run_dir, run, from_version)
+            _renew(run, from_version)
         _finish_rollback(run)
         known = run.book.version
-        kept = _settle_version(files, run_dir, run, from_version)
+        _settle_version(run, from_version, leave_out)
         run.check_pending()
         # A crash loses one version's line. If more are missing, the ledger may be a backup that
         # lacks other lines too.
@@ -188,9 +83,8 @@ def open_run_directory(
         else:
             run.check_latest()
     except BaseException:
-        ledger.close()
+        run.close()
         raise
-    return run, kept
 
 
 def _since(checkpoints: Checkpoints, from_version: int | None) -> int | None:
@@ -199,19 +93,6 @@ def _since(checkpoints: Checkpoints, from_version: int | None) -> int | None:
     # The newest one may be damaged, and the one before it takes its place.
     bases = whole[-2:] if from_version is None else [*whole[:1], from_version]
     return min(bases, default=None)
-
-
-def make_durable_folder(files: Files, folder: Path) -> None:
-    """Create `folder` and its parents, and make their names durable.
-
-    An existing folder is synced too: its creator may have been a shell, or died before the sync.
-    """
-    missing = [one for one in folder.parents if not files.exists(one)]
-    for one in (*reversed(missing), folder):
-        files.make_directory(one)
-    for one in (folder, *missing):
-        with suppress(PermissionError):  # a parent that this user may pass, but not read
-            files.sync_directory(one.parent)
 
 
 def _finish_rollback(run: RunDirectory) -> None:
@@ -225,13 +106,13 @@ def _finish_rollback(run: RunDirectory) -> None:
         void = any(version > target for target in book.rollback_targets[made_in:])
         if void:
             name = run.checkpoints.rename_void(version, book.generation)
-            run.notices.append(f"version {version} was rolled back; renamed to {name}")
+            run.report(f"version {version} was rolled back; renamed to {name}")
 
 
 def _settle_version(
-    files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
-) -> list[Checkpoint]:
-    """Do steps 3 to 5; return the readable checkpoints up to the chosen version, oldest first."""
+    run: RunDirectory, from_version: int | None, leave_out: Mapping[str, str]
+) -> None:
+    """Do steps 3 to 5, and keep the readable versions up to the chosen one."""
     book, checkpoints = run.book, run.checkpoints
     versions = checkpoints.versions()
     newest = max([*versions, book.version])
@@ -240,37 +121,33 @@ def _settle_version(
         _check_ring(book.ring, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
-        return []
-    run.manifest = read_manifest(files, run_dir)
-    chosen = _verify(run, target, run.manifest, with_vectors=from_version is not None)
+        return
+    run.model = manifest = read_manifest(run.files, run.path)
+    chosen = _verify(run, target, manifest, with_vectors=from_version is not None)
     if book.version >= 0 and any(
         version not in versions for version in range(book.version + 1, target)
     ):
         raise StoreError(
-            f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are "
-            f"{', '.join(map(str, versions))}: it is older than they are; restore the newest "
+            f"{run.path / LEDGER_FILE} ends at version {book.version}, and the versions on disk"
+            f" are {', '.join(map(str, versions))}: it is older than they are; restore the newest "
             f"ledger, or move this one away and start with --from-version {target}"
         )
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
-        record = _verify(run, version, run.manifest).record
+        record = _verify(run, version, manifest).record
         book.apply(run.ledger.append("version", record.to_fact()))
-        run.notices.append(
-            f"the ledger had no line for version {version}; written from its manifest"
-        )
+        run.report(f"the ledger had no line for version {version}; written from its manifest")
     if newest > target:
-        _roll_back(run, chosen.record, newest)
-    kept = []
+        _roll_back(run, chosen.record, newest, leave_out)
     for version in versions:
         if version == target:
-            kept.append(chosen)
+            run.kept.add(chosen)
         elif version < target:
             # Its files are checked chunk by chunk when they are used.
             try:
-                kept.append(checkpoints.load(version))
+                run.kept.add(checkpoints.load(version))
             except Damage as damage:
-                run.notices.append(f"version {version} cannot be used: {damage}")
-    return kept
+                run.report(f"version {version} cannot be used: {damage}")
 
 
 def _verify(
@@ -292,7 +169,7 @@ def _verify(
                 raise run.checkpoints.damaged(version, damage, manifest) from damage
             damaged.add(damage.file)
             if damage.file == UPDATE:
-                run.notices.append(update_lost(version, damage))
+                run.report(update_lost(version, damage))
     checkpoint = run.checkpoints.load(version).without(damaged & {UPDATE})
     if run.book.digests.get(version) not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
@@ -317,7 +194,20 @@ def _check_there(versions: list[int], wanted: int) -> None:
         raise StoreError(f"there is no version {wanted} to fall back to; there is {there}")
 
 
-def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
+def _refuse_new(run: RunDirectory, from_version: int | None) -> None:
+    """Raise if the ledger is missing or empty, and there must be one."""
+    if not run.checkpoints.versions():
+        return
+    if run.files.exists(GlobalFiles(run.files, run.path).directory):
+        raise StoreError(
+            f"{run.path / LEDGER_FILE} of a group is lost, and with it which global rounds count"
+            " what the group merged: restore it from a backup, or start with an empty run directory"
+        )
+    if from_version is None:
+        raise _ledger_lost(run)
+
+
+def _ledger_lost(run: RunDirectory) -> LedgerLost:
     """Return the error for a ledger that is missing or empty beside versions."""
     versions, spooled = run.checkpoints.versions(), len(run.spool.present())
     named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
@@ -326,22 +216,22 @@ def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
         f"{counted(spooled, 'delta')} in the spool"
     )
     with suppress(StoreError):
-        manifest = read_manifest(files, run_dir)
+        manifest = read_manifest(run.files, run.path)
         for version in reversed(versions):
             with suppress(Damage):
                 run.checkpoints.verify(version, manifest)
-                return LedgerLost(str(run_dir / LEDGER_FILE), there, version)
-    return LedgerLost(str(run_dir / LEDGER_FILE), there, None)
+                return LedgerLost(str(run.path / LEDGER_FILE), there, version)
+    return LedgerLost(str(run.path / LEDGER_FILE), there, None)
 
 
-def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
+def _renew(run: RunDirectory, target: int) -> None:
     """Begin a new ledger at version `target`.
 
     Which deltas were acknowledged is unknown now, so the complete spool is moved to quarantine.
     """
     checkpoints, versions = run.checkpoints, run.checkpoints.versions()
     _check_there(versions, target)
-    _verify(run, target, read_manifest(files, run_dir), with_vectors=True)
+    _verify(run, target, read_manifest(run.files, run.path), with_vectors=True)
     records, newest_generation = [], 0
     for version in versions:
         with suppress(Damage):
@@ -359,22 +249,24 @@ def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
         "aside": [key.text for key in spooled],
     }
     run.book.apply(run.ledger.append("renewed", fact))
-    run.notices.append(
+    run.report(
         f"the ledger was lost: the run goes on from version {target} with a new one; "
         f"{counted(len(spooled), 'delta')} of the spool,"
         " acknowledged or not, moved to quarantine"
     )
 
 
-def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
+def _roll_back(
+    run: RunDirectory, record: VersionRecord, newest: int, leave_out: Mapping[str, str]
+) -> None:
     target = record.version
-    members = run.book.rollback_to(record, run.spool.holds, run.leave_out)
+    members = run.book.rollback_to(record, run.spool.holds, leave_out)
     run.book.apply(run.ledger.append("rollback", {"from": newest, **members}))
     run.aside += [member["key"] for member in members["aside"]]
     again, gone, aside = (_deltas(len(members[name])) for name in ("pending", "gone", "aside"))
-    run.notices.append(
+    run.report(
         f"rolled back from version {newest} to {target}: {again} pending again, {gone} gone"
-        + (f", {aside} quarantined" if run.leave_out else "")
+        + (f", {aside} quarantined" if leave_out else "")
     )
     for version in run.checkpoints.versions():
         if version > target:
@@ -383,26 +275,3 @@ def _roll_back(run: RunDirectory, record: VersionRecord, newest: int) -> None:
 
 def _deltas(count: int) -> str:
     return "1 delta is" if count == 1 else f"{count} deltas are"
-
-
-def write_manifest(files: Files, run_dir: Path, manifest: Manifest) -> None:
-    """Write the run's model, durably; no version refers to it yet. Raises OSError."""
-    members = {"format": 1, "tensors": manifest.to_wire(), "frozen": manifest.frozen_to_wire()}
-    files.write_whole(run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n")
-    files.sync_directory(run_dir)
-
-
-def read_manifest(files: Files, run_dir: Path) -> Manifest:
-    """Read the run's model. StoreError: the file is missing or damaged."""
-    path = run_dir / MANIFEST_FILE
-    advice = "restore it from a backup of the run directory"
-    try:
-        members = from_checksummed(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing; {advice}") from None
-    if members is None:
-        raise StoreError(f"{path} does not match its checksum; {advice}")
-    try:
-        return Manifest.from_wire(members.get("tensors"), members.get("frozen"))
-    except ManifestError as error:
-        raise StoreError(f"{path}: {error}; {advice}") from error

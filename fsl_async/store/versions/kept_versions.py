@@ -20,7 +20,7 @@ from fsl_async.store.errors import Damage, StoreError, disk
 from fsl_async.store.versions.checkpoint import UPDATE, WEIGHTS, open_flat, update_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,16 +34,12 @@ class KeptVersions:
     """The kept checkpoints, by version. report: receives one line about each damage."""
 
     def __init__(
-        self,
-        files: Files,
-        checkpoints: Checkpoints,
-        kept: Iterable[Checkpoint],
-        report: Callable[[str], None],
+        self, files: Files, checkpoints: Checkpoints, report: Callable[[str], None]
     ) -> None:
         self._files = files
         self._checkpoints = checkpoints
         self._report = report
-        self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
+        self._kept: dict[int, Checkpoint] = {}
         self._held: tuple[int, Sequence[bytes]] = (-1, ())
         self._update_places: dict[int, NDArray[np.int64]] = {}
 

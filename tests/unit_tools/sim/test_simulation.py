@@ -167,7 +167,7 @@ def _forget_acknowledged(monkeypatch):
     def finish(self, key):
         result = original(self, key)
         if key.sequence == 3:
-            del self._open.facts.book.pending[key]
+            del self._open.run.book.pending[key]
         return result
 
     monkeypatch.setattr(Store, "spool_finish", finish)
