@@ -4,9 +4,8 @@
     KEY  LABEL  [names=NAME,NAME]
 
 KEY is a public key, 40 characters. LABEL is a unique name, shown in messages. `names` are client
-names that belong to this key, which may then use no others. Relays have no line, because they have
-no key and take part in no handshake. Any other text is refused, so that no line seems to do more
-than it does.
+names that belong to this key, which may then use no others. Relays have no line,
+because they have no key. Any other text is refused, so that no line seems to do more than it does.
 """
 
 from __future__ import annotations
