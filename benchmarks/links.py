@@ -67,15 +67,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         (
             "| profile | backend | link Mbit/s | round trip ms | 1 cubic | 8 cubic | 1 BBR | "
-            "iperf3, 8 cubic | s each | load |"
+            "iperf3, 8 cubic |"
         ),
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in last.values():
         cells = [
             row["profile"], row["backend"], row["rate_mbit"], row["round_trip_ms"],
             row["cubic_1"], row["cubic_8"], row.get("bbr_1"), row["iperf3_cubic_8"],
-            row["seconds"], row["load_1m"],
         ]  # fmt: skip
         shown = (
             "-" if cell is None else f"{cell:g}" if isinstance(cell, float) else str(cell)

@@ -4,7 +4,7 @@
     python benchmarks/quality.py goals        run one experiment (`quality_grid.EXPERIMENTS`)
     python benchmarks/quality.py --list       print what would be run, one JSON object a line
     python benchmarks/quality.py --summary    the goals, from the rows: {"k2_percent": ...}
-    python benchmarks/quality.py --docs       write the tables into docs/BENCHMARKS.md
+    python benchmarks/quality.py --docs       write two tables into docs/BENCHMARKS.md
     python benchmarks/quality.py --plot DIR   draw quality.svg
 
 Every row trains the built-in GPT on the source of Python's standard library and reports the loss on
@@ -34,7 +34,7 @@ import click
 from quality_grid import EXPERIMENTS, grid
 from quality_run import check, measure
 from quality_spec import Spec, read_rows
-from quality_tables import plot, summary, tables
+from quality_tables import IN_DOCS, plot, summary, tables
 
 RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
@@ -51,7 +51,7 @@ MARKS = ("<!-- quality.py --docs -->\n", "<!-- end -->\n")
 @click.option("--table", is_flag=True, help="Print the markdown tables, run nothing.")
 @click.option("--summary", "only_summary", is_flag=True, help="Print the goals, run nothing.")
 @click.option("--json", "_", is_flag=True, expose_value=False, help="Rows are JSON anyway.")
-@click.option("--docs", is_flag=True, help="Write the tables into docs/BENCHMARKS.md.")
+@click.option("--docs", is_flag=True, help="Write two tables into docs/BENCHMARKS.md.")
 @click.option("--plot", "folder", type=click.Path(path_type=Path), help="Draw, run nothing.")
 @click.option("--check", "only_check", is_flag=True, help="Check that one client equals alone.")
 @click.option("--smoke", is_flag=True, help="Four tiny rows on standard output, nothing kept.")
@@ -89,7 +89,7 @@ def main(
     elif docs:
         before, _, rest = DOCS.read_text().partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        DOCS.write_text(before + MARKS[0] + f"\n{tables(kept)}\n\n" + MARKS[1] + after)
+        DOCS.write_text(before + MARKS[0] + f"\n{tables(kept, IN_DOCS)}\n\n" + MARKS[1] + after)
     elif folder is not None:
         for path in plot(kept, folder):
             print(path)

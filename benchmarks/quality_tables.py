@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from quality_grid import (
 from quality_spec import Spec, code_digest
 
 Rows = Mapping[str, Mapping[str, Any]]
+IN_DOCS = ("goals", "formats")
+"""Experiments whose tables are in docs/BENCHMARKS.md; `quality.py --table` has all."""
 
 
 def loss_of(rows: Rows, spec: Spec) -> float | None:
@@ -48,8 +50,9 @@ def spread(values: Sequence[float], form: str) -> str:
 def table(rows: Rows, experiment: Experiment) -> str:
     """One table, as markdown, of the lines that have rows."""
     compared = [f"against {experiment.against}, %"] if experiment.against else []
-    names = [*experiment.columns, "loss", *compared, "bits up", "bits down", "seeds"]
-    rule = ["---"] * len(experiment.columns) + ["---:"] * (4 + len(compared))
+    names = [*experiment.columns, "loss", *compared, *_sizes(experiment), "seeds"]
+    rule = ["---"] * len(experiment.columns)
+    rule += ["---:"] * (len(names) - len(rule))
     lines = [f"### {experiment.title}\n", _cells(names), _cells(rule)]
     lines += [
         _line(rows, experiment, line)
@@ -67,19 +70,25 @@ def _line(rows: Rows, experiment: Experiment, line: Line) -> str:
         base = line.base
         against = [] if base is None else percents(rows, line.make, base, experiment.seeds)
         cells.append(spread(against, "+.1f") if base is not None else "")
-    for name in ("bits_up", "bits_down"):
-        bits = [float(row[name]) for row in have if name in row]
+    for name in _sizes(experiment):
+        bits = [float(row[name.replace(" ", "_")]) for row in have if name.replace(" ", "_") in row]
         cells.append(f"{statistics.fmean(bits):.2f}" if bits else "")
     return _cells([*cells, str(len(have))])
+
+
+def _sizes(experiment: Experiment) -> tuple[str, ...]:
+    """Columns of sizes: where formats are compared. Elsewhere all rows have the default's."""
+    return ("bits up", "bits down") if experiment.against == "fp32" else ()
 
 
 def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def tables(rows: Rows) -> str:
-    """All tables of which there are rows with clients."""
-    return "\n\n".join(table(rows, one) for one in EXPERIMENTS.values() if _has_rows(rows, one))
+def tables(rows: Rows, names: Iterable[str] = tuple(EXPERIMENTS)) -> str:
+    """The tables of these experiments of which there are rows with clients."""
+    chosen = [EXPERIMENTS[name] for name in names]
+    return "\n\n".join(table(rows, one) for one in chosen if _has_rows(rows, one))
 
 
 def _has_rows(rows: Rows, experiment: Experiment) -> bool:

@@ -22,7 +22,7 @@ def text_of(rows: Sequence[Row]) -> str:
             *_methods(found),
             "",
         ]
-    idle = [row for row in rows if row["kind"] == "idle"]
+    idle = [r for r in rows if r["kind"] == "idle" and r["net"] == "transatlantic"]
     if idle:
         parts += ["### Idle clients behind a long line\n", *_idle(idle), ""]
     return "\n".join(parts).rstrip()
@@ -117,20 +117,18 @@ def _idle(rows: Sequence[Row]) -> list[str]:
     lines = [
         (
             "| method | batches a round | line | at the cut | models as | ms a batch computes | "
-            "idle, all | idle without the first round | s a round |"
+            "idle | s a round |"
         ),
-        "| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |",
+        "| --- | ---: | --- | --- | --- | ---: | ---: | ---: |",
     ]
     for r in rows:
         chosen, points = r["choices"], r["points"]
         batches = chosen["samples"] // chosen["batch"]
-        last, first = points[-1], points[0]
+        last = points[-1]
         work = (last["trained"] - last["waited"]) / (chosen["clients"] * batches * last["round"])
-        later = last["trained"] - first["trained"]
-        rest = (last["waited"] - first["waited"]) / later if later else float("nan")
         lines.append(
             f"| {r['method']} | {batches} | {r['net']} | {chosen['up']} | {chosen['models']} | "
-            f"{1e3 * work:.0f} | **{last['idle_share']:.1%}** | {rest:.1%} |"
+            f"{1e3 * work:.0f} | **{last['idle_share']:.1%}** |"
             f" {last['trained'] / chosen['clients'] / last['round']:.1f} |"
         )
     return lines

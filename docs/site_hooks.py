@@ -110,12 +110,12 @@ def as_markdown(docstring: str) -> str:
 
 
 def decisions(folder: Path) -> str:
-    """Write the page that lists the records of decisions, newest first."""
+    """Write the page that lists the records of decisions, highest number first."""
     rows = []
     for file in sorted(folder.glob("0*.md"), reverse=True):
         title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         rows.append(f"- [{title}]({file.name})")
-    return "\n".join(["# Decisions", "", "Why it is built so; the newest one first.", "", *rows])
+    return "\n".join(["# Decisions", "", "Why it is built so, by number.", "", *rows])
 
 
 def linked_sources(pages: Iterable[tuple[str, str]]) -> set[str]:

@@ -61,7 +61,7 @@ class Float8:
 
 @frozen
 class Split:
-    """How a code word is cut into planes of at most 8 bits, from the top bit down.
+    """The division of a code word into planes of at most 8 bits, from the top bit down.
 
     `rotate` first moves the sign below the other bits, so that exponents stand at the top.
     """

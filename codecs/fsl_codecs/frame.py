@@ -64,7 +64,7 @@ def _grid_problem(block_values: int, chunk_values: int) -> str | None:
 
 @frozen
 class CodecSpec:
-    """How to encode; CodecUsageError if impossible.
+    """Settings of an encoder. Raises CodecUsageError if they are impossible.
 
     format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". block_values: values that share a scale;
     fp32 and bf16 have no scales, but it must divide chunk_values. entropy: False leaves out the

@@ -61,7 +61,7 @@ def _leaves_of_depth(weights: list[int]) -> list[int]:
 
 
 def _limited(leaves_of_depth: list[int], limit: int) -> list[int]:
-    """As many leaves, at depths of at most `limit`, that fill the code space exactly."""
+    """Move leaves to depths of at most `limit` so that they fill the code space exactly."""
     limited = leaves_of_depth[: limit + 1] + [0] * (limit + 1 - len(leaves_of_depth))
     limited[limit] += sum(leaves_of_depth[limit + 1 :])
     excess = sum(leaves << (limit - depth) for depth, leaves in enumerate(limited)) - (1 << limit)

@@ -44,7 +44,7 @@ _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 @frozen(eq=False)
 class PlanePlan:
-    """How one plane of a chunk is stored.
+    """The storage of one plane of a chunk.
 
     head: as on the wire. cost_bits: estimate of the head and the data of all inner blocks.
     """
@@ -131,7 +131,7 @@ def join(planes: list[ByteArray], split: Split, code_bits: int) -> WordArray:
 
 @frozen(eq=False)
 class Counted:
-    """How often each symbol (2**width,) of a plane occurs in a sample of `total`.
+    """Counts of each symbol (2**width,) of a plane in a sample of `total`.
 
     values: the size of the chunk.
     """
@@ -201,7 +201,7 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
 
 
 def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
-    """How often the symbols of each plane occur, from the counts of 8-bit codes (256,)."""
+    """Return the counts of each plane's symbols, from the counts of 8-bit codes (256,)."""
     counts_of_planes = []
     codes = np.arange(256, dtype=np.uint8)
     for width, symbols in zip(split.widths, cut(codes, split, 8), strict=True):

@@ -98,7 +98,7 @@ def write_escaped(block: Quantised, pieces: list[bytes]) -> None:
 
 
 def read_escaped(reader: Reader, number_format: Format, words: WordArray) -> Float32Array | None:
-    """As many values as codes (n,) are escapes; None for formats without them."""
+    """Read one value for each escape among the codes (n,); None for formats without escapes."""
     if number_format.name != "uniform":
         return None
     count = int(np.count_nonzero(words == uniform.ESCAPE))

@@ -26,9 +26,9 @@ from .signs import Words
 SEEDS_MAGIC: Final = b"FSZ1"
 SEEDS_HEADER_BYTES: Final = 24
 MOST_STEPS: Final = 1024
-"""Of a round, and of the probes of a step."""
+"""Most steps of a round, and most probes of a step."""
 MOST_SCALARS: Final = 1 << 20
-"""In a frame, which is then 4 MiB."""
+"""Most scalars of a frame, which is then 4 MiB."""
 MOST_ROUNDS: Final = 1 << 40
 """Rounds of a run: the number of a round shares a word of the key with its step and its probe."""
 _HEADER: Final = struct.Struct("<4sHHIQ")

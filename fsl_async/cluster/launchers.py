@@ -48,7 +48,7 @@ class Launcher(Protocol):
     """Starts clients. For the loop's thread."""
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Start a client by the words of its rule; returns a description for people.
+        """Start a client by the words of its rule. Return one line that describes the launch.
 
         Raises LaunchError and LeftAloneError.
         """

@@ -213,7 +213,7 @@ class _Client(Restarts):
 
     due: float | None = None
     has_exited = False
-    """Its process has exited; until its next session."""
+    """Whether its process has exited since its last session."""
     is_overtaken = False
     """Another process took its name."""
 
@@ -282,7 +282,7 @@ class Relaunches:
             self.members.discard(client)
         if one is None and code == ExitCode.RELAUNCH:
             self.seen(client, now)
-        # Preemptions are no failures, even if they are told in the same words.
+        # Preemptions are no failures, even if they are reported by the same text.
         error = "" if code == ExitCode.RELAUNCH else error
         decided = self._ended(client, now, code, error=error)
         if decided is not None:

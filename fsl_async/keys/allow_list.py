@@ -1,11 +1,11 @@
-"""The allow-list: the keys that a listener admits, as a text file that a person can edit. Pure.
+"""The allow-list: the keys that a listener admits, as a text file to edit by hand. Pure.
 
     # our sites; a line that begins with # and a space is a comment
     KEY  LABEL  [names=NAME,NAME]
 
-KEY is a public key, 40 characters. LABEL is a unique name for people. `names` are client names that
-belong to this key, which may then use no others. Relays have no line, because they have no key and
-take part in no handshake. Any other text is refused, so that no line seems to do more than it does.
+KEY is a public key, 40 characters. LABEL is a unique name, shown in messages. `names` are client
+names that belong to this key, which may then use no others. Relays have no line,
+because they have no key. Any other text is refused, so that no line seems to do more than it does.
 """
 
 from __future__ import annotations

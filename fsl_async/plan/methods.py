@@ -1,4 +1,4 @@
-"""What a client sends and receives in a round of each method, by category and direction. Pure.
+"""Bytes that a client sends and receives in a round, by method, category and direction. Pure.
 
 A client has n samples in batches of B, so K = ceil(n / B) steps a round. With an auxiliary model
 every q-th step uploads (steps 0, q, 2q, ...) and every l-th round aligns (rounds 0, l, 2l, ...).
@@ -156,7 +156,7 @@ class Workload:
     clients: int
     batch: int
     samples: int
-    """Of each client, per round."""
+    """Samples of each client per round."""
     upload_every: int = 1
     align_every: int = 1
 
@@ -203,7 +203,7 @@ class PlannedMethod:
 
 
 _PUBLISHED = {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
-"""In the figures of FSL-SAGE."""
+"""Methods in the figures of FSL-SAGE."""
 
 _MODEL_WAITS = 2
 """A model goes up, and the average comes down."""
@@ -220,14 +220,14 @@ def both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
 
 
 def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
-    """Of methods that cut nothing: all of it is downloaded first."""
+    """Return the first download of methods that cut nothing: the whole model."""
     return {Category.FULL_MODEL: shapes.whole}
 
 
 def _crossing(
     method: Method, shapes: ModelShapes, work: Workload, count: Accounting
 ) -> Iterator[Flow]:
-    """What crosses the cut in the steps of a round."""
+    """Yield the flows across the cut in the steps of a round."""
     samples = work.samples_of(method.upload_every)
     first, second = samples * shapes.cut_values, samples * shapes.tail_values
     yield Flow(Category.ACTIVATIONS, Direction.UP, count.values(first, Kind.ACTIVATIONS))
@@ -269,7 +269,7 @@ def _first(method: Method, shapes: ModelShapes) -> Mapping[Category, Part]:
 
 
 def _waits(method: Method, work: Workload) -> float:
-    """Of each upload that is answered the way there and back.
+    """Return the one-way delays of a round: the models' two, and two per answered upload.
 
     An aligned model answers one upload in l rounds.
     """
@@ -331,7 +331,7 @@ ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 TUNED = ("lora", "zeroth")
 """Methods whose row depends on the run's adapters."""
 ROUND_WAITS = PRETRAIN_WAITS - 1
-"""By rounds a version is sent with its announcement."""
+"""One-way delays of training by rounds, where a version is sent with its announcement."""
 SCALAR_BYTES = 4
 
 

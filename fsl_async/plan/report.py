@@ -1,6 +1,6 @@
 """The plan of one method, model, workload and link. Pure.
 
-`make_plan` makes a `Plan`; `as_dict` is the object of --json, `as_text` the table for people.
+`make_plan` makes a `Plan`; `as_dict` is the object of --json, `as_text` the printed table.
 
 Seconds are those of the links alone. Each client has its own link, and the links of the parameter
 server and the split server are never the narrowest. Computing is added on top; transfers that
@@ -52,7 +52,7 @@ class Plan:
     as_published: bool
     flows: tuple[Flow, ...]
     first: tuple[Flow, ...]
-    """What each client downloads before the first round; not part of any round.
+    """Downloads of each client before the first round; not part of any round.
 
     The client that publishes these weights uploads them instead.
     """
@@ -80,9 +80,9 @@ class Plan:
 
     @property
     def last_size(self) -> Size:
-        """What is downloaded after the last round.
+        """Return the downloads of all clients after the last round.
 
-        Only sequential methods do so: all clients but the one that trained last.
+        Only sequential methods have some: for all clients but the one that trained last.
         """
         if not self.method.sequential:
             return Size()
@@ -204,7 +204,7 @@ def _row(flow: Flow) -> dict[str, Any]:
 
 
 def as_text(plan: Plan, rounds: int) -> list[str]:
-    """The table for people, one line each."""
+    """Return the table as lines of text."""
     work, memory, whole = plan.work, plan.memory, plan.whole_memory
     total = plan.total_size(rounds)
     kept = "as published" if plan.as_published else f"{plan.format}; coded sizes are estimates"

@@ -40,7 +40,7 @@ class Hung:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Return the sentence that reports the hang."""
         return (
             f"training hangs: no step for {self.seconds:.0f} s,"
             f" where one takes {self.median_s:.3g} s"

@@ -22,7 +22,7 @@ LEAD_S = 120.0
 """Seconds from the notice to the end of a Slurm job, unless --grace is given."""
 
 KILL_WAIT_S = 30.0
-"""From Slurm's SIGTERM to its SIGKILL, unless the site has changed it."""
+"""Seconds from Slurm's SIGTERM to its SIGKILL, unless the site has changed them."""
 
 _MOST_BODY = 4096
 
@@ -49,7 +49,7 @@ class SlurmJob:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Return the phrase that names the job in messages."""
         times = {0: "", 1: ", requeued once"}.get(
             self.restarts, f", requeued {self.restarts} times"
         )

@@ -21,7 +21,7 @@ from fsl_async.process.stopper import Stopper, stop_on_signals
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _stoppers: list[Stopper] = []
-"""Those of the surrounding `clean_exit` blocks."""
+"""Stoppers of the surrounding `clean_exit` blocks."""
 _printing = threading.Lock()
 
 

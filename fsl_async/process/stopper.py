@@ -81,7 +81,7 @@ SAME_REQUEST_S = 2.0
 
 
 class Asked(enum.Enum):
-    """What a signal requests."""
+    """The request that a signal makes."""
 
     END = "end"
     """A drained end."""
@@ -271,7 +271,7 @@ def _leave(
 
 @atexit.register
 def _ignore_resting() -> None:
-    """At the very end, where Python replaces its handlers by the system's."""
+    """Ignore signals at the very end, where Python restores the system's handlers."""
     for which in _resting:
         signal.signal(which, signal.SIG_IGN)
 

@@ -59,7 +59,7 @@ class SpotWatch:
     """Polls EC2's instance metadata service (IMDSv2, with a token) for the end of this instance.
 
     A service that does not answer is polled again after `every_s`; it is no reason to end.
-    `trouble` is the last error, for people.
+    `trouble` is the text of the last error.
     """
 
     def __init__(self, base: str = _EC2, every_s: float = EC2_EVERY_S) -> None:

@@ -13,7 +13,7 @@ from fsl_codecs import CodecSpec
 
 @frozen
 class StoreSettings:
-    """How the store keeps and advances versions."""
+    """Settings by which the store keeps and advances versions."""
 
     keep_versions: int = field(default=3, validator=validators.ge(1))
     codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
@@ -25,7 +25,7 @@ class StoreSettings:
     reuse: int = field(default=0, validator=validators.ge(0))
     """Versions that the base of a delta that the rule uses again may be old; 0: it uses none."""
     kind: DeltaKind = field(factory=Dense)
-    """What the run's deltas are. With full weights the average is the next version."""
+    """Kind of the run's deltas. With full weights the average is the next version."""
     resident: bool = True
     """Whether vectors are in memory where they fit, else mapped from scratch files."""
     may_keep_mean: bool = True
@@ -40,11 +40,11 @@ class StoreSettings:
     """Whether checkpoints have a thread, or are written within the commit (tests)."""
 
     adapters: AdapterRule | None = None
-    """How adapters of low rank are merged; None: the run has none."""
+    """Rule that merges adapters of low rank; None: the run has no adapters."""
     adapter_scale: float = 1.0
     """The scale of the product of an adapter's factors."""
     adapter_seed: int = 0
-    """For rules that draw factors again: the run's seed."""
+    """Seed of the run, for rules that draw factors again."""
 
     history: int = field(default=0, validator=validators.ge(0))
     """Versions whose steps a returning client replays at most, in a run of zeroth order."""
@@ -84,7 +84,7 @@ class StoreSettings:
 
     @property
     def most_unwhole(self) -> int:
-        """How many of the newest versions may have no vectors on disk.
+        """Return the number of the newest versions that may have no vectors on disk.
 
         A version of full weights has no coded change from which it could be made too.
         """
@@ -92,5 +92,5 @@ class StoreSettings:
 
     @property
     def remembered_versions(self) -> int:
-        """How many of the newest versions may have to be made again."""
+        """Return the number of the newest versions that may have to be made again."""
         return self.keep_versions + 2 * (self.snapshot_every + 1)

@@ -355,7 +355,7 @@ class Store:
             self._open.run.record("decay", asdict(decay))
 
     def position(self, name: str) -> dict[str, float]:
-        """Where a client's newest acknowledged delta ended in its data; empty: nowhere yet.
+        """Return where a client's newest acknowledged delta ended in its data; empty without one.
 
         For any thread.
         """

@@ -27,7 +27,7 @@ def hooks():
         ("TUNING.md", "[x](../README.md#your-own-model)", "[x](readme.md#your-own-model)"),
         ("readme.md", "[x](docs/TUNING.md) [y](docs/adr)", "[x](TUNING.md) [y](adr/index.md)"),
         ("readme.md", "![x](docs/images/sync.png)", "![x](images/sync.png)"),
-        ("adr/0056-relaunch.md", "[x](../FAULTS.md)", "[x](../FAULTS.md)"),
+        ("adr/0055-preemption.md", "[x](../FAULTS.md)", "[x](../FAULTS.md)"),
         ("guides/versions.md", "[x](../../README.md)", "[x](../readme.md)"),
         ("SPLIT.md", "[x](../examples/own_task.py)", "[x](source/examples/own_task.py)"),
         ("SPLIT.md", "[x](https://a.org/b) [y](#z)", "[x](https://a.org/b) [y](#z)"),

@@ -67,7 +67,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Where the link listens or dials."""
+        """Return the address at which the link listens, or that it dials."""
         return self._link.address
 
     @property

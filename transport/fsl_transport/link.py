@@ -47,7 +47,7 @@ class Link(Protocol):
 
     @property
     def address(self) -> str:
-        """Where the link listens or dials, for messages to people."""
+        """Return the address at which the link listens, or that it dials, as messages show it."""
         ...
 
     @property

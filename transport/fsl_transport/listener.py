@@ -230,7 +230,7 @@ class ListenerEndpoint(Endpoint):
         return False
 
     def _take_hello(self, name: str, hello: Hello, origin: bytes, now: float) -> None:
-        """Only an admitted HELLO binds the name's session to its connection."""
+        """Judge a HELLO. Only an admitted one binds the name's session to its connection."""
         key = public_key(origin)
         limited_by = key or self._link.remote_address()
         if not self._hello_limits.allows(name, limited_by, now, is_known=name in self._known):

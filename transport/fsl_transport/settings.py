@@ -29,7 +29,7 @@ class TransportSettings:
     expire_after_s: float = field(default=20.0, validator=_positive)
     """A session ends when nothing was received for this long."""
     unreachable_every_s: float = field(default=10.0, validator=_positive)
-    """How often a dialer that gets no answer reports ``Unreachable``."""
+    """Seconds between reports ``Unreachable`` of a dialer that gets no answer."""
     hello_every_s: float = field(default=0.5, validator=_positive)
     """First interval between two HELLOs; doubles up to ``heartbeat_every_s``."""
     retransmit_after_s: float = field(default=2.0, validator=_positive)

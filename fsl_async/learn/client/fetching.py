@@ -7,7 +7,7 @@ end.
 A full version is decoded into the vector that will be the base. An update is added to a copy of the
 base's chunk, or takes the place of it where that holds buffers, which shows that it decodes and
 what the weights will be; then its frame is kept, and the base stays as it is until the version is
-whole (docs/adr/0097).
+whole (docs/adr/0002).
 
 In a run of zeroth order all versions that this client missed come as one frame of scalars. They are
 replayed on a copy of the base, which will be the base (`Replay`).

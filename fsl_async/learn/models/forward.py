@@ -4,7 +4,7 @@ Modes. Alignment differentiates through the split server's part and through the 
 the sake of a third one. In training mode that would move the running statistics of batch norm, and
 dropout would add noise to every target. In evaluation mode batch norm would use other statistics
 than the training step whose gradient is wanted. `untouched` turns dropout off, lets batch norm
-normalize by the batch as in training, and moves no statistic (docs/adr/0020).
+normalize by the batch as in training, and moves no statistic (docs/adr/0022).
 
 Random numbers. Torch's dropout draws from a generator that the whole process shares, so what it
 draws would depend on everything that ran before. Within `drawing` it draws from a generator seeded

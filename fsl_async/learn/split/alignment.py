@@ -15,7 +15,7 @@ sizes, also in a last, smaller minibatch, and labels that are IGNORED count in n
 targets over one batch of the whole buffer, minibatches as large; then both agree.
 
 Minibatches are consecutive samples in order of arrival, the same in every pass: alignment draws no
-random numbers (docs/adr/0020).
+random numbers (docs/adr/0022).
 """
 
 from collections import deque

@@ -6,7 +6,7 @@ version is scalars: a client that is behind gets those of all versions that it m
 up to `history` of them, even where the digest of its version is forgotten: it compares that of the
 result. Where clients train in rounds
 (Turn), a client that holds the version before waits for the new one: it is sent with its
-announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0072). With
+announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0002). With
 scalars no Fetch crosses it: each is answered.
 
 A version of the weights of all groups does not follow the version before. It has a coded update

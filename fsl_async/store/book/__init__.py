@@ -1,1 +1,1 @@
-"""What the lines of a ledger add up to. Pure."""
+"""State that the lines of a ledger add up to. Pure."""

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     Reasons = Mapping[str, str]
 
 REMEMBERED = 64
-"""How many of the newest accepted deltas define the usual norm."""
+"""Number of the newest accepted deltas that define the usual norm."""
 
 
 MOST_QUARANTINED = 16
-"""How many quarantined deltas of a client are known one by one."""
+"""Number of quarantined deltas of a client that are known one by one."""
 
 
 class Book:

@@ -33,7 +33,7 @@ class Latest:
 
     @property
     def merged(self) -> MergedDelta:
-        """As it entered that version."""
+        """The delta as it entered that version."""
         return MergedDelta(self.stored.delta, self.staleness, self.weight, self.stored.norm)
 
     @property
@@ -44,7 +44,7 @@ class Latest:
 
 @define
 class LatestBook:
-    """What versions merged, as far as it may be used again. limit: 0: nothing is."""
+    """Deltas that versions merged and a later version may use again. limit: versions; 0: none."""
 
     limit: int = 0
     _entries: list[Latest] = field(factory=list)  # in the order of merges
@@ -56,7 +56,7 @@ class LatestBook:
             self._entries.append(Latest(version, stored, entry["staleness"], entry["weight"]))
 
     def at(self, version: int) -> dict[str, Latest]:
-        """By client, what the version after `version` may use again."""
+        """Return, by client, the delta that the version after `version` may use again."""
         return {
             client: one
             for client, one in self._newest_at(version).items()
@@ -64,12 +64,12 @@ class LatestBook:
         }
 
     def needed_from(self, version: int) -> list[StoredDelta]:
-        """What the versions after `version`, existing or still to be made, may use again."""
+        """Return the deltas that versions after `version`, made or not yet made, may use again."""
         later = [one for one in self._entries if one.version > version]
         return [one.stored for one in (*self.at(version).values(), *later)]
 
     def forget(self, version: int) -> None:
-        """Forget what no version after `version` may use again.
+        """Forget deltas that no version after `version` may use again.
 
         A client's newest delta stays even if it is too old: an earlier one must not take its place.
         """

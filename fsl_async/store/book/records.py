@@ -111,7 +111,7 @@ class VersionRecord:
     parent: str
     """Digest of the version before; empty for version 0."""
     generation: int
-    """How many rollbacks came before the version was made."""
+    """Number of rollbacks before the version was made."""
     fingerprint: str
     merged: tuple[MergedDelta, ...]
     """Without base digests, rounds and metrics: those are in the lines with "accepted"."""
@@ -126,13 +126,13 @@ class VersionRecord:
     cosine: float | None = None
     """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.agreement`."""
     mean_share: float = 0.0
-    """How far the mean of versions moved towards it; 0: none is kept."""
+    """Share by which the mean of versions moved towards it; 0: no mean is kept."""
     learning_rate: float = 1.0
-    """Of the outer step that made it."""
+    """Learning rate of the outer step that made the version."""
     momentum: float = 0.0
-    """Of the outer step that made it."""
+    """Momentum of the outer step that made the version."""
     progress: float | None = None
-    """Of the run with this version, 0 to 1; None where no end is planned."""
+    """Progress of the run with this version, 0 to 1; None where no end is planned."""
     rule: str = "mean"
     """The rule of the merge. With "mean" the average was `scale` times the sum of weight x delta.
 
@@ -150,7 +150,7 @@ class VersionRecord:
 
     @property
     def made_of(self) -> str:
-        """As in the event VersionCommitted."""
+        """Return the deltas as the event VersionCommitted has them."""
         if self.ring is None:
             return "deltas"
         return "global" if self.ring.digest == self.digest else "late"
@@ -249,7 +249,7 @@ class Committed:
     cosine: float | None = None
     notice: str | None = None
     product_norms: Mapping[str, float] = field(factory=dict)
-    """By client: how far it moved the products of adapters."""
+    """Distance, by client, that it moved the products of adapters."""
     late: tuple[DeltaKey, ...] = ()
     """Deltas without a part in it: stored after a version that they were not computed from."""
     made_of: str = "deltas"

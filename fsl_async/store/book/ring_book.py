@@ -61,7 +61,7 @@ class RingBook:
     base: str = ""
     """See `Adoption`."""
     versions: int = 0
-    """How many versions after version 0 were made of global weights."""
+    """Number of versions after version 0 that were made of global weights."""
     newest: list[int] = field(factory=list)
     """The newest of them."""
     since: int = -1

@@ -213,7 +213,7 @@ class Merging:
         return checkpoint
 
     def _cosine(self, made: Round, norm: float) -> float | None:
-        """How far the merged deltas agree; None where the average is not their weighted sum."""
+        """Return the deltas' mean cosine; None where the average is not their weighted sum."""
         if self._settings.kind.is_full or self._settings.leaves_out:
             return None
         return mean_cosine(made.merged, made.scale, norm)

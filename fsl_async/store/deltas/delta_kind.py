@@ -57,7 +57,7 @@ class Checked:
 
 
 class DeltaKind(ABC):
-    """What a delta consists of. An object belongs to one store and is used in its thread."""
+    """The contents of a delta. An object belongs to one store and is used in its thread."""
 
     name: ClassVar[str]
     comparable: ClassVar[bool] = False

@@ -73,7 +73,7 @@ MOST_CLIENTS = 1024
 
 
 class Sketches:
-    """Of the deltas that are in no version yet, the newest one of each client."""
+    """Sketches of each client's newest delta that is in no version yet."""
 
     def __init__(self) -> None:
         self._places = np.empty(0, np.int64)

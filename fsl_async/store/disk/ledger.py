@@ -77,7 +77,7 @@ class Ledger:
         self._clock = clock
         self._opened_at = clock()
         self.served_before_s = 0.0
-        """How long earlier processes served the run, in seconds."""
+        """Seconds for which earlier processes served the run."""
         self._descriptor: int | None = None
         # Length and number of the good lines; what follows is cut off before the next append.
         self._bytes = 0
@@ -167,7 +167,7 @@ class Ledger:
 
     @property
     def served_s(self) -> float:
-        """How long the run has been served, over all its processes, in seconds."""
+        """Return the seconds for which the run was served, over all its processes."""
         return self.served_before_s + (self._clock() - self._opened_at)
 
     def _read_lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:

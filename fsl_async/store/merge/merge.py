@@ -86,7 +86,7 @@ class Average:
     norm: float = 0.0
     """Their norm as a vector of the model's size."""
     product_norms: Mapping[str, float] = field(factory=dict)
-    """By client: how far it moved the products of adapters; complete when the chunks are taken."""
+    """Distance, by client, that it moved the products of adapters; complete after all chunks."""
 
 
 class Merge(ABC):

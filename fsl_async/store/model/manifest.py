@@ -51,7 +51,7 @@ _BUFFER = 1 << 8
 """Added to the number of dimensions of a buffer in a fingerprint."""
 
 RESERVED_NAME = "__metadata__"
-"""Has another meaning in a safetensors file, so no tensor may have this name."""
+"""Name of a safetensors file's metadata, which no tensor may have."""
 
 
 @frozen
@@ -78,9 +78,9 @@ class TensorPart:
 
     tensor: TensorSpec
     start: int
-    """Of the first of them within the tensor, in values."""
+    """Offset of the first value within the tensor."""
     place: slice
-    """Within the chunk."""
+    """Position of the values within the chunk."""
 
 
 @frozen
@@ -92,11 +92,11 @@ class Manifest:
 
     tensors: tuple[TensorSpec, ...] = field()
     frozen: tuple[FrozenTensor, ...] = ()
-    """What clients neither exchange nor train, sorted by name."""
+    """Tensors that clients neither exchange nor train, sorted by name."""
     values: int = field(init=False)
     """Length of the flat vector, in values."""
     weights: int = field(init=False)
-    """How many of them are weights; buffers follow."""
+    """Number of values that are weights; buffers follow."""
     fingerprint: str = field(init=False)
     """The first 32 hex characters of SHA-256 over names, shapes, offsets and `frozen`."""
 

@@ -78,7 +78,7 @@ class RunDirectory:
         self.aside: list[str] = []
         """Keys of deltas that a rollback has quarantined."""
         self.latest: list[MergedDelta] = []
-        """What the next version may use again, as it is in the spool at the start."""
+        """Spooled deltas that the next version may use again, as the start found them."""
         self._unconfirmed: int | None = None
         self._outstanding: list[VersionRecord] = []
 

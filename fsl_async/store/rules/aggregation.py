@@ -1,4 +1,4 @@
-"""What an aggregation rule is, and the built-in ones. Pure, chunk by chunk.
+"""The base class of aggregation rules, and the built-in ones. Pure, chunk by chunk.
 
 The store passes a rule the same chunk of every client's delta as rows of a matrix. Row i is
 weight_i * Delta_i, one row per client in the order of their names, so that the result does not

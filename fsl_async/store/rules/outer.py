@@ -175,7 +175,7 @@ OPTIMIZERS: dict[str, type[OuterOptimizer]] = {
 
 
 def mean_share(version: int) -> float:
-    """How far the mean of versions moves towards `version` (1, 2, ...): 4 / (version + 3).
+    """Return the share by which the mean of versions moves to `version` >= 1: 4 / (version + 3).
 
     Version i then has a weight of about 4 i^3 / n^4 in the mean of n versions: half of the weight
     is on the last 16 %, and nine tenths on the last 44 % (polynomial-decay averaging, Shamir &

@@ -64,12 +64,12 @@ TOGETHER = 4
 """Chunks that a thread is handed at a time: handing over costs a tenth of a millisecond."""
 
 LOSSLESS = CodecSpec(format="fp32")
-"""How buffers are coded, and weights that are sent in full."""
+"""Format of buffers, and of weights that are sent in full."""
 
 
 @frozen
 class Change:
-    """From one version to the next. digest: of the weights after it, as nodes compare it."""
+    """A step from one version to the next. digest: of the weights after it, as nodes compare it."""
 
     digest: str
     update_bytes: int

@@ -69,7 +69,7 @@ OWED = f"owed{_FLAT}"
 UPDATE = "update.bin"
 
 FORMAT = 4
-"""Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0110)."""
+"""Format 1 had no chunk checksums, format 2 SHA-256 and CRC-32 (docs/adr/0102)."""
 
 
 @frozen

@@ -434,7 +434,7 @@ class ReceiveStream:
         return self.round >= 0 and self.expected == self.chunks and self._pending_writes == 0
 
     def next_deadline(self) -> float:
-        """When to call ``handle_timer``, or infinity."""
+        """Return when to call ``handle_timer``, or infinity."""
         if self.round < 0 or self._pending_writes or self.expected == self.chunks:
             return math.inf  # the writer is the bottleneck, or nothing is missing
         return self._deadline

@@ -124,7 +124,7 @@ class Parallelism:
         self._doubted_rate = None
 
     def on_idle(self, now: float) -> None:
-        """There is nothing to send until the next ``update``."""
+        """Note that there is nothing to send until the next ``update``."""
         if self._idle_since is None:
             self._idle_since = now
 

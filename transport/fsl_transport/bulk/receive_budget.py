@@ -3,7 +3,7 @@
 Divides ``receive_budget_bytes`` among all incoming streams, over all sessions; streams that do not
 fit queue in arrival order. A stream's credit is a promise of part of the budget. It is made before
 anything is known of the writer and cannot be taken back, so promises may exceed the budget. What
-then does not fit is dropped and requested again later (docs/adr/0098).
+then does not fit is dropped and requested again later (docs/adr/0064).
 
 Rules
   * The streams of one session together get at most ``1 / SESSION_PART`` of the budget as credit, or

@@ -22,7 +22,7 @@ from fsl_transport.session.frames import Chunk
 from fsl_transport.settings import TransportSettings
 
 RECHECK_S: Final = 1.0
-"""How often a stream that waits for memory checks for it by itself."""
+"""Seconds between checks of a stream that waits for memory."""
 
 
 class Incoming:

@@ -78,7 +78,7 @@ class Streams:
             self.outgoing.handle_probe(message.stripe, now)
 
     def next_deadline(self) -> float:
-        """When to call ``handle_timer``, or infinity."""
+        """Return when to call ``handle_timer``, or infinity."""
         return min(self.outgoing.next_deadline(), self.incoming.next_deadline())
 
     def handle_timer(self, now: float) -> None:

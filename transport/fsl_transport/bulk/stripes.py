@@ -59,8 +59,8 @@ MEASURED_BYTES: Final = 256 * 1024
 """A stripe counts as measured after this many bytes: early samples cover a few pieces only."""
 MIN_PIECE_BYTES: Final = 16 * 1024
 INITIAL_FLIGHT_BYTES: Final = 13_000
-"""What TCP sends at once on an idle connection: ten segments (RFC 6928), less the overhead of a
-piece and of tunnels."""
+"""Bytes that TCP sends at once on an idle connection: ten segments (RFC 6928), less the overhead of
+a piece and of tunnels."""
 PIECES_PER_WINDOW: Final = 3
 """Smaller pieces cost both ends more; with larger ones a loss or a slow stripe delays more."""
 WINDOW_GAIN: Final = 1.5
@@ -367,7 +367,7 @@ class BulkSender:
     # Probe timeouts.
 
     def next_deadline(self) -> float:
-        """When a probe timeout expires, or infinity."""
+        """Return when a probe timeout expires, or infinity."""
         earliest = math.inf
         for stripe in self._stripes.values():
             if self._expects_ack(stripe):

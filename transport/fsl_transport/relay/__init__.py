@@ -1,1 +1,1 @@
-"""What a relay is made of: ZMTP's greeting, a resolver, and forwarders of bytes (docs/adr/0067)."""
+"""Parts of a relay: ZMTP's greeting, a resolver, and forwarders of bytes (docs/adr/0067)."""

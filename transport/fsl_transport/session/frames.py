@@ -10,7 +10,7 @@ raw payload, exists for CHUNK only. Rules
   * A head of an unknown kind, or with a missing, surplus or mistyped field, is a ``PeerError``.
   * The first four fields of HELLO and all of REFUSE never change between protocol versions, so that
     a mismatch can be explained: a HELLO of another version parses to ``Foreign``.
-  * Text for people (codes, texts, reasons) is made printable here (``text.py``). Text that is
+  * Free text (codes, texts, reasons) is made printable here (``text.py``). Text that is
     compared (a role, a stream id) must be printable, or the head is a ``PeerError``.
 
     kind         fields after the kind

@@ -162,7 +162,7 @@ class Session:
         return [message]
 
     def next_deadline(self) -> float:
-        """When to call ``handle_timer``. May be earlier than necessary, never later."""
+        """Return when to call ``handle_timer``: perhaps earlier than necessary, never later."""
         if self.is_expired:
             return -math.inf
         return min(

@@ -230,7 +230,7 @@ class DialerMachine:
         self._stop_calling()
 
     def next_deadline(self) -> float:
-        """When to call ``handle_timer``, or infinity."""
+        """Return when to call ``handle_timer``, or infinity."""
         if self.session is not None:
             return self.session.next_deadline()
         return min(self._hello_at, self._unreachable_at)
@@ -429,7 +429,7 @@ class ListenerMachine:
         return [self._down(REVOKED, now)]
 
     def next_deadline(self) -> float:
-        """When to call ``handle_timer``, or infinity."""
+        """Return when to call ``handle_timer``, or infinity."""
         if self.session is not None:
             return self.session.next_deadline()
         if self.state is ListenerState.ASKED:

@@ -243,7 +243,7 @@ class ZmqListener(_ZmqLink):
 
     @property
     def address(self) -> str:
-        """Where it listens, with the actual port."""
+        """Return the address at which it listens, with the actual port."""
         return self._address
 
     @property
@@ -370,7 +370,7 @@ class ZmqDialer(_ZmqLink):
 
     @property
     def address(self) -> str:
-        """Where it dials."""
+        """Return the address that it dials."""
         return self._address
 
     def send(

@@ -34,9 +34,9 @@ from fsl_transport.zmq.curve import DialerCurve, ListenerCurve
 HANDSHAKE_MS: Final = 10_000
 """Time after which a connection without a finished handshake is closed."""
 LINGER_MS: Final = 500
-"""How long queued messages (a BYE, a refusal) may take to leave after ``close``."""
+"""Milliseconds that queued messages (a BYE, a refusal) have to leave after ``close``."""
 SWEEP_EVERY_S: Final = 0.05
-"""At the total limit all connections are checked for sent frames, at most this often."""
+"""Least seconds between checks of all connections for sent frames at the total limit."""
 _TRACKED_BYTES: Final = 4 * 1024
 """Smaller frames are copied and not counted; SNDHWM limits them."""
 _MESSAGES_PER_TURN: Final = 32
@@ -45,7 +45,7 @@ _UNREAD_MESSAGES: Final = 64
 _UNCOUNTED_MESSAGES: Final = 64
 """Answers, heartbeats and acknowledgements that may wait besides a full control window."""
 _CHECK_CONNECTION_S: Final = 0.5
-"""How often a dialer checks for its connection, in case the signal was consumed."""
+"""Seconds between a dialer's checks of its connection, in case the signal was consumed."""
 _HANDSHAKE_FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

@@ -1,4 +1,4 @@
-"""What a rule of federated LoRA is. Pure, module by module.
+"""Base classes of the rules of federated LoRA. Pure, module by module.
 
 An adapted layer adds c B A to its weight W0. Sites train factors A_k, B_k from those of the current
 version, and what each of them has learned is the product c B_k A_k. Rules whose factors may be
@@ -65,10 +65,10 @@ class Current:
 
 @frozen(eq=False)
 class Site:
-    """What a site made of a module.
+    """The factors that a site trained for a module.
 
-    weight: of all sites the sum is 1. rank: rows that it trains. factors: with the run's rank; the
-    others are as in the current version.
+    weight: the weights of all sites sum to 1. rank: rows that the site trains. factors: of the
+    run's rank; rows that the site does not train are those of the current version.
     """
 
     weight: float

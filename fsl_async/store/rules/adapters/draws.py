@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BITS = 24
-"""Of a number's random bits: as many as fp32 holds."""
+"""Random bits of a number, as many as fp32 holds."""
 
 
 @frozen
 class Draw:
-    """What the draw of one module's factor depends on.
+    """Key of the random numbers of one module's factor.
 
-    seed: of the run. version: the one that is made. module: its place among the adapted modules.
+    seed: the run's. version: the one that is made. module: its index among the adapted modules.
     """
 
     seed: int

@@ -55,11 +55,11 @@ class RoLoRA(AdapterRule):
     is_linear = True
 
     def trains_a(self, version: int) -> bool:
-        """From odd versions."""
+        """Whether sites train A: from odd versions."""
         return version % 2 == 1
 
     def trains_b(self, version: int) -> bool:
-        """From even versions."""
+        """Whether sites train B: from even versions."""
         return version % 2 == 0
 
 
