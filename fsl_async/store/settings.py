@@ -36,8 +36,6 @@ class StoreSettings:
     """Seconds after which one must be whole before the next version is made."""
     snapshot_bytes_per_s: float = field(default=0.0, validator=validators.ge(0.0))
     """Limit of writing checkpoints that are not late; 0: none."""
-    snapshot_thread: bool = True
-    """Whether checkpoints have a thread, or are written within the commit (tests)."""
 
     adapters: AdapterRule | None = None
     """Rule that merges adapters of low rank; None: the run has no adapters."""

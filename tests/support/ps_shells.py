@@ -28,8 +28,9 @@ def store_on(disk, **settings):
     disk.newest = MemoryFiles(disk)
     return Store(
         RUN_DIR,
-        StoreSettings(keep_versions=2, snapshot_thread=False, **settings),
+        StoreSettings(keep_versions=2, **settings),
         files=disk.newest,
+        later=lambda write: write(),
     )
 
 

@@ -67,12 +67,15 @@ class Run:
     def __init__(self, root, manifest=SMALL, **options):
         self.root = root
         self.manifest = manifest
-        self.settings = StoreSettings(**{"snapshot_thread": False} | options)
+        has_thread = options.pop("snapshot_thread", False)
+        self.later = None if has_thread else lambda write: write()
+        self.settings = StoreSettings(**options)
         self.store = None
 
     def open(self, files=None, **options):
         self.close()
-        self.store = Store(self.root, self.settings, files=files or Quiet(), **options)
+        more = {"files": files or Quiet(), "later": self.later} | options
+        self.store = Store(self.root, self.settings, **more)
         return self.store.recover()
 
     def close(self):

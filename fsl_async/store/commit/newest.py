@@ -51,7 +51,6 @@ class Newest:
             run.manifest,
             bytes_per_s=settings.snapshot_bytes_per_s,
             report=run.report,
-            has_thread=settings.snapshot_thread,
             later=later,
         )
         self._run = run

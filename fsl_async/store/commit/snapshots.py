@@ -82,8 +82,8 @@ class _Job:
 class Snapshots:
     """Snapshots of one open run, one at a time. All methods belong to the store's thread.
 
-    has_thread: False: a snapshot is made before `begin` returns, for tests that count disk calls.
-    later: calls a function in the store's thread when it is time to write, instead of a thread.
+    later: calls a function in the store's thread, now or when it is time to write, instead of a
+    thread.
     """
 
     def __init__(
@@ -94,7 +94,6 @@ class Snapshots:
         *,
         bytes_per_s: float,
         report: Callable[[str], None],
-        has_thread: bool = True,
         later: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,7 +102,6 @@ class Snapshots:
         self._manifest = manifest
         self._bytes_per_s = bytes_per_s
         self._report = report
-        self._has_thread = has_thread
         self._later = later
         self._clock = clock
         self._job: _Job | None = None
@@ -129,9 +127,6 @@ class Snapshots:
         if self._later is not None:
             job.planned = lambda: self._run(job, vectors)
             self._later(job.begin)
-            return
-        if not self._has_thread:
-            self._run(job, vectors)
             return
         job.thread = threading.Thread(
             target=self._run, args=(job, dict(vectors)), name="snapshot", daemon=True

@@ -388,13 +388,13 @@ class OwnSimulation(Simulation):
         return VirtualWorker(clock, lambda: JOB_S)
 
     def _store(self, clock: ProcessClock) -> Store:
-        settings = evolve(store_settings_of(self.config), threads=1, snapshot_thread=False)
         return Store(
             self.run_dir,
-            settings,
+            evolve(store_settings_of(self.config), threads=1),
             files=self._files,
             wall_clock=self._wall,
             clock=self.scheduler.time,
+            later=lambda write: write(),
         )
 
     def _recovered(self, store: Store, recovered: Recovered) -> None:
