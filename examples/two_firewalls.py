@@ -31,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, suppress
 from itertools import pairwise
@@ -58,6 +59,7 @@ LINK = ("rate=1mbit", "delay=150ms")
 PORT, OTHER_PORT = 7100, 7101
 LABELS = ("routine", "urgent")
 LIMIT_S = 900.0
+STOPPED = threading.Event()
 """A run that takes longer has failed."""
 
 COMMON = {
@@ -356,6 +358,8 @@ class Run:
         begun = time.monotonic()
         cut_at = healed_at = 0.0
         while not self._is_over():
+            if STOPPED.is_set():
+                raise KeyboardInterrupt
             made, now = self.versions(), time.monotonic()
             if len(made) > shown:
                 self._count(made[-1]["version"])
@@ -525,12 +529,14 @@ def main() -> None:
 
 
 def stop(*_: object) -> None:
-    """End as Ctrl-C does."""
+    """End as Ctrl-C does; an exception alone is lost where it meets a finalizer of Python."""
+    STOPPED.set()
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     try:
         main()
     except FslError as error:
