@@ -23,8 +23,7 @@ from typing import Any, BinaryIO, Self
 
 from attrs import define
 
-from fsl_async.files.files import FILE_MODE
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import FILE_MODE, make_folder
 from fsl_async.observe import segments
 from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import (

@@ -3,7 +3,7 @@
 import pytest
 
 from fsl_async.observe.clients import ClientState
-from fsl_async.observe.odd_clients import saw_delta, site_lines
+from fsl_async.observe.rounds import saw_delta, site_lines
 
 
 def test_a_site_of_one_class_is_named_once():

@@ -42,7 +42,7 @@ from fsl_async.learn.client.ports import (
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.shards import plain_name
 from fsl_async.learn.client.statistics import SpectralNorms
-from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.models.adapters import View
 from fsl_async.learn.models.saving import held_state
 from fsl_async.roles.sync.delta import ORDER
 

@@ -1,4 +1,12 @@
-"""Texts one after another: what a tokenizer's tokens are made of.
+"""Texts one after another, of what `--data` of the built-in pretraining names.
+
+    FILE or FOLDER of text          a text each file
+    FILE.jsonl, a folder of them    a text each line
+    FILE.parquet, a folder of them  a text each row
+    a folder of save_to_disk        a text each row
+    hf://NAME[:CONFIG][:SPLIT][:COLUMN]    a text each row, streamed by `datasets.load_dataset`
+
+PATH:COLUMN names the column of text of all but the first and the last. Sources:
 
     TextFiles    the files of a Corpus; each is a text
     JsonLines    a string of each line of .jsonl files
@@ -17,18 +25,18 @@ by a state that it gave before.
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import attrs
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data.base import cannot_read, extra, file_bytes
 from fsl_async.learn.data.corpus import Corpus, Span
-from fsl_async.learn.data.hub import saved_table
+from fsl_async.learn.data.hub import is_hub_folder, saved_table
 
 PIECE_BYTES = 1 << 16
 """A file of text is read in pieces of at most this size, cut after a line."""
@@ -379,3 +387,116 @@ def chosen_column(name: str, names: Sequence[str], column: str) -> str:
     what = f"no column {column[:80]!r} of text" if column else "no column text"
     there = ", ".join(names)[:200] or "none"
     raise DataError(f"data {name!r} has {what}: name one with :COLUMN (columns: {there})")
+
+
+HUB = "hf://"
+FORM = "hf://NAME[:CONFIG][:SPLIT][:COLUMN]"
+DEFAULT_SPLIT = "train"
+
+Kind = Literal["text", "jsonl", "parquet", "saved", "hub"]
+
+
+@attrs.frozen(slots=True)
+class Location:
+    """Where texts are. column: empty: a usual one. config, split: of `hf://`."""
+
+    kind: Kind
+    path: str
+    column: str = ""
+    config: str = ""
+    split: str = DEFAULT_SPLIT
+
+
+def is_streamed(data: str) -> bool:
+    """Whether `data` names a data set for `datasets.load_dataset`, not a path."""
+    return data.startswith(HUB)
+
+
+def location_of(data: str) -> Location:
+    """Parse `data`, and look what is at the path. Raises DataError for hf:// without a name."""
+    if is_streamed(data):
+        name, *more = data.removeprefix(HUB).split(":")
+        if not name or len(more) > 3:
+            raise DataError(f"data {data[:200]!r}: write it as {FORM}")
+        config, split, column = (*more, "", "", "")[:3]
+        return Location("hub", name, column, config, split or DEFAULT_SPLIT)
+    path, column = split_column(data)
+    return Location(_kind(Path(path)), path, column)
+
+
+def split_column(data: str) -> tuple[str, str]:
+    """PATH and COLUMN of PATH:COLUMN; a path that exists has no column."""
+    path, colon, column = data.rpartition(":")
+    if colon and path and not Path(data).expanduser().exists():
+        return path, column
+    return data, ""
+
+
+def _kind(path: Path) -> Kind:
+    path = path.expanduser()
+    if not path.is_dir():
+        kinds: dict[str, Kind] = {".jsonl": "jsonl", ".parquet": "parquet"}
+        return kinds.get(path.suffix, "text")
+    if is_hub_folder(path):
+        return "saved"
+    if next(path.rglob("*.parquet"), None) is not None:
+        return "parquet"
+    files = [one for one in path.iterdir() if not one.name.startswith(".")]
+    return "jsonl" if files and all(one.suffix == ".jsonl" for one in files) else "text"
+
+
+def open_documents(location: Location, held_out: float) -> Documents:
+    """Open what is on disk. held_out: the share at its end. Raises DataError."""
+    path, column = Path(location.path).expanduser(), location.column
+    if not path.exists():
+        raise DataError(f"cannot read data {str(path)!r} (no such file or directory)")
+    if location.kind == "saved":
+        return SavedRows(path, column, held_out)
+    if location.kind == "text":
+        if column:
+            raise DataError(f"data {str(path)!r} is text, which has no column {column[:80]!r}")
+        return TextFiles(Corpus.open(path, context=1, held_out=held_out), held_out)
+    files = sorted(path.rglob(f"*.{location.kind}")) if path.is_dir() else [path]
+    made: Callable[..., Documents] = ParquetRows if location.kind == "parquet" else JsonLines
+    return made(str(path), files, column, held_out)
+
+
+def open_source(location: Location, part: tuple[int, int], held_out: float) -> Source:
+    """The texts of part `part[0]` of `part[1]`. Raises DataError."""
+    if location.kind == "hub":
+        return _stream(location, part, held_out)
+    return open_documents(location, held_out).part(*part)
+
+
+def load_stream(location: Location) -> Any:
+    """Open a data set of `hf://` as an IterableDataset. Raises DataError."""
+    name = _name(location)
+    datasets = extra("datasets", f"data {name!r}")
+    # With these the package loads files of a format; some have read pickles.
+    loaders = extra("datasets.packaged_modules", f"data {name!r}")
+    if location.path in getattr(loaders, "_PACKAGED_DATASETS_MODULES", ()):
+        raise DataError(
+            f"data {name[:200]!r} names a file format that datasets reads, not a data set: give"
+            " hf://OWNER/NAME, or the path of your files"
+        )
+    try:
+        return datasets.load_dataset(
+            location.path, location.config or None, split=location.split, streaming=True
+        )
+    except Exception as error:  # noqa: BLE001 - the network's, the hub's, the file formats'
+        raise stream_error(name, error) from None
+
+
+def _stream(location: Location, part: tuple[int, int], held_out: float) -> Source:
+    name = _name(location)
+    distributed = extra("datasets.distributed", f"data {name!r}")
+    whole = load_stream(location)
+    try:
+        mine = distributed.split_dataset_by_node(whole, rank=part[0], world_size=part[1])
+    except Exception as error:  # noqa: BLE001
+        raise stream_error(name, error) from None
+    return Stream(name, mine, location.column, held_out)
+
+
+def _name(location: Location) -> str:
+    return f"{HUB}{location.path}:{location.config}:{location.split}:{location.column}".rstrip(":")

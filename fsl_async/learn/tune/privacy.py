@@ -74,7 +74,7 @@ from torch import Tensor, nn
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, disk_words, one_line
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import locked_folder, replace_bytes
+from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.hf import extra
 from fsl_async.roles.names import NAME

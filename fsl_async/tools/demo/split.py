@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fsl_async.accounting.accounts import Account, account_lines
+from fsl_async.accounting.sizes import Account, account_lines
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
@@ -95,7 +95,7 @@ def summarize(played: Played) -> dict[str, Any]:
     Evaluates the last weights; trains the whole model briefly to measure memory. back_uploads:
     uploads of the killed client's later incarnations that were trained.
     """
-    from fsl_async.observe.split_audit import trained_by_life
+    from fsl_async.observe.ledger_audit import trained_by_life
 
     run_dir, victim = played.scenario.chosen.run_dir, played.scenario.victim
     overrides = scenario.overrides(played.scenario.settings)

@@ -9,7 +9,7 @@ from token_texts import END, texts, write_lines, write_parquet, write_tokenizer
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data import documents
-from fsl_async.learn.data.sources import Location, location_of, open_documents, open_source
+from fsl_async.learn.data.documents import Location, location_of, open_documents, open_source
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
 from fsl_async.process.program import to_install
 

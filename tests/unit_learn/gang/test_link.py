@@ -8,8 +8,16 @@ import pytest
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.gang import memory
-from fsl_async.learn.gang.link import Link, address_of, listener, user_of
-from fsl_async.learn.gang.memory import Slots, mapped, read_back, written
+from fsl_async.learn.gang.link import (
+    Link,
+    Slots,
+    address_of,
+    listener,
+    mapped,
+    read_back,
+    user_of,
+    written,
+)
 from fsl_async.learn.gang.orders import RankOrders
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.messages import MessageError

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_async.learn.models import auxiliary, gpt
-from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.learn.models import gpt
+from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
@@ -26,12 +26,12 @@ def test_resnet18_weighs_what_was_published():
     All traffic figures follow from them.
     """
     halves = split(resnet18(10), "layer2")
-    net = auxiliary.build("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
+    net = build_auxiliary("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
     assert state_bytes(halves.client) == 2_740_048
     assert state_bytes(halves.server) == 42_025_080
     assert state_bytes(net) == 8_419_408
     assert call(halves.client, picture(), None).shape[1:] == (128, 4, 4)
-    linear = auxiliary.build("linear", halves, Batch(picture(), torch.zeros(2).long()))
+    linear = build_auxiliary("linear", halves, Batch(picture(), torch.zeros(2).long()))
     assert state_bytes(linear) == 4 * (128 * 10 + 10)
 
 

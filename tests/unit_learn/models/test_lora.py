@@ -12,9 +12,9 @@ from split_lockstep import start
 from torch import nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models import auxiliary, hf
+from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import apply_lora, inject
-from fsl_async.learn.models.cuts import split
+from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
@@ -82,7 +82,7 @@ def test_either_part_may_be_frozen():
 def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
     """With LoRA an auxiliary model's head, its largest part, is not sent."""
     halves = split(gpt(), 1)
-    net = auxiliary.build("blocks:1", halves, batch())
+    net = build_auxiliary("blocks:1", halves, batch())
     for part in (halves.client, halves.server, net):
         apply_lora(part, rank=2, seed=3)
     settings = ServerSettings(ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2)))

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from split_lockstep import start, whole_state
 from torch import nn
 
-from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.cuts import in_one, split
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
@@ -268,7 +268,7 @@ def test_a_cnn_trains_as_plain_torch_trains_it(name, images, difference):
     """Batch norm, Adam's moments over rounds, unequal shares and batches, a missing client."""
     data, model = images(), cnn()
     wanted = plain(name, copy.deepcopy(model[:3]), copy.deepcopy(model[3:]), cnn_auxiliary(), data)
-    halves = whole(model) if name == "fedavg" else split(model, 2)
+    halves = in_one(model) if name == "fedavg" else split(model, 2)
     run = lockstep(name, halves, cnn_auxiliary(), data)
     assert compare(name, run, wanted, difference) <= 1e-6
 
@@ -314,7 +314,7 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
     moments.
     """
     data, model = images(), cnn()
-    federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
+    federated = lockstep("fedavg", in_one(copy.deepcopy(model)), None, data)
     parallel = lockstep("splitfed-v1", split(model, 2, 5) if tail else split(model, 2), None, data)
     parts = (parallel.model().client, parallel.model().server, parallel.model().tail)
     found = flat([part for part in parts if part is not None])
@@ -324,7 +324,7 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
 def test_splitfed_v2_is_not_fedavg(images, difference):
     """In a published simulation FedAvg over a shared upper part gives V2's weights by a defect."""
     data, model = images(), cnn()
-    federated = lockstep("fedavg", whole(copy.deepcopy(model)), None, data)
+    federated = lockstep("fedavg", in_one(copy.deepcopy(model)), None, data)
     shared = lockstep("splitfed-v2", split(model, 2), None, data)
     found = flat([shared.model().client, shared.model().server])
     assert difference(found, flat([federated.model().client])) > 1e-2
