@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from fsl_async.errors import PrivacyError, describe
-from fsl_async.files import private_files
+from fsl_async.files import files
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.learn.tune.privacy import Budget, Wanted
 
@@ -144,7 +144,7 @@ def test_a_kill_at_any_point_overcounts_by_one_step_at_most(tmp_path, monkeypatc
         if len(calls) > syncs:
             raise KilledError
 
-    monkeypatch.setattr(private_files.os, "fsync", fsync)
+    monkeypatch.setattr(files.os, "fsync", fsync)
     made = 1 + _charged_before_the_kill(budget)
     monkeypatch.undo()
     counted = begun(tmp_path).spent.done
@@ -156,7 +156,7 @@ def test_a_count_is_synced_before_and_after_its_rename(tmp_path, monkeypatch):
     """Otherwise a power cut leaves an empty file, or the old count after the step was made."""
     budget = begun(tmp_path)
     order = []
-    monkeypatch.setattr(private_files.os, "fsync", lambda _: order.append(_done(budget.path)))
+    monkeypatch.setattr(files.os, "fsync", lambda _: order.append(_done(budget.path)))
     budget.charge()
     assert order == [0, 1]
 
