@@ -28,7 +28,7 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -351,22 +351,15 @@ class Adapters:
 
     def trained(self) -> list[nn.Parameter]:
         """All weights that train at this site in some version."""
+        ever_a = any(self.rule.trains_a(version) for version in (0, 1))
         found = [
             getattr(self.layers[name], factor)[SITE].weight
             for name in self.layers
             if name in self._trains_here
-            for factor, does in (("lora_A", self._ever_a), ("lora_B", True))
+            for factor, does in (("lora_A", ever_a), ("lora_B", True))
             if does
         ]
         return found + [self.model.get_parameter(name) for name in self.full]
-
-    @property
-    def _ever_a(self) -> bool:
-        return any(self.rule.trains_a(version) for version in (0, 1))
-
-    def disabled(self) -> AbstractContextManager[None]:
-        """Within it the model computes what its base does, but for full modules."""
-        return adapters_off(self.model)
 
     def _start(self, name: str, layer: Any) -> None:
         """Set the weights that adapters begin with."""

@@ -35,7 +35,8 @@ head of a language model is a copy of its own; where it must not cross the wire,
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
 import attrs
@@ -294,17 +295,29 @@ def _has_weights(module: nn.Module) -> bool:
 
 def _own(kind: str, shape: tuple[int, ...], width: int) -> nn.Module:
     try:
-        function = load_function("auxiliary model", kind, ("shape", "outputs"))
+        return own_module("auxiliary model", kind, {"shape": shape, "outputs": width})
     except TaskError as error:
         raise AuxiliaryError(error.message) from error
+
+
+def own_module(
+    what: str,
+    text: str,
+    arguments: Mapping[str, object],
+    within: AbstractContextManager[None] | None = None,
+) -> nn.Module:
+    """Return the module that a function of the user's makes of `arguments`, given by position.
+
+    what: for error texts. within: in which it is called. Raises TaskError in one line.
+    """
+    function = load_function(what, text, tuple(arguments))
     try:
-        model = function(shape, width)
+        with within or nullcontext():
+            model = function(*arguments.values())
     except Exception as error:
-        raise AuxiliaryError(
-            f"auxiliary model {kind!r} raised {type(error).__name__}: {one_line(str(error))}"
+        raise TaskError(
+            f"{what} {text!r} raised {type(error).__name__}: {one_line(str(error))}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise AuxiliaryError(
-            f"auxiliary model {kind!r} gave a {type(model).__name__}, not a module"
-        )
+        raise TaskError(f"{what} {text!r} gave a {type(model).__name__}, not a module")
     return model

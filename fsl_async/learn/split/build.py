@@ -23,6 +23,7 @@ from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.facts import Facts, facts_of
 from fsl_async.learn.models import families as models
@@ -35,7 +36,6 @@ from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
-from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.methods import Method
 
 
@@ -189,7 +189,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     adapted(config, model, extra)
     if is_own(config.model.family) and chosen.lora_client:
         # They do not travel: a site with others would train another model.
-        found["frozen weights"] = weights_of(model.client).manifest.fingerprint
+        found["frozen weights"] = ModelWeights(model.client).manifest.fingerprint
     return Parts(model, extra, found, features)
 
 
@@ -229,11 +229,11 @@ def _architecture(
         "model": "the user's own" if is_own(config.model.family) else config.model.family,
         "cut": f"{model.cut} of {places} places",
         "labels": "at home" if model.tail is not None else "sent",
-        "client part": weights_of(model.client).layout.fingerprint,
-        "server part": weights_of(model.server).layout.fingerprint,
+        "client part": ModelWeights(model.client).layout.fingerprint,
+        "server part": ModelWeights(model.server).layout.fingerprint,
     }
     if extra is not None:
-        found["auxiliary model"] = weights_of(extra).layout.fingerprint
+        found["auxiliary model"] = ModelWeights(extra).layout.fingerprint
     if chosen.lora_client or chosen.lora_server:
         found["LoRA ranks"] = (
             f"{chosen.lora_client} at clients, {chosen.lora_server} at the split server"

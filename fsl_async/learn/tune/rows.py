@@ -213,10 +213,6 @@ def _text_lines(path: Path, text: io.TextIOWrapper) -> Numbered:
             yield number, {"text": line.rstrip("\r\n")}
 
 
-def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
-    yield from csv_rows(_lines(path, text), str(path), LINE_CHARACTERS)
-
-
 def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
     text = stream.read(ARRAY_CHARACTERS + 1)
     if len(text) > ARRAY_CHARACTERS:
@@ -234,7 +230,7 @@ def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
 _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
     "lines": _json_lines,
     "array": _json_array,
-    "csv": _csv,
+    "csv": lambda path, text: csv_rows(_lines(path, text), str(path), LINE_CHARACTERS),
     "text": _text_lines,
 }
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import gpt
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.split.weights import state_bytes, weights_of
+from fsl_async.learn.split.weights import state_bytes
 
 SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
 
@@ -38,7 +39,7 @@ def test_resnet18_weighs_what_was_published():
 def test_what_is_exchanged_is_the_state_without_counters():
     """The wire carries fp32 values; batch norm's ten int64 counters stay local."""
     client = split(resnet18(10), "layer2").client
-    assert 4 * weights_of(client).layout.values == 2_740_048 - 10 * 8
+    assert 4 * ModelWeights(client).layout.values == 2_740_048 - 10 * 8
 
 
 @pytest.mark.parametrize(

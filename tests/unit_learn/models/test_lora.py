@@ -12,6 +12,7 @@ from split_lockstep import start
 from torch import nn
 
 from fsl_async.errors import ConfigError
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import apply_lora, inject
 from fsl_async.learn.models.cuts import build_auxiliary, split
@@ -52,7 +53,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
         assert torch.equal(halves.run(batch().inputs), before)
     assert all("lora_" in name for each in names for name in each)
     assert not any("head" in name for name in names[1])
-    manifest = weights.weights_of(halves.server).manifest
+    manifest = ModelWeights(halves.server).manifest
     assert [tensor.name for tensor in manifest.tensors] == names[1]
     frozen = {
         name: value.detach().clone()

@@ -9,13 +9,13 @@ from attrs import evolve
 from fsl_async.errors import PrivacyError, describe
 from fsl_async.files import files
 from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.learn.tune.privacy import Budget, Wanted
+from fsl_async.learn.tune.privacy import Budget, Spent
 
-WANTED = Wanted(epsilon=6.0, delta=1e-5, sample_rate=0.25, steps=3)
+WANTED = Spent(run="notes", client="site-a", epsilon=6.0, delta=1e-5, sample_rate=0.25, steps=3)
 
 
 def begun(folder, wanted=WANTED, run="notes", client="site-a", noise=0.7):
-    return Budget(folder, run, client, wanted, lambda _: noise)
+    return Budget(folder, evolve(wanted, run=run, client=client), lambda _: noise)
 
 
 def test_a_relaunch_goes_on_with_the_same_noise_and_count(tmp_path):

@@ -10,6 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 from torch.nn import functional
 
@@ -22,7 +23,7 @@ from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.tune.privacy import (
     Budget,
     Privacy,
-    Wanted,
+    Spent,
     epsilon_of,
     gaussians,
     noise_for,
@@ -91,9 +92,13 @@ def test_extreme_bytes_give_finite_noise(byte):
 # --- accounting ---
 
 
+def planned(**more):
+    return Spent(run="run", client="a", **more)
+
+
 def spent_after(tmp_path, noise, rate, steps, *, delta=1e-5, epsilon=100.0):
-    wanted = Wanted(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps)
-    budget = Budget(tmp_path, "run", "a", wanted, lambda _: noise)
+    wanted = planned(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps)
+    budget = Budget(tmp_path, wanted, lambda _: noise)
     for _ in range(steps):
         budget.charge()
     return budget.spent
@@ -153,23 +158,13 @@ def test_epsilon_of_sampled_steps_is_the_binomial_sum(tmp_path):
 )
 def test_the_planned_noise_uses_the_budget_and_no_more(epsilon, rate, steps):
     """Too little noise breaks the promise, too much of it the model."""
-    wanted = Wanted(epsilon=epsilon, delta=1e-5, sample_rate=rate, steps=steps)
+    wanted = planned(epsilon=epsilon, delta=1e-5, sample_rate=rate, steps=steps)
     noise = noise_for(wanted)
-    after = [_spent(wanted, noise, done) for done in (0, 1, steps // 2, steps - 1, steps)]
+    counts = (0, 1, steps // 2, steps - 1, steps)
+    after = [epsilon_of(evolve(wanted, noise=noise, done=done)) for done in counts]
     assert after[0] == 0
     assert after == sorted(after)
     assert 0.99 * epsilon < after[-1] <= epsilon
-
-
-def _spent(wanted, noise, done):
-    from fsl_async.learn.tune.privacy import Spent
-
-    return epsilon_of(
-        Spent(
-            run="r", client="a", epsilon=wanted.epsilon, delta=wanted.delta,
-            sample_rate=wanted.sample_rate, noise=noise, steps=wanted.steps, done=done,
-        )
-    )  # fmt: skip
 
 
 @needs_opacus
@@ -181,7 +176,7 @@ def test_epsilon_is_never_negative(tmp_path):
 @needs_opacus
 def test_a_budget_that_no_noise_keeps_is_refused():
     """Instead of training with noise that only looks large."""
-    wanted = Wanted(epsilon=1e-4, delta=1e-9, sample_rate=0.5, steps=10_000)
+    wanted = planned(epsilon=1e-4, delta=1e-9, sample_rate=0.5, steps=10_000)
     with pytest.raises(PrivacyError, match=r"dp_epsilon = 0\.0001 is less than"):
         noise_for(wanted)
 
@@ -242,8 +237,8 @@ def pair_losses(model, ids):
 
 
 def private(folder, model, *, noise=0.0, clip=CLIP, entropy=None, steps=5, rate=BATCH / RECORDS):
-    wanted = Wanted(epsilon=100.0, delta=1e-5, sample_rate=rate, steps=steps)
-    budget = Budget(folder, "run", "a", wanted, lambda _: noise)
+    wanted = planned(epsilon=100.0, delta=1e-5, sample_rate=rate, steps=steps)
+    budget = Budget(folder, wanted, lambda _: noise)
     return Privacy(
         model, budget, clip=clip, batch=round(rate * RECORDS), entropy=entropy or seeded()
     )
