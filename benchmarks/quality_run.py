@@ -30,7 +30,8 @@ from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
 from fsl_async.files.files import Files
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.exchange import DeltaCoder, Exchange
+from fsl_async.learn.client.delta_coder import DeltaCoder
+from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.ports import Orders

@@ -195,8 +195,8 @@ def check_readable(data: str) -> None:
 
     What is streamed is looked at when the run has welcomed the client.
     """
-    from fsl_async.learn.data.documents import location_of, open_documents
     from fsl_async.learn.data.facts import is_text, open_dataset
+    from fsl_async.learn.data.sources import location_of, open_documents
 
     found = location_of(data)
     if found.kind in {"jsonl", "parquet"}:
@@ -272,8 +272,8 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     options: dotted key -> the option to name instead.
     """
     from fsl_async.learn.data.corpus import Corpus
-    from fsl_async.learn.data.documents import location_of
     from fsl_async.learn.data.facts import is_text
+    from fsl_async.learn.data.sources import location_of
 
     path = config.data.path
     if not path or config.train.task or config.tune.is_on or not Path(path).exists():
@@ -316,7 +316,7 @@ def check_data(data: str) -> str:
 
     Raises UsageError where nothing is there that we may read.
     """
-    from fsl_async.learn.data.documents import is_streamed, location_of, split_column
+    from fsl_async.learn.data.sources import is_streamed, location_of, split_column
 
     if is_streamed(data):
         try:

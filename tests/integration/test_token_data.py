@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 from token_texts import texts, write_lines, write_parquet, write_tokenizer
 
-from fsl_async.learn.data.documents import location_of, open_source
 from fsl_async.learn.data.packing import Packer, Position
+from fsl_async.learn.data.sources import location_of, open_source
 from fsl_async.learn.data.tokenizer import coder_of, facts_of
 
 pytestmark = pytest.mark.slow

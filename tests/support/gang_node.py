@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from ports import free_ports
 
-from fsl_async.learn.client.exchange import DeltaCoder, Exchange
+from fsl_async.learn.client.delta_coder import DeltaCoder
+from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.gang.link import listener
 from fsl_async.nodes.client.gang_shell import GangShell
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted

@@ -63,7 +63,7 @@ from fsl_async.learn.client.shards import (
     unwrapped,
 )
 from fsl_async.learn.models.adapters import Exchanged, View, adapter_settings
-from fsl_async.learn.models.quantized import keep_packed
+from fsl_async.learn.models.hf import keep_packed
 from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors

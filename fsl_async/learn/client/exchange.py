@@ -31,11 +31,6 @@ everything trained is in exactly one delta or still unsent. Two things are lost,
 to be: a delta that is declined or dropped is not sent again (its work was measured from a base that
 the run does not accept), and a rebase with `discard`, or one of weights that are no longer finite,
 takes Theta_new as it is.
-
-Error feedback (Seide et al., "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", 2014) adds what coding has lost of one delta to
-the next. It needs one more vector of the model's size, and makes coarse formats usable, whose error
-would otherwise be lost in every round.
 """
 
 from __future__ import annotations
@@ -48,6 +43,7 @@ import attrs
 import numpy as np
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.client.fetching import Fetch, Replay
 from fsl_async.learn.client.ports import (
     NO_VERSION,
@@ -71,44 +67,6 @@ from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
     from fsl_async.store.deltas.seed_step import Directions
-from fsl_codecs import bound, encode_into
-
-LOSSLESS = CodecSpec(format="fp32")
-
-
-class DeltaCoder:
-    """Codes differences of vectors. Not thread-safe; each chunk of a delta is coded once.
-
-    whole: deltas are not differences but the weights themselves (docs/adr/0045); the learner looks
-    at it.
-    """
-
-    def __init__(
-        self, spec: CodecSpec = LOSSLESS, *, feedback: bool = False, whole: bool = False
-    ) -> None:
-        self.spec = spec
-        self.feedback = feedback
-        self.whole = whole
-        self.residual: Vector | None = None
-        """The loss so far, float32, all values of the model; None while there can be none."""
-        self._room = bytearray()
-
-    def encode(self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int) -> bytes:
-        """A frame of minuend - subtrahend (None: zero), values start to stop; NaN is kept."""
-        if self.feedback and self.residual is None and self.spec.format != LOSSLESS.format:
-            self.residual = new_vector(len(minuend))
-        needed = bound(stop - start, self.spec)
-        if len(self._room) < needed:
-            self._room = bytearray(needed)
-        size = encode_into(
-            minuend[start:stop],
-            self._room,
-            self.spec,
-            reference=None if subtrahend is None else subtrahend[start:stop],
-            residual=None if self.residual is None else self.residual[start:stop],
-        )
-        return bytes(memoryview(self._room)[:size])
-
 
 _PIECE_VALUES = 1 << 16
 

@@ -44,7 +44,10 @@ class Muon(torch.optim.Optimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Step every weight that has a gradient. closure: evaluates the loss again, once."""
-        loss = _evaluated(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             rate, momentum = float(group["lr"]), group["momentum"]
             for weight in group["params"]:
@@ -59,12 +62,6 @@ class Muon(torch.optim.Optimizer):
                 weight.mul_(1 - rate * group["weight_decay"])
                 weight.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
         return loss
-
-
-def _evaluated(closure: Callable[[], float] | None) -> float | None:
-    """The loss, where a closure evaluates it again."""
-    with torch.enable_grad():
-        return None if closure is None else closure()
 
 
 def _orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
@@ -110,7 +107,10 @@ class MuonAdamW(torch.optim.Optimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Step both. closure: evaluates the loss again, once."""
-        loss = _evaluated(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for part in self.parts:
             part.step()
         return loss

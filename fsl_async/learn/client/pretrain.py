@@ -26,7 +26,7 @@ from fsl_async.config.site_policy import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
-from fsl_async.learn.data.documents import location_of
+from fsl_async.learn.data.sources import location_of
 from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.gpt import GPT, Tables, gpt_config
 from fsl_async.roles.phrasing import figure

@@ -40,8 +40,7 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import extra, has_marks, inject_adapters
-from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
+from fsl_async.learn.models.hf import dequantize_whole, extra, has_marks, inject_adapters, sizes_of
 from fsl_async.learn.models.targets import HEADS, adapted_layers, is_head, without_adapters
 from fsl_async.store.model.frozen_tensors import FrozenTensor, setting
 from fsl_async.store.rules.adapters.base import AdapterRule

@@ -129,11 +129,6 @@ class SplitTraining:
         self._aligning = False
         self._settled = -1
 
-    @property
-    def left_out(self) -> int:
-        """Steps without an answer, or whose only sample cannot be trained on; for heartbeats."""
-        return self._run.meter.left_out
-
     # --- training thread ---
 
     def begin_round(self, number: int) -> None:

@@ -45,17 +45,6 @@ def load(module: nn.Module, vector: Vector) -> None:
     weights.copy_in(vector)
 
 
-def state_bytes(module: nn.Module) -> int:
-    """Bytes of all weights and persistent buffers in their own dtypes, tied ones once.
-
-    What papers call the model's size.
-
-    The wire carries a few bytes less: integer buffers (batch norm's counters) are not exchanged.
-    """
-    distinct = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
-
-
 def named_state(module: nn.Module, prefix: str) -> dict[str, Tensor]:
     """Return the exchanged tensors and integer buffers, on the CPU, by prefix + name.
 

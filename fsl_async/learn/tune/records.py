@@ -22,7 +22,7 @@ import attrs
 
 from fsl_async.config.settings_tuning import Objective
 from fsl_async.errors import DataError, one_line
-from fsl_async.learn.data.documents import location_of
+from fsl_async.learn.data.sources import location_of
 from fsl_async.learn.tune.rows import Numbered, Rows, open_rows
 from fsl_async.learn.tune.templates import (
     Chat,

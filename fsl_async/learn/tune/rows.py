@@ -34,14 +34,14 @@ import attrs
 
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import cannot_read
-from fsl_async.learn.data.documents import (
+from fsl_async.learn.data.hub import saved_table
+from fsl_async.learn.data.sources import (
     ROWS_AT_ONCE,
     Location,
     load_stream,
     open_parquet,
     stream_error,
 )
-from fsl_async.learn.data.hub import saved_table
 from fsl_async.learn.tune.templates import UnfitError
 from fsl_async.roles.phrasing import counted, megabytes
 

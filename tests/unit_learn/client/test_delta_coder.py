@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fsl_async.learn.client.exchange import DeltaCoder
+from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_codecs import CodecSpec, decode
 
 COARSE = CodecSpec(format="uniform", step_log2=0)

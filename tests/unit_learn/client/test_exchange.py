@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fsl_async.learn.client.exchange import DeltaCoder
+from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError

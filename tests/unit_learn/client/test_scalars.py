@@ -7,7 +7,7 @@ from client_sides import Sides
 from torch import nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.exchange import DeltaCoder
+from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.events import Rebased, Snapshotted
 from fsl_async.store.deltas.seed_step import Directions, frame_of, keys_of

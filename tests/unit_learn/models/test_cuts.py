@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from fsl_async.accounting.sizes import PublishedAccounting
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import gpt
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.split.weights import state_bytes
+from fsl_async.learn.split.build import counted
 
+PUBLISHED = PublishedAccounting()
 SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
 
 
@@ -28,12 +30,12 @@ def test_resnet18_weighs_what_was_published():
     """
     halves = split(resnet18(10), "layer2")
     net = build_auxiliary("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
-    assert state_bytes(halves.client) == 2_740_048
-    assert state_bytes(halves.server) == 42_025_080
-    assert state_bytes(net) == 8_419_408
+    assert PUBLISHED.weights(counted([halves.client])).payload == 2_740_048
+    assert PUBLISHED.weights(counted([halves.server])).payload == 42_025_080
+    assert PUBLISHED.weights(counted([net])).payload == 8_419_408
     assert call(halves.client, picture(), None).shape[1:] == (128, 4, 4)
     linear = build_auxiliary("linear", halves, Batch(picture(), torch.zeros(2).long()))
-    assert state_bytes(linear) == 4 * (128 * 10 + 10)
+    assert PUBLISHED.weights(counted([linear])).payload == 4 * (128 * 10 + 10)
 
 
 def test_what_is_exchanged_is_the_state_without_counters():

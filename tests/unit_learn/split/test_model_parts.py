@@ -394,7 +394,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     for batch in [*batches(2, size=5), *batches(2, size=1), *batches(1, size=2)]:
         training.install(training.part.export("auxiliary")) if name == "fsl-sage" else None
         training.train_batch(batch.inputs, batch.labels)
-    assert (training.left_out, training._samples, training._step) == (2, 12, 5)
+    assert (training._samples, training._step) == (12, 5)
     assert training._run.meter.report()["left_out"] == 2, "heartbeats tell"
     broken = batches(1, size=2)[0]
     with pytest.raises(RuntimeError):

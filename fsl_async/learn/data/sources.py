@@ -26,6 +26,7 @@ import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from hashlib import sha256
 from itertools import accumulate, islice
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import IO, Any, Literal
 import attrs
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import cannot_read, extra, file_bytes
+from fsl_async.learn.data.base import cannot_read, extra, file_bytes, json_object
 from fsl_async.learn.data.corpus import Corpus, Span
 from fsl_async.learn.data.hub import is_hub_folder, saved_table
 
@@ -78,10 +79,11 @@ class Source(ABC):
         """Texts that are never trained on; none where nothing is held out."""
 
 
-class Documents(ABC):
+class Documents(Source):
     """All texts of a source with a length. size: in units; unit: their name, in the plural.
 
     named: what tells these data from others; the fingerprint is its digest.
+    train, tail: the units to train on, and those that are held out.
 
     Raises DataError for fewer than two units, or for none without a held-out part.
     """
@@ -94,7 +96,7 @@ class Documents(ABC):
         tail = max(1, int(size * held_out)) if held_out else 0
         if size <= tail:
             raise DataError(f"data {name!r} holds {size} {self.unit}: give more text")
-        self.train, self.held_out = Span(0, size - tail), Span(size - tail, size)
+        self.train, self.tail = Span(0, size - tail), Span(size - tail, size)
 
     @abstractmethod
     def pieces(self, span: Span) -> Iterator[Piece]:
@@ -108,20 +110,18 @@ class Documents(ABC):
                 f"data {self.name!r} has {self.train.stop} {self.unit} to train on, and {count}"
                 " clients share them: give more text or fewer data.shards"
             )
-        return _Part(self, Span(start, stop))
-
-
-class _Part(Source):
-    def __init__(self, documents: Documents, span: Span) -> None:
-        self._documents, self._span = documents, span
-        self.name, self.fingerprint = documents.name, documents.fingerprint
+        part = copy(self)
+        part.train = Span(start, stop)
+        return part
 
     def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
-        return self._documents.pieces(Span(max(at, self._span.start), self._span.stop))
+        """See `Source`. Without a part, all that is trained on."""
+        return self.pieces(Span(max(at, self.train.start), self.train.stop))
 
     def held_out(self) -> Iterator[str]:
-        if self._documents.held_out.bytes:
-            yield from (one.text for one in self._documents.pieces(self._documents.held_out))
+        """The texts at the end."""
+        if self.tail.bytes:
+            yield from (one.text for one in self.pieces(self.tail))
 
 
 class _Files(Documents):
@@ -233,11 +233,8 @@ class JsonLines(_Files):
 
 
 def _object(line: bytes, path: Path, at: int) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(line)
+    if found is None:
         raise DataError(f"{str(path)!r}, byte {at}: this line is no object of JSON")
     return found
 
