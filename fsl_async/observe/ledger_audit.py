@@ -295,32 +295,35 @@ def each_fact(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                 problems.append(f"line {number} of {path.name} does not match its checksum")
 
 
-@frozen
+@mutable
 class RingAudit:
     """What the audit found. problems: one sentence for each fault."""
 
-    rounds: int
-    """Decided ones."""
-    attempts: int
-    digest: str
-    """Of the newest decision."""
-    adopted: dict[str, int]
-    """Group -> its newest global weights; -1: none."""
-    members: tuple[int, ...]
-    """Contributors of each round."""
-    tokens: int
-    """Of all contributors' cuts."""
-    problems: tuple[str, ...]
-
-
-@mutable
-class _Found:
     decided: dict[int, str] = field(factory=dict)
-    attempts: set[int] = field(factory=set)
+    """Round -> digest of its global weights; those of round 0 are no decision."""
+    attempts: int = 0
     members: list[int] = field(factory=list)
-    ends: dict[str, int] = field(factory=dict)
+    """Contributors of each decided round."""
+    adopted: dict[str, int] = field(factory=dict)
+    """Group -> its newest global weights; -1: none."""
     tokens: int = 0
+    """Of all contributors' cuts."""
     problems: list[str] = field(factory=list)
+    _ends: dict[str, int] = field(factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were decided."""
+        return len(self.members)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the newest decision."""
+        return self.decided.get(max(self.decided, default=-1), "")
+
+    def begin(self, name: str, fact: Mapping[str, Any]) -> None:
+        """Take the line of the coordinator's ledger with which the groups began."""
+        self.decided[0], self._ends[name] = fact["digest"], fact["tokens"]
 
     def decision(self, fact: Mapping[str, Any]) -> None:
         """Take a line of the coordinator's ledger with a decision."""
@@ -330,46 +333,35 @@ class _Found:
         self.decided[number] = fact["digest"]
         self.members.append(len(fact["contributors"]))
         for name, (begin, end) in fact["contributors"].items():
-            if begin != self.ends.get(name, 0):
-                what = "counted twice" if begin < self.ends.get(name, 0) else "lost"
+            if begin != self._ends.get(name, 0):
+                what = "counted twice" if begin < self._ends.get(name, 0) else "lost"
                 self.problems.append(f"global weights {number}: tokens of {name} are {what}")
-            self.ends[name] = end
+            self._ends[name] = end
             self.tokens += end - begin
 
 
 def audit_ring(run_dirs: Mapping[str, Path]) -> RingAudit:
     """Audit groups by name; the first one coordinates. A missing ledger is a problem."""
-    found, problems = _Found(), list[str]()
+    found = RingAudit()
     ledgers: dict[str, list[dict[str, Any]]] = {}
     for name, run_dir in run_dirs.items():
         try:
-            ledgers[name] = list(each_fact(run_dir / LEDGER, problems))
+            ledgers[name] = list(each_fact(run_dir / LEDGER, found.problems))
         except FileNotFoundError:
-            problems.append(f"{name} has no ledger")
+            found.problems.append(f"{name} has no ledger")
             ledgers[name] = []
-    first = next(iter(ledgers.values()), [])
-    for fact in first:
+    first, facts = next(iter(ledgers.items()), ("", []))
+    for fact in facts:
         if fact["fact"] == "begun":
-            found.decided[0] = fact["digest"]
-            found.ends[next(iter(run_dirs))] = fact["tokens"]
-        elif fact["fact"] == "attempt":
-            found.attempts.add(fact["attempt"])
+            found.begin(first, fact)
         elif fact["fact"] == "global":
             found.decision(fact)
-    adopted = {name: _adopted(name, facts, found) for name, facts in ledgers.items()}
-    newest = max(found.decided, default=-1)
-    return RingAudit(
-        rounds=len(found.members),
-        attempts=len(found.attempts),
-        digest=found.decided.get(newest, ""),
-        adopted=adopted,
-        members=tuple(found.members),
-        tokens=found.tokens,
-        problems=(*problems, *found.problems),
-    )
+    found.attempts = len({fact["attempt"] for fact in facts if fact["fact"] == "attempt"})
+    found.adopted = {name: _adopted(name, facts, found) for name, facts in ledgers.items()}
+    return found
 
 
-def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: _Found) -> int:
+def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: RingAudit) -> int:
     """The newest global weights of a group, after checks of all that it adopted."""
     newest = -1
     for fact in facts:
@@ -385,8 +377,6 @@ def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: _Found) -> in
         newest = ring["round"]
     return newest
 
-
-LEDGER = "ledger.jsonl"
 
 _NEXT = {
     None: {"trained", "declined"},
