@@ -38,8 +38,9 @@ from fsl_async.config.load import load
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.split_rules import split_method
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.split import build, weights
+from fsl_async.learn.split import build
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.task import open_samples
 from fsl_async.nodes.client import joining
@@ -321,7 +322,7 @@ def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     if config.split.method == "cse-fsl":
         body = nn.ModuleDict({"client": body, "auxiliary": half.part("auxiliary")})
     alone = config.split.method == "fedavg"
-    load_last(folder if alone else folder / "ps", weights.weights_of(body))
+    load_last(folder if alone else folder / "ps", ModelWeights(body))
     found = {f"x_c {name}": value.numpy() for name, value in floats(half.part("client")).items()}
     if config.split.method == "cse-fsl":
         found |= {f"x_a {k}": v.numpy() for k, v in floats(half.part("auxiliary")).items()}

@@ -21,7 +21,7 @@ from fsl_async.config.load import load
 from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, task
-from fsl_async.learn.split.shapes import shapes_of
+from fsl_async.learn.split.build import shapes_of
 from fsl_async.learn.split.task import open_samples
 from fsl_async.plan.methods import PLANNED, whole_model_memory
 from fsl_async.process.memory import MemoryMark

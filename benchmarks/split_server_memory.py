@@ -39,7 +39,7 @@ import torch
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.data.facts import described
-from fsl_async.learn.split import build, weights
+from fsl_async.learn.split import build
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
@@ -91,14 +91,14 @@ def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
     found = {"in_flight": under_way * (2 * values + sample)}  # in bf16, coded and decoded
     if chosen["split.method"] == "fsl-sage":
         assert parts.auxiliary is not None
-        model = weights.state_bytes(parts.auxiliary)
+        model = 4 * build.counted([parts.auxiliary]).values
         return found | {
             "model": model,
             "moments": 2 * model,
             "buffer": chosen["split.buffer_samples"] * sample,
         }
     assert parts.model.server is not None
-    model = weights.state_bytes(parts.model.server)
+    model = 4 * build.counted([parts.model.server]).values
     return found | {"model": model, "moments": 2 * model, "answers": under_way * 4 * values}
 
 

@@ -30,7 +30,7 @@ from typing import Any, TextIO
 
 import click
 
-from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.observe.ledger_audit import audit_split_dir
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from split_parties import Parties

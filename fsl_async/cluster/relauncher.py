@@ -26,7 +26,7 @@ from fsl_async.cluster.launchers import (
 from fsl_async.cluster.restarts import MOST_MEMBERS, End, Launching, Relaunches, Wait
 from fsl_async.errors import RunDirError
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.files import replace_bytes
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.names import NAME
 

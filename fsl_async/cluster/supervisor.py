@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from fsl_async.cluster.restarts import ALIKE, End, RestartRules, Restarts, State, Wait
 from fsl_async.errors import ExitCode, one_line
-from fsl_async.files.private_files import make_folder, opener
+from fsl_async.files.files import make_folder, opener
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SHOWN = 500

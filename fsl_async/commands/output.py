@@ -31,7 +31,7 @@ from typing import Any, Final, TextIO
 
 import attrs
 
-from fsl_async.accounting.accounts import account_lines
+from fsl_async.accounting.sizes import account_lines
 from fsl_async.errors import printable
 from fsl_async.roles.phrasing import megabytes
 

@@ -176,7 +176,7 @@ def _shapes(options: PlanOptions) -> ModelShapes:
         return shapes
     from fsl_async.config.load import load
     from fsl_async.learn.data.facts import described
-    from fsl_async.learn.split.shapes import shapes_of
+    from fsl_async.learn.split.build import shapes_of
     from fsl_async.plan.methods import U_SHAPE
 
     name = method.removesuffix(U_SHAPE)

@@ -22,7 +22,7 @@ from fsl_async.config.rules import is_own, show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.files import replace_bytes
 
 FILE = "settings.json"
 _PRESET = "model.preset"

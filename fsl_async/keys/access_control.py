@@ -19,10 +19,10 @@ The list is read again when its file has changed. A list that cannot be read, or
 nothing and is reported once. Reads and writes two small files on the loop's thread.
 
 `names.txt` in the run directory has the key of each client name. A line is `NAME KEY CRC`; the last
-one of a name counts. CRC is the checksum of all lines up to its own
-(`fsl_async.files.text_checksum`), so that a line that was altered, lost or moved does not match. A
-line is on disk before a client is admitted under the name. A line that a crash has torn is cut off
-at the next start.
+one of a name counts. CRC is the checksum (CRC-32, zlib) of all lines up to its own, its own text
+included, so that a line that was altered, lost or moved does not match. It detects accidental
+damage only: a process that can write the file can write its checksum. A line is on disk before a
+client is admitted under the name. A line that a crash has torn is cut off at the next start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ import fsl_transport as tp
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, KeysError
 from fsl_async.files.files import Files
-from fsl_async.files.text_checksum import chained, unchained
 from fsl_async.keys.allow_list import AllowList, Refusal
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.phrasing import TO_TRUST, at_server
@@ -50,7 +49,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from fsl_async.observe.reporter import Reporter
+    from fsl_async.observe.table import Reporter
+import zlib
+
+
+def chained(body: bytes, before: int = 0) -> tuple[bytes, int]:
+    """Return the line for `body`, with its newline, and the checksum up to it.
+
+    body: without newline. before: the checksum of the lines before it.
+    """
+    checksum = zlib.crc32(body, before)
+    return body + f" {checksum:08x}\n".encode(), checksum
+
+
+def unchained(line: bytes, before: int = 0) -> tuple[bytes, int] | None:
+    """Return the body of a line and the checksum up to it; None when it does not match.
+
+    line: without its newline. before: the checksum of the lines before it.
+    """
+    body, _, written = line.rpartition(b" ")
+    checksum = zlib.crc32(body, before)
+    return (body, checksum) if written == f"{checksum:08x}".encode() else None
 
 
 FILE = "names.txt"

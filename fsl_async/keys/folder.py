@@ -35,7 +35,7 @@ from attrs import field, frozen
 
 from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
 from fsl_async.errors import KeysError, UsageError
-from fsl_async.files.private_files import locked_folder, replace_bytes
+from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
 from fsl_async.process.program import program

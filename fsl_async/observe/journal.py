@@ -23,8 +23,7 @@ from typing import Any, BinaryIO, Self
 
 from attrs import define
 
-from fsl_async.files.files import FILE_MODE
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import FILE_MODE, make_folder
 from fsl_async.observe import segments
 from fsl_async.observe.history import Course
 from fsl_async.observe.journal_lines import (
@@ -164,7 +163,11 @@ class JournalWriter:
 
     def flush(self) -> None:
         """Hand everything to the operating system: a kill -9 loses no line written before."""
-        self._flush()
+        with self._writing:
+            with self._lock:
+                waiting = self._taken()
+            if waiting and self._file >= 0:
+                self._write(waiting)
 
     def close(self) -> None:
         """Flush and close; further lines are ignored. Harmless when closed already."""
@@ -174,7 +177,7 @@ class JournalWriter:
         self._soon.set()
         self._wake.set()
         self._flusher.join()
-        self._flush()
+        self.flush()
         with self._writing:
             os.close(self._file)
             self._file = -1
@@ -205,13 +208,6 @@ class JournalWriter:
             if self._bytes >= _BUFFER_BYTES:
                 self._soon.set()
             return n
-
-    def _flush(self) -> None:
-        with self._writing:
-            with self._lock:
-                waiting = self._taken()
-            if waiting and self._file >= 0:
-                self._write(waiting)
 
     def _taken(self) -> list[_Waiting]:
         """Take the waiting lines; lost ones are replaced by a note. The caller holds both locks."""

@@ -30,10 +30,10 @@ safe for a terminal, and in what is read the escape of `fsl_transport.text`.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from numbers import Integral, Real
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,45 +55,26 @@ encode = json.JSONEncoder(
 _escape = json.JSONEncoder(ensure_ascii=True).encode
 
 
-class _Plan:
-    """How objects of one class are written: their keys, and one call that gets all values."""
-
-    __slots__ = ("get", "keys", "name")
-
-    def __init__(self, cls: type) -> None:
-        names = [field.name for field in attrs.fields(cls)]
-        self.name: str = getattr(cls, "tag", cls.__name__)
-        self.keys = tuple(f"{name}_" if name in _RESERVED else name for name in names)
-        self.get: Callable[[Any], tuple[Any, ...]]
-        if len(names) == 1:
-            only = attrgetter(names[0])
-            self.get = lambda item: (only(item),)
-        else:
-            self.get = attrgetter(*names) if names else lambda _: ()
+@cache
+def _keys_of(kind: type) -> tuple[tuple[str, str], ...]:
+    """Return the names of the fields of a class, each with the key of its value in a line."""
+    return tuple((one.name, _key_of(one.name)) for one in attrs.fields(kind))
 
 
-_plans: dict[type, _Plan] = {}
+def _key_of(name: str) -> str:
+    return f"{name}_" if name in _RESERVED else name
 
 
-def _plan(cls: type) -> _Plan:
-    found = _plans.get(cls)
-    if found is None:
-        found = _plans[cls] = _Plan(cls)
-    return found
+@cache
+def _writer_of(kind: type) -> Callable[[Any, int], Any]:
+    by_base = (made for base, made in _BY_BASE if issubclass(kind, base))
+    return next(by_base, _plain_object if attrs.has(kind) else _plain_unknown)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A small JSON value of anything, by the rules in the module's docstring."""
     kind = type(value)
-    if kind in _AS_IT_IS:
-        return value
-    writer = _writers.get(kind)
-    if writer is None:
-        writer = _writers[kind] = next(
-            (made for base, made in _BY_BASE if issubclass(kind, base)),
-            _plain_object if attrs.has(kind) else _plain_unknown,
-        )
-    return writer(value, depth)
+    return value if kind in _AS_IT_IS else _writer_of(kind)(value, depth)
 
 
 def _plain_float(value: float, _: int) -> Any:
@@ -105,26 +86,10 @@ def _plain_text(value: Any, _: int) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 
-def _plain_pairs(pairs: Iterable[tuple[str, Any]], depth: int) -> dict[str, Any]:
-    made = {}
-    for key, value in pairs:
-        # Most values are numbers and short texts, which need no call.
-        kind = type(value)
-        if (
-            kind in _AS_IT_IS
-            or (kind is str and len(value) <= MAX_TEXT)
-            or (kind is float and value - value == 0.0)
-        ):
-            made[key] = value
-        else:
-            made[key] = plain(value, depth)
-    return made
-
-
 def _plain_dict(value: dict[Any, Any], depth: int) -> Any:
     if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
         return {"items": len(value)}
-    return _plain_pairs(((_plain_key(key), item) for key, item in value.items()), depth + 1)
+    return {_plain_key(key): plain(item, depth + 1) for key, item in value.items()}
 
 
 def _plain_key(key: Any) -> str:
@@ -150,11 +115,8 @@ def _plain_object(value: Any, depth: int) -> Any:
     kind = type(value)
     if isinstance(getattr(kind, "text", None), property):
         return _plain_text(value.text, depth)
-    plan = _plan(kind)
-    made: dict[str, Any] = {"type": plan.name} if hasattr(kind, "tag") else {}
-    if depth < _MAX_DEPTH:
-        made |= _plain_pairs(zip(plan.keys, plan.get(value), strict=True), depth + 1)
-    return made
+    made: dict[str, Any] = {"type": kind.tag} if hasattr(kind, "tag") else {}
+    return made | (as_fields(value, depth + 1) if depth < _MAX_DEPTH else {})
 
 
 def _plain_unknown(value: Any, _: int) -> str:
@@ -173,13 +135,11 @@ _BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] 
     ((list, tuple), _plain_items),
     ((set, frozenset), _plain_set),
 )
-_writers: dict[type, Callable[[Any, int], Any]] = {}
 
 
-def as_fields(item: Any) -> dict[str, Any]:
+def as_fields(item: Any, depth: int = 0) -> dict[str, Any]:
     """The fields of an event or effect behind the first six, as a reader of the file gets them."""
-    plan = _plan(type(item))
-    return _plain_pairs(zip(plan.keys, plan.get(item), strict=True), 0)
+    return {key: plain(getattr(item, name), depth) for name, key in _keys_of(type(item))}
 
 
 def fact_fields(item: Any) -> dict[str, Any]:
@@ -195,18 +155,17 @@ def _finite(value: Any) -> Any:
 
 def body_of(item: Any) -> tuple[str, str]:
     """Tag and the JSON text of the fields with a comma before it, ready to stand in a line."""
-    plan = _plan(type(item))
-    if not plan.keys:
-        return plan.name, ""
-    return plan.name, "," + encode(as_fields(item))[1:-1]
+    kind = type(item)
+    return getattr(kind, "tag", kind.__name__), _behind_others(as_fields(item))
 
 
 def note_body(fields: dict[str, Any]) -> str:
     """The JSON text of a note's fields, likewise."""
-    if not fields:
-        return ""
-    pairs = ((f"{key}_" if key in _RESERVED else key, value) for key, value in fields.items())
-    return "," + encode(_plain_pairs(pairs, 0))[1:-1]
+    return _behind_others({_key_of(name): plain(value) for name, value in fields.items()})
+
+
+def _behind_others(fields: dict[str, Any]) -> str:
+    return "," + encode(fields)[1:-1] if fields else ""
 
 
 def line_of(head: str, kind: str, name: str, cause: int | None, body: str) -> str:

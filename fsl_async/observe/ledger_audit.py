@@ -18,6 +18,13 @@ manifest has counts: its folder's name makes a version exist (see `fsl_async.sto
 one decision for each round         in the ledger of the coordinator
 the same digest at every group      versions made of those weights name it
 each group's tokens once            the ranges of its cuts follow each other without a gap
+
+`audit_split` audits a split server's ledger: the outcome of every upload, and whether it is a valid
+one. An upload's lines, in order, read (trained (dropped trained)*) with perhaps a last "dropped",
+or end in "declined". Dropped is an upload that a split server that died had trained since its last
+checkpoint; trained after that, it was sent again. All else is a fault: trained twice in one
+lineage, dropped without having been trained, trained after it was declined. A version of a client's
+auxiliary model is given once, and versions grow.
 """
 
 from collections import Counter
@@ -30,6 +37,7 @@ from attrs import evolve, field, frozen, mutable
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JOURNAL, JournalReader
+from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.delta import DeltaKey
 
 LEDGER = "ledger.jsonl"
@@ -287,32 +295,35 @@ def each_fact(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                 problems.append(f"line {number} of {path.name} does not match its checksum")
 
 
-@frozen
+@mutable
 class RingAudit:
     """What the audit found. problems: one sentence for each fault."""
 
-    rounds: int
-    """Decided ones."""
-    attempts: int
-    digest: str
-    """Of the newest decision."""
-    adopted: dict[str, int]
-    """Group -> its newest global weights; -1: none."""
-    members: tuple[int, ...]
-    """Contributors of each round."""
-    tokens: int
-    """Of all contributors' cuts."""
-    problems: tuple[str, ...]
-
-
-@mutable
-class _Found:
     decided: dict[int, str] = field(factory=dict)
-    attempts: set[int] = field(factory=set)
+    """Round -> digest of its global weights; those of round 0 are no decision."""
+    attempts: int = 0
     members: list[int] = field(factory=list)
-    ends: dict[str, int] = field(factory=dict)
+    """Contributors of each decided round."""
+    adopted: dict[str, int] = field(factory=dict)
+    """Group -> its newest global weights; -1: none."""
     tokens: int = 0
+    """Of all contributors' cuts."""
     problems: list[str] = field(factory=list)
+    _ends: dict[str, int] = field(factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were decided."""
+        return len(self.members)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the newest decision."""
+        return self.decided.get(max(self.decided, default=-1), "")
+
+    def begin(self, name: str, fact: Mapping[str, Any]) -> None:
+        """Take the line of the coordinator's ledger with which the groups began."""
+        self.decided[0], self._ends[name] = fact["digest"], fact["tokens"]
 
     def decision(self, fact: Mapping[str, Any]) -> None:
         """Take a line of the coordinator's ledger with a decision."""
@@ -322,46 +333,35 @@ class _Found:
         self.decided[number] = fact["digest"]
         self.members.append(len(fact["contributors"]))
         for name, (begin, end) in fact["contributors"].items():
-            if begin != self.ends.get(name, 0):
-                what = "counted twice" if begin < self.ends.get(name, 0) else "lost"
+            if begin != self._ends.get(name, 0):
+                what = "counted twice" if begin < self._ends.get(name, 0) else "lost"
                 self.problems.append(f"global weights {number}: tokens of {name} are {what}")
-            self.ends[name] = end
+            self._ends[name] = end
             self.tokens += end - begin
 
 
 def audit_ring(run_dirs: Mapping[str, Path]) -> RingAudit:
     """Audit groups by name; the first one coordinates. A missing ledger is a problem."""
-    found, problems = _Found(), list[str]()
+    found = RingAudit()
     ledgers: dict[str, list[dict[str, Any]]] = {}
     for name, run_dir in run_dirs.items():
         try:
-            ledgers[name] = list(each_fact(run_dir / LEDGER, problems))
+            ledgers[name] = list(each_fact(run_dir / LEDGER, found.problems))
         except FileNotFoundError:
-            problems.append(f"{name} has no ledger")
+            found.problems.append(f"{name} has no ledger")
             ledgers[name] = []
-    first = next(iter(ledgers.values()), [])
-    for fact in first:
+    first, facts = next(iter(ledgers.items()), ("", []))
+    for fact in facts:
         if fact["fact"] == "begun":
-            found.decided[0] = fact["digest"]
-            found.ends[next(iter(run_dirs))] = fact["tokens"]
-        elif fact["fact"] == "attempt":
-            found.attempts.add(fact["attempt"])
+            found.begin(first, fact)
         elif fact["fact"] == "global":
             found.decision(fact)
-    adopted = {name: _adopted(name, facts, found) for name, facts in ledgers.items()}
-    newest = max(found.decided, default=-1)
-    return RingAudit(
-        rounds=len(found.members),
-        attempts=len(found.attempts),
-        digest=found.decided.get(newest, ""),
-        adopted=adopted,
-        members=tuple(found.members),
-        tokens=found.tokens,
-        problems=(*problems, *found.problems),
-    )
+    found.attempts = len({fact["attempt"] for fact in facts if fact["fact"] == "attempt"})
+    found.adopted = {name: _adopted(name, facts, found) for name, facts in ledgers.items()}
+    return found
 
 
-def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: _Found) -> int:
+def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: RingAudit) -> int:
     """The newest global weights of a group, after checks of all that it adopted."""
     newest = -1
     for fact in facts:
@@ -376,3 +376,92 @@ def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: _Found) -> in
             found.problems.append(f"{name} went from global weights {newest} to {ring['round']}")
         newest = ring["round"]
     return newest
+
+
+_NEXT = {
+    None: {"trained", "declined"},
+    "trained": {"dropped"},
+    "dropped": {"trained", "declined"},
+    "declined": {"declined"},
+}
+"""What may follow a line about the same upload; a lost decline is asked for and given again."""
+
+
+@frozen
+class SplitAudit:
+    """Counts of uploads by outcome; per client its processes, last round, auxiliary version."""
+
+    trained: int
+    declined: int
+    dropped: int
+    came_back: int
+    """Of the trained: were dropped with a split server before."""
+    lives: Mapping[str, int]
+    rounds: Mapping[str, int]
+    auxiliary: Mapping[str, int]
+    problems: tuple[str, ...]
+
+    def complaints(self) -> list[str]:
+        """One line for each fault."""
+        return list(self.problems)
+
+
+def audit_split(lines: Iterable[Mapping[str, Any]], problems: list[str]) -> SplitAudit:
+    """Go through the ledger's lines, and add to the problems."""
+    fates: dict[str, str] = {}
+    again: set[str] = set()
+    lives: dict[str, set[int]] = {}
+    rounds: dict[str, int] = {}
+    auxiliary: dict[str, int] = {}
+    for line in lines:
+        if line.get("fact") == "auxiliary":
+            client, version = str(line["client"]), int(line["version"])
+            if version <= auxiliary.get(client, -1):
+                problems.append(
+                    f"version {version} of the auxiliary model of {client} was given twice"
+                )
+            auxiliary[client] = version
+            continue
+        key, outcome = str(line["key"]), str(line["outcome"])
+        before = fates.get(key)
+        if outcome not in _NEXT[before]:
+            problems.append(f"upload {key} is {outcome} after it was {before or 'never seen'}")
+        if before == "dropped" and outcome == "trained":
+            again.add(key)
+        fates[key] = outcome
+        named = UploadKey.parse(key)
+        lives.setdefault(named.client, set()).add(named.incarnation)
+        if outcome == "trained":
+            rounds[named.client] = max(rounds.get(named.client, -1), named.round)
+    outcomes = list(fates.values())
+    return SplitAudit(
+        outcomes.count("trained"),
+        outcomes.count("declined"),
+        outcomes.count("dropped"),
+        sum(fates[key] == "trained" for key in again),
+        {name: len(found) for name, found in sorted(lives.items())},
+        dict(sorted(rounds.items())),
+        dict(sorted(auxiliary.items())),
+        tuple(problems),
+    )
+
+
+def fates_of(lines: Iterable[Mapping[str, Any]]) -> dict[UploadKey, str]:
+    """Return the last outcome of each upload in a ledger."""
+    return {UploadKey.parse(line["key"]): line["outcome"] for line in lines if "key" in line}
+
+
+def trained_by_life(folder: Path, client: str) -> list[int]:
+    """Return how many uploads of each process of a client were trained, in order. OSError."""
+    fates = fates_of(each_fact(folder / LEDGER, [])).items()
+    trained = (key.incarnation for key, fate in fates if fate == "trained" and key.client == client)
+    return [count for _, count in sorted(Counter(trained).items())]
+
+
+def audit_split_dir(folder: Path) -> SplitAudit:
+    """Audit a split server's folder; each damaged line is a problem. Raises OSError.
+
+    A torn last line is left out.
+    """
+    problems: list[str] = []
+    return audit_split(each_fact(folder / LEDGER, problems), problems)

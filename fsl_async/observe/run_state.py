@@ -42,7 +42,7 @@ from typing import Any
 
 from attrs import asdict, field, fields, mutable
 
-from fsl_async.accounting.accounts import Account
+from fsl_async.accounting.sizes import Account
 from fsl_async.observe import segments
 from fsl_async.observe.clients import REASONS, ClientState, Line, News, client_dict, mean
 from fsl_async.observe.rounds import ParameterServerFigures

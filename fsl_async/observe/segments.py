@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 from attrs import define, field
 from cattrs.preconf.json import make_converter
 
-from fsl_async.files.files import FILE_MODE
-from fsl_async.files.private_files import opener
+from fsl_async.files.files import FILE_MODE, opener
 
 SEGMENT_BYTES = 8 << 20
 """Read in a second: some 50,000 lines."""

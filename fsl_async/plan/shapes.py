@@ -3,7 +3,7 @@
 A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for
 32x32 images, cut as in FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2,
 max pooling, client up to layer 2), and the presets of the built-in GPT, cut after a block. Any
-other model: `fsl_async.learn.split.shapes`.
+other model: `fsl_async.learn.split.build`.
 
 Values kept for the backward pass (`activations`), in fp32:
   * ResNet: each convolution keeps its input and each batch norm its own, so twice every
@@ -40,7 +40,7 @@ def is_known(model: str) -> bool:
 def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     """Shapes of `model`, a built-in name, cut at `cut` or at its default.
 
-    For any other model `fsl_async.learn.split.shapes` makes a `ModelShapes` from its tensors.
+    For any other model `fsl_async.learn.split.build` makes a `ModelShapes` from its tensors.
     Raises UsageError with the names, or the cuts, that exist.
     """
     if model in RESNETS:

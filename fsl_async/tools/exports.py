@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.errors import RunDirError, TaskError, UsageError
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import make_folder
 from fsl_async.learn.data.counter import first_a
 from fsl_async.learn.models import peft_folder
 from fsl_async.learn.models.peft_folder import CAUSAL_LM, SEQ_CLS, write_json, write_tensors

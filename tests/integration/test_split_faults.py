@@ -13,7 +13,7 @@ import pytest
 from ports import free_ports
 from split_parties import LISTENS, Parties, lines_of
 
-from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.observe.ledger_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
 ACTIVATION_BYTES = 2 * 16 * 32

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import torch
 
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.models.gpt import GPTPart
@@ -200,7 +201,7 @@ def check_equal(run, config, rtol=1e-4, atol=1e-5):
     parts = {name: client.part(name) for name in wanted.method.averaged}
     body = parts["client"] if len(parts) == 1 else torch.nn.ModuleDict(parts)
     expected = weights.export(body)
-    record = load_last(run.run_dir / "ps", weights.weights_of(body))
+    record = load_last(run.run_dir / "ps", ModelWeights(body))
     assert record.version == config.run.rounds
     np.testing.assert_allclose(weights.export(body), expected, rtol=rtol, atol=atol)
     return found

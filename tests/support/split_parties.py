@@ -9,8 +9,7 @@ import json
 from ports import free_ports
 
 from fsl_async.observe.journal import JournalReader
-from fsl_async.observe.ledger_audit import audit_run, read_ledger
-from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.observe.ledger_audit import audit_run, audit_split_dir, read_ledger
 
 SETTINGS = {
     "split.samples": 8,

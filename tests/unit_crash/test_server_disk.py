@@ -17,7 +17,7 @@ from fsl_async.errors import RunDirError
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.learn.split.server_disk import KEPT, LEDGER, ServerDisk
-from fsl_async.observe.split_audit import audit_split
+from fsl_async.observe.ledger_audit import audit_split
 from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
 
 FOLDER = Path("/server")

@@ -11,8 +11,7 @@ from fsl_async.cluster.relauncher import MembersFile
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
 from fsl_async.errors import disk_words
-from fsl_async.files.files import Files
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.files import Files, make_folder, replace_bytes
 from fsl_async.keys.access_control import NameHolders
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalWriter

@@ -26,7 +26,7 @@ from fsl_async.nodes import wire
 from fsl_async.nodes.ps import run_end_notifier
 from fsl_async.nodes.ps.relaunching import watched
 from fsl_async.observe.journal_lines import as_fields
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.sync import messages as msg

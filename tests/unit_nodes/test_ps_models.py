@@ -5,7 +5,7 @@ import pytest
 from ps_shells import AtOnce, Later, Server
 
 import fsl_transport as tp
-from fsl_async.learn.client.exchange import LOSSLESS
+from fsl_async.learn.client.delta_coder import LOSSLESS
 from fsl_async.roles.sync import messages as msg
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings

@@ -95,10 +95,10 @@ def test_a_clean_history(audit):
         ],
         [adopted(1, "d1")],
     )
-    assert found.problems == ()
+    assert not found.problems
     assert (found.rounds, found.attempts, found.digest, found.tokens) == (2, 2, "d2", 12)
     assert found.adopted == {"north": 2, "south": 1}
-    assert found.members == (2, 2)
+    assert found.members == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,17 @@ import pytest
 from facts import RoundFact, VersionFact, call_of, client_line, line_of, version_of
 
 from fsl_async.observe import history as room
-from fsl_async.observe.history import Course, History, Samples, Timeline
-from fsl_async.observe.round_series import MAX_BUCKETS, RoundSeries, as_dict, of_client, plain
+from fsl_async.observe.history import (
+    MAX_BUCKETS,
+    Course,
+    History,
+    RoundSeries,
+    Samples,
+    Timeline,
+    as_dict,
+    of_client,
+    plain,
+)
 from fsl_async.observe.run_state import RunState
 
 STARTED = {"role": "ps", "run": "r", "every_s": 10.0, "quorum": 0.5, "grace": [4.0, 1.0, 60.0]}

@@ -8,8 +8,8 @@ from deltas import stored_of
 from facts import FactWriter, VersionFact, client_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
-from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.run_state import RunState
+from fsl_async.observe.table import Reporter
 from fsl_async.roles.machine import ClientLeft, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev

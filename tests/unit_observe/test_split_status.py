@@ -3,10 +3,10 @@
 import pytest
 from facts import client_line
 
-from fsl_async.accounting.accounts import Account, account_lines
+from fsl_async.accounting.sizes import Account, account_lines
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.observe.ledger_audit import LEDGER, audit_split, audit_split_dir
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.split_audit import LEDGER, audit_split, audit_split_dir
 from fsl_async.observe.table import client_lines, header
 
 

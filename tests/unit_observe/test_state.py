@@ -6,7 +6,7 @@ from facts import FactWriter, RoundFact, VersionFact, call_of, version_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
-from fsl_async.observe.odd_clients import site_lines
+from fsl_async.observe.rounds import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
 from fsl_async.roles.machine import ClientLeft, Finish, Note, Refuse, Send

@@ -7,7 +7,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.config.load import load
-from fsl_async.learn.split.shapes import shapes_of
+from fsl_async.learn.split.build import shapes_of
 from fsl_async.plan.methods import PLANNED
 from fsl_async.plan.shapes import find_shapes
 

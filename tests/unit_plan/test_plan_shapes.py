@@ -5,8 +5,7 @@ import torch
 
 from fsl_async.accounting.sizes import Part, label_width
 from fsl_async.config.presets import SIZES, Sizes
-from fsl_async.learn.models.auxiliary import build
-from fsl_async.learn.models.cuts import split
+from fsl_async.learn.models.cuts import build, split
 from fsl_async.learn.models.families import resnet18
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig

@@ -62,8 +62,8 @@ from fsl_async.learn.client.shards import (
     reshard,
     unwrapped,
 )
-from fsl_async.learn.models.exchanged import Exchanged, Part, View, adapter_settings
-from fsl_async.learn.models.quantized import keep_packed
+from fsl_async.learn.models.adapters import Exchanged, View, adapter_settings
+from fsl_async.learn.models.hf import keep_packed
 from fsl_async.learn.models.saving import held_state
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.frozen_tensors import DIGEST_CHARACTERS, form_of, frozen_tensors
@@ -113,7 +113,7 @@ class ModelWeights:
         if isinstance(exchange, View):
             self._checks_frozen = exchange.checks_frozen
             self._tensors = exchange.tensors
-            shapes = _shapes(module, [part.name for one in self._tensors for part in one.parts])
+            shapes = _shapes(module, [name for one in self._tensors for name in one.parts])
             weight_count = len(self._tensors)
         else:
             self._checks_frozen = checks_frozen
@@ -123,7 +123,7 @@ class ModelWeights:
             if buffers == "none":
                 names = [name for name in names if name in weights]
             shapes = _shapes(module, names)
-            self._tensors = tuple(Exchanged(plain_name(name), (Part(name),)) for name in shapes)
+            self._tensors = tuple(Exchanged(plain_name(name), (name,)) for name in shapes)
             weight_count = sum(name in weights for name in shapes)
         self._names = set(shapes)
         self._settings = () if isinstance(exchange, View) else adapter_settings(module, shapes)
@@ -252,26 +252,25 @@ class ModelWeights:
         live = _named_tensors(self.module)
         self._check_names(live)
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
-            tensors = [_as_real(live[part.name]) for part in one.parts]
-            named = zip(one.parts, tensors, strict=True)
-            found = _joined(one, {part.name: tuple(tensor.shape) for part, tensor in named})
+            tensors = {name: _as_real(live[name]) for name in one.parts}
+            found = _joined(one, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
             if found != spec.shape:
                 raise TaskError(
                     f"{one.name} had shape {spec.shape} at fed.attach and has {found}: attach the"
                     " final model"
                 )
             offset = spec.offset
-            for part, tensor in zip(one.parts, tensors, strict=True):
+            for tensor in tensors.values():
                 local = local_of(one.name, tensor)
                 is_plain = local.values is tensor
-                if part.is_transposed and not is_plain:
+                if one.is_transposed and not is_plain:
                     raise TaskError(
                         f"fed.attach: {one.name} is exchanged transposed, and its weight is"
                         " sharded: adapters of this rule need a model that is not sharded"
                     )
                 is_left_out = not self.copies_plain if is_plain else local.is_copy
                 if not (copied_out and is_left_out):
-                    values = local.values.t() if part.is_transposed else local.values
+                    values = local.values.t() if one.is_transposed else local.values
                     yield from _pieces_of(values, offset + local.start)
                 offset += tensor.numel()
 
@@ -312,7 +311,7 @@ def check_same(new: ModelWeights, old: ModelWeights | None) -> None:
 
 def _joined(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of the parts of a tensor, which follow each other along their first dimension."""
-    found = [shapes[part.name][:: -1 if part.is_transposed else 1] for part in one.parts]
+    found = [shapes[name][:: -1 if one.is_transposed else 1] for name in one.parts]
     if len(found) == 1:
         return found[0]
     return (sum(shape[0] for shape in found), *found[0][1:])

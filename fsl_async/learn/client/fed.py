@@ -54,9 +54,8 @@ from fsl_async.learn.client.ports import (
 )
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole, numbers
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.models.adapters import Adapters
-from fsl_async.learn.models.causality import check_causal
-from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.models.adapters import Adapters, View
+from fsl_async.learn.models.hf import check_causal
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK

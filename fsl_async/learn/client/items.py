@@ -82,17 +82,6 @@ def watch(listener: Any) -> None:
     DataLoader.__iter__ = _iterate  # type: ignore[method-assign,assignment]
 
 
-def batch_of_worker() -> int:
-    """How many items a batch of this worker's loader has."""
-    return _batch
-
-
-def mark_worker(mark: Mark) -> None:
-    """In a worker: the item that is given next is the one before `mark.following`."""
-    global _mark  # noqa: PLW0603 - a worker has one loader
-    _mark = mark
-
-
 class _Collate:
     """Collates a batch in a worker, and adds its mark.
 
@@ -319,7 +308,8 @@ class Items(IterableDataset[Any], Iterator[Any]):
 
     def _share(self, worker: int, workers: int) -> Iterator[Any]:
         """Batch number `worker` of each `workers`. The process that trains ends it."""
-        part, start, block = self._part, self.position, batch_of_worker()
+        global _mark  # noqa: PLW0603 - a worker has one loader
+        part, start, block = self._part, self.position, _batch
         first = [part.after(start, other * block) for other in range(workers)]
         number = 0  # of the item, from the start on
         while True:
@@ -331,8 +321,7 @@ class Items(IterableDataset[Any], Iterator[Any]):
                 is_last = number % block == 0
                 following = part.after(self.position, (workers - 1) * block if is_last else 0)
                 if self._listener:
-                    mark = Mark(self._listener, worker, following, start, first)
-                    mark_worker(mark)
+                    _mark = Mark(self._listener, worker, following, start, first)
                 yield give()
             self.position = part.next_epoch(self.position)
 

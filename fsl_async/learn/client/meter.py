@@ -130,7 +130,7 @@ class Meter:
 
     def take(self) -> tuple[int, int, dict[str, float]]:
         """(tokens, steps, mean of each metric) since the last time, which now count as sent."""
-        tokens, steps = self.tokens - self._sent[1], self.steps - self._sent[0]
+        tokens, steps = self.unsent_tokens, self.unsent_steps
         means = {name: total / times for name, (total, times) in self._sums.items()}
         self.forget()
         return tokens, steps, means

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from fsl_async.errors import DataError, TaskError
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.files import make_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, nats_of
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
-from fsl_async.learn.data.documents import Source
 from fsl_async.learn.data.packing import Packer, Position, check_of, held_out_tokens
-from fsl_async.learn.data.sources import location_of, open_source
+from fsl_async.learn.data.sources import Source, location_of, open_source
 from fsl_async.learn.data.tokenizer import Coder, coder_of, facts_of
 from fsl_async.learn.models.gpt import GPT, Tables
 

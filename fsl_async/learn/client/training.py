@@ -42,7 +42,7 @@ from fsl_async.learn.client.ports import (
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.shards import plain_name
 from fsl_async.learn.client.statistics import SpectralNorms
-from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.models.adapters import View
 from fsl_async.learn.models.saving import held_state
 from fsl_async.roles.sync.delta import ORDER
 
@@ -52,7 +52,7 @@ class ModelChanges:
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
-        self._known = set(self._alone())
+        self._known = set(weights.trained_alone())
         self._weights_there = dict(self._identities())
         self._integers = _integers(weights.module)
         """A mark for each buffer, by name; it changes when the buffer is replaced or written to."""
@@ -60,7 +60,7 @@ class ModelChanges:
     def lines(self) -> list[str]:
         """Return one line about each change since the last call."""
         lines = []
-        added = [name for name in self._alone() if name not in self._known]
+        added = [name for name in self._weights.trained_alone() if name not in self._known]
         self._known.update(added)
         if added:
             lines.append(
@@ -95,10 +95,6 @@ class ModelChanges:
         for name, weight in self._weights.module.named_parameters():
             if weight.requires_grad:
                 yield plain_name(name), id(weight)
-
-    def _alone(self) -> Iterator[str]:
-        """Names of what trains and is not exchanged."""
-        return self._weights.trained_alone()
 
 
 def _integers(module: nn.Module) -> dict[str, tuple[int, int]]:

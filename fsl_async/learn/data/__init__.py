@@ -4,7 +4,7 @@
     arrays       MNIST-format files, CIFAR binary folders, NumPy archives
     corpus       text by position, cut into windows
     hub          Hugging Face data sets saved to disk (needs pyarrow)
-    find         opens the kind of data set that a path holds
+    sources      texts, of what `--data` of pretraining names
     partition    IID, Dirichlet and sorted, from label counts and a seed
     counter      counter-based random numbers: the same on every machine
     facts        shape and classes of a run's data

@@ -29,7 +29,6 @@ from fsl_async.learn.data.base import (
     Dataset,
     Indices,
     cannot_read,
-    checked_split,
 )
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -140,7 +139,7 @@ def open_idx(path: Path, *, split: str = "train", classes: int | None = None) ->
     In a folder they are called train-images-idx3-ubyte and so on, also with .gz.
     Raises DataError.
     """
-    folder, stems = path, _IDX_STEMS[checked_split(split)]
+    folder, stems = path, _IDX_STEMS[split]
     if not path.is_dir():
         folder, stems = path.parent, (re.split("images|labels", path.name)[0],)
     files = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
@@ -195,7 +194,7 @@ def open_cifar(folder: Path, *, split: str = "train", classes: int | None = None
 
     Raises DataError.
     """
-    at = checked_split(split) == "test"
+    at = split == "test"
     kinds = ((sorted(folder.glob(pair[at])), how) for pair, how in _CIFAR.items())
     files, (classes, before) = next((kind for kind in kinds if kind[0]), ([], (0, 0)))
     if not files:
@@ -218,7 +217,7 @@ def open_cifar(folder: Path, *, split: str = "train", classes: int | None = None
 
 def open_npz(path: Path, *, split: str = "train", classes: int | None = None) -> Arrays:
     """Open samples and labels of a NumPy archive. Raises DataError."""
-    pairs = PAIRS[checked_split(split)]
+    pairs = PAIRS[split]
     with _reading(path), path.open("rb") as raw, NpzFile(raw, allow_pickle=False) as archive:
         pair = next((pair for pair in pairs if set(pair) <= set(archive.files)), None)
         if pair is None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,13 @@ def check_gaps(data: Dataset) -> None:
     )
 
 
-def checked_split(split: str) -> str:
-    """Return `split`, "train" or "test"; raises DataError for anything else."""
-    if split not in {"train", "test"}:
-        raise DataError(f"split {split[:80]!r}: use train or test")
-    return split
+def json_object(data: bytes) -> dict[str, Any] | None:
+    """Parse an object of JSON; None where `data` are something else, or damaged."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def file_bytes(path: Path) -> int:

@@ -17,7 +17,7 @@ from fsl_async.config.rules import LANGUAGE_FAMILIES, MAX_TEXT, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, DataError
 from fsl_async.learn.data.arrays import is_cifar_folder, is_idx_name, open_cifar, open_idx, open_npz
-from fsl_async.learn.data.base import AnyArray, Dataset, check_gaps, checked_split
+from fsl_async.learn.data.base import AnyArray, Dataset, check_gaps
 from fsl_async.learn.data.hub import is_hub_folder, open_saved
 from fsl_async.learn.data.partition import Partition, PartitionSpec
 
@@ -46,7 +46,8 @@ def open_dataset(path: str | Path, *, split: str = "train", classes: int | None 
     classes: their number, where files do not give it (default: the largest label plus one).
     Raises DataError in one line.
     """
-    checked_split(split)
+    if split not in {"train", "test"}:
+        raise DataError(f"split {split[:80]!r}: use train or test")
     root = Path(path).expanduser()
     if not root.exists():
         raise DataError(f"cannot read data {str(root)!r} (no such file or directory)")

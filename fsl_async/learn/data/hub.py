@@ -26,7 +26,6 @@ from fsl_async.learn.data.base import (
     Dataset,
     Indices,
     cannot_read,
-    checked_split,
     extra,
 )
 
@@ -46,7 +45,7 @@ def open_saved(folder: Path, *, split: str = "train", classes: int | None = None
 
     Raises DataError, also when pyarrow, or Pillow for images, is not installed.
     """
-    table, info = saved_table(folder, checked_split(split))
+    table, info = saved_table(folder, split)
     there = table.column_names
     label_name = next((name for name in _LABEL_NAMES if name in there), "")
     value_name = next((name for name in _VALUE_NAMES if name in there), "")

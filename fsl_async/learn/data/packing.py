@@ -27,7 +27,7 @@ import numpy.typing as npt
 from fsl_async.errors import DataError
 
 if TYPE_CHECKING:
-    from fsl_async.learn.data.documents import Piece, Source
+    from fsl_async.learn.data.sources import Piece, Source
     from fsl_async.learn.data.tokenizer import Coder, Tokens
 
 BLOCK_WINDOWS = 256

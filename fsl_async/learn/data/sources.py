@@ -1,4 +1,4 @@
-"""What `--data` of the built-in pretraining names, and the texts there.
+"""Texts one after another, of what `--data` of the built-in pretraining names.
 
     FILE or FOLDER of text          a text each file
     FILE.jsonl, a folder of them    a text each line
@@ -6,29 +6,385 @@
     a folder of save_to_disk        a text each row
     hf://NAME[:CONFIG][:SPLIT][:COLUMN]    a text each row, streamed by `datasets.load_dataset`
 
-PATH:COLUMN names the column of text of all but the first and the last.
+PATH:COLUMN names the column of text of all but the first and the last. Sources:
+
+    TextFiles    the files of a Corpus; each is a text
+    JsonLines    a string of each line of .jsonl files
+    Rows         a column of strings: Parquet files, or a folder that save_to_disk wrote
+    Stream       a column of strings of a data set that `datasets` streams (hf://)
+
+A source has a length in units (bytes, rows), of which clients get contiguous, disjoint parts, and
+whose end is held out, as in `Corpus`. A stream's length is unknown: its client's part is made by
+`split_dataset_by_node`, and the first texts of it are held out.
+
+A position within a part is a number: of the unit, or of the text in a stream. Reading can begin at
+any position that a piece had; in a stream that reads up to there again, unless `datasets` can skip
+by a state that it gave before.
 """
 
-from collections.abc import Callable
+import json
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from hashlib import sha256
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import attrs
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import extra
-from fsl_async.learn.data.corpus import Corpus
-from fsl_async.learn.data.documents import (
-    Documents,
-    JsonLines,
-    ParquetRows,
-    SavedRows,
-    Source,
-    Stream,
-    TextFiles,
-    stream_error,
-)
-from fsl_async.learn.data.hub import is_hub_folder
+from fsl_async.learn.data.base import cannot_read, extra, file_bytes, json_object
+from fsl_async.learn.data.corpus import Corpus, Span
+from fsl_async.learn.data.hub import is_hub_folder, saved_table
+
+PIECE_BYTES = 1 << 16
+"""A file of text is read in pieces of at most this size, cut after a line."""
+MOST_LINE_BYTES = 256 << 20
+ROWS_AT_ONCE = 256
+HELD_OUT_TEXTS = 64
+"""The first texts of a part of a stream, which are not trained on."""
+COLUMNS = ("text", "content")
+"""Columns that are read where none is named."""
+STRINGS = frozenset({"string", "large_string", "string_view"})
+"""Arrow's types of text."""
+
+
+@attrs.frozen(slots=True)
+class Piece:
+    """A text, or a part of one. at: its position; ends: the text ends with it.
+
+    resume: from where a stream goes on with this piece; None where `at` is enough.
+    """
+
+    text: str
+    at: int
+    ends: bool = True
+    resume: Any = None
+
+
+class Source(ABC):
+    """The texts of one client's part. fingerprint: of the data, by names and sizes."""
+
+    name: str
+    fingerprint: str
+
+    @abstractmethod
+    def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
+        """The pieces of an epoch, from a position on. Raises DataError."""
+
+    @abstractmethod
+    def held_out(self) -> Iterator[str]:
+        """Texts that are never trained on; none where nothing is held out."""
+
+
+class Documents(Source):
+    """All texts of a source with a length. size: in units; unit: their name, in the plural.
+
+    named: what tells these data from others; the fingerprint is its digest.
+    train, tail: the units to train on, and those that are held out.
+
+    Raises DataError for fewer than two units, or for none without a held-out part.
+    """
+
+    unit: str
+
+    def __init__(self, name: str, size: int, held_out: float, named: bytes) -> None:
+        self.name, self.size = name, size
+        self.fingerprint = sha256(named).hexdigest()[:32]
+        tail = max(1, int(size * held_out)) if held_out else 0
+        if size <= tail:
+            raise DataError(f"data {name!r} holds {size} {self.unit}: give more text")
+        self.train, self.tail = Span(0, size - tail), Span(size - tail, size)
+
+    @abstractmethod
+    def pieces(self, span: Span) -> Iterator[Piece]:
+        """The pieces that begin in a span, in order."""
+
+    def part(self, index: int, count: int) -> Source:
+        """Part `index` of the `count` disjoint parts of what is trained on. Raises DataError."""
+        start, stop = (self.train.stop * edge // count for edge in (index, index + 1))
+        if stop <= start:
+            raise DataError(
+                f"data {self.name!r} has {self.train.stop} {self.unit} to train on, and {count}"
+                " clients share them: give more text or fewer data.shards"
+            )
+        part = copy(self)
+        part.train = Span(start, stop)
+        return part
+
+    def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
+        """See `Source`. Without a part, all that is trained on."""
+        return self.pieces(Span(max(at, self.train.start), self.train.stop))
+
+    def held_out(self) -> Iterator[str]:
+        """The texts at the end."""
+        if self.tail.bytes:
+            yield from (one.text for one in self.pieces(self.tail))
+
+
+class _Files(Documents):
+    """Bytes of files, one file after another."""
+
+    unit = "bytes"
+
+    def __init__(self, name: str, files: Sequence[tuple[Path, int]], held_out: float) -> None:
+        self._files = files
+        named = "".join(f"{path.name}\0{size}\n" for path, size in files)
+        total = sum(size for _, size in files)
+        super().__init__(name, total, held_out, named.encode(errors="surrogateescape"))
+
+    def pieces(self, span: Span) -> Iterator[Piece]:
+        """The pieces that begin in a span of bytes."""
+        end = 0
+        for path, size in self._files:
+            begin, end = end, end + size
+            if end <= span.start or begin >= span.stop:
+                continue
+            if file_bytes(path) != size:
+                raise DataError(
+                    f"{str(path)!r} has changed since it was indexed: do not change data during a"
+                    " run; restart"
+                )
+            here = Span(max(0, span.start - begin), min(size, span.stop - begin))
+            try:
+                with path.open("rb") as stream:
+                    for text, at, ends in self._of_file(stream, path, here):
+                        yield Piece(text, begin + at, ends)
+            except OSError as error:
+                raise cannot_read(path, error) from error
+
+    @abstractmethod
+    def _of_file(
+        self, stream: IO[bytes], path: Path, span: Span
+    ) -> Iterator[tuple[str, int, bool]]:
+        """Texts of a file that begin in a span of it, their positions, and whether they end."""
+
+
+class TextFiles(_Files):
+    """The files of a corpus; a text that two parts share is cut between them."""
+
+    def __init__(self, corpus: Corpus, held_out: float) -> None:
+        root = corpus.root
+        files = [(root / name if root.is_dir() else root, size) for name, size in corpus.files]
+        super().__init__(str(root), files, held_out)
+
+    def _of_file(
+        self, stream: IO[bytes], path: Path, span: Span
+    ) -> Iterator[tuple[str, int, bool]]:
+        at = span.start
+        while at < span.stop:
+            stream.seek(at)
+            data = stream.read(min(PIECE_BYTES, span.stop - at))
+            if not data:
+                return
+            if at + len(data) < span.stop:
+                data = data[: data.rfind(b"\n") + 1 or _whole_characters(data)]
+            # A character that two parts share is in neither.
+            yield data.decode(errors="ignore"), at, at + len(data) == span.stop
+            at += len(data)
+
+
+def _whole_characters(data: bytes) -> int:
+    """Bytes of `data` without a last character that is cut."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            return len(data) - back or len(data)
+    return len(data)
+
+
+class JsonLines(_Files):
+    """A string of each line; a line belongs to the part in which it begins."""
+
+    def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
+        super().__init__(name, [(path, file_bytes(path)) for path in files], held_out)
+        self._column = column or chosen_column(name, list(self._first()), "")
+
+    def _first(self) -> dict[str, Any]:
+        path = self._files[0][0]
+        with path.open("rb") as stream:
+            return next((_object(line, path, 0) for line in stream if line.strip()), {})
+
+    def _of_file(
+        self, stream: IO[bytes], path: Path, span: Span
+    ) -> Iterator[tuple[str, int, bool]]:
+        at = span.start
+        if at:
+            stream.seek(at - 1)
+            at += len(stream.readline(MOST_LINE_BYTES)) - 1
+        while at < span.stop:
+            line = stream.readline(MOST_LINE_BYTES)
+            if not line:
+                return
+            if line.strip():
+                found = _object(line, path, at)
+                text = found.get(self._column)
+                if not isinstance(text, str):
+                    raise DataError(
+                        f"{str(path)!r}, byte {at}: no text in {self._column[:80]!r}; its names:"
+                        f" {', '.join(found)[:200]}"
+                    )
+                yield text, at, True
+            at += len(line)
+
+
+def _object(line: bytes, path: Path, at: int) -> dict[str, Any]:
+    found = json_object(line)
+    if found is None:
+        raise DataError(f"{str(path)!r}, byte {at}: this line is no object of JSON")
+    return found
+
+
+class Rows(Documents):
+    """A column of strings by row. Needs pyarrow."""
+
+    unit = "rows"
+
+    @abstractmethod
+    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
+        """The strings of rows."""
+
+    def pieces(self, span: Span) -> Iterator[Piece]:
+        """The rows of a span."""
+        for row, text in enumerate(self._texts(span.start, span.stop), span.start):
+            yield Piece(text or "", row)
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a pyarrow.parquet.ParquetFile. Raises DataError."""
+    parquet = extra("pyarrow.parquet", f"data {str(path)!r}")
+    try:
+        return parquet.ParquetFile(str(path))
+    except Exception as error:  # noqa: BLE001 - pyarrow raises several kinds
+        raise DataError(f"cannot read data {str(path)!r} ({error})") from None
+
+
+class ParquetRows(Rows):
+    """A column of Parquet files."""
+
+    def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
+        self._groups: list[tuple[Path, int]] = []
+        sizes = []
+        for path in files:
+            with open_parquet(path) as found:
+                strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
+                column = chosen_column(str(path), strings, column)
+                for group in range(found.metadata.num_row_groups):
+                    self._groups.append((path, group))
+                    sizes.append(found.metadata.row_group(group).num_rows)
+        self._column = column
+        self._starts = [0, *accumulate(sizes)]
+        named = json.dumps([[path.name for path in files], self._starts, column])
+        super().__init__(name, self._starts[-1], held_out, named.encode())
+
+    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
+        group = max(0, bisect_right(self._starts, start) - 1)
+        while group < len(self._groups) and self._starts[group] < stop:
+            path, place = self._groups[group]
+            at = self._starts[group]
+            with open_parquet(path) as found:
+                for batch in found.iter_batches(ROWS_AT_ONCE, [place], [self._column]):
+                    first, last = max(0, start - at), min(len(batch), stop - at)
+                    if first < last:
+                        yield from batch.column(0).slice(first, last - first).to_pylist()
+                    at += len(batch)
+            group += 1
+
+
+class SavedRows(Rows):
+    """A column of a folder that save_to_disk wrote."""
+
+    def __init__(self, folder: Path, column: str, held_out: float) -> None:
+        table, _ = saved_table(folder)
+        strings = [one.name for one in table.schema if str(one.type) in STRINGS]
+        self._column = table.column(chosen_column(str(folder), strings, column))
+        size, lengths = len(self._column), [len(chunk) for chunk in self._column.chunks]
+        super().__init__(str(folder), size, held_out, json.dumps([size, lengths]).encode())
+
+    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
+        for first in range(start, stop, ROWS_AT_ONCE):
+            yield from self._column.slice(first, min(ROWS_AT_ONCE, stop - first)).to_pylist()
+
+
+class Stream(Source):
+    """A client's part of a data set that `datasets` streams.
+
+    data: an IterableDataset of this part. fingerprint: of its name and part.
+    """
+
+    def __init__(self, name: str, data: Any, column: str, held_out: float) -> None:
+        self.name = name
+        try:
+            known = data.column_names or list(next(iter(data), ()))
+            self._column = chosen_column(name, known, column)
+            self._data = data
+            first = islice(iter(self._begun(0)), HELD_OUT_TEXTS if held_out else 0)
+            self._first = [self._text(row, at) for at, row in enumerate(first)]
+        except Exception as error:  # noqa: BLE001 - the network's, the file formats'
+            raise stream_error(name, error) from None
+        self.fingerprint = sha256(f"{name}\0{self._column}".encode()).hexdigest()[:32]
+
+    def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
+        """See `Source`. Without `resume` the texts before `at` are read again."""
+        at = max(at, len(self._first))
+        try:
+            data = self._begun(epoch)
+            if resume is not None:
+                data.load_state_dict(resume)
+            rows = iter(data)
+            for _ in islice(rows, 0 if resume is not None else at):
+                pass
+            while True:
+                state = data.state_dict()
+                row = next(rows, None)
+                if row is None:
+                    return
+                yield Piece(self._text(row, at), at, resume=state)
+                at += 1
+        except Exception as error:  # noqa: BLE001
+            raise stream_error(self.name, error) from None
+
+    def held_out(self) -> Iterator[str]:
+        """The first texts, read when the stream was opened."""
+        yield from self._first
+
+    def _begun(self, epoch: int) -> Any:
+        """The data from their beginning: an object of its own, because it has a state."""
+        data = self._data.select_columns([self._column])
+        data.set_epoch(epoch)
+        return data
+
+    def _text(self, row: dict[str, Any], at: int) -> str:
+        text = row[self._column]
+        if not isinstance(text, str | None):
+            raise DataError(
+                f"data {self.name!r}, text {at}: column {self._column!r} holds"
+                f" {type(text).__name__}: name a column of text"
+            )
+        return text or ""
+
+
+def stream_error(name: str, error: Exception) -> DataError:
+    """An error that names the data and the reason, in one line."""
+    if isinstance(error, DataError):
+        return error
+    reason = " ".join(str(error).split())[:300]
+    return DataError(f"data {name!r} cannot be read ({type(error).__name__}: {reason})")
+
+
+def chosen_column(name: str, names: Sequence[str], column: str) -> str:
+    """The column that is named, or the first usual one; else DataError with those there are."""
+    found = column or next((one for one in COLUMNS if one in names), "")
+    if found in names:
+        return found
+    what = f"no column {column[:80]!r} of text" if column else "no column text"
+    there = ", ".join(names)[:200] or "none"
+    raise DataError(f"data {name!r} has {what}: name one with :COLUMN (columns: {there})")
+
 
 HUB = "hf://"
 FORM = "hf://NAME[:CONFIG][:SPLIT][:COLUMN]"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import extra
+from fsl_async.learn.data.base import extra, json_object
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = (
@@ -199,10 +199,7 @@ def _json(path: Path) -> dict[str, Any]:
         ) from None
     if len(data) > MOST_BYTES:
         raise DataError(f"tokenizer {str(path)!r} is larger than {MOST_BYTES // 10**6} MB")
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(data)
+    if found is None:
         raise DataError(f"tokenizer {str(path)!r} is damaged: no object of JSON")
     return found

@@ -45,9 +45,8 @@ from fsl_async.learn.client.ports import (
 )
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.gang.link import NodeLostError
-from fsl_async.learn.gang.memory import mapped, written
-from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.gang.link import NodeLostError, mapped, written
+from fsl_async.learn.models.adapters import View
 from fsl_async.roles import gang_messages as msg
 from fsl_async.store.model.manifest import Manifest
 

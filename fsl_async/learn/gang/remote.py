@@ -39,8 +39,15 @@ import msgpack  # type: ignore[import-untyped]
 from attrs import field, frozen
 
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.gang.link import MOST_BYTES, Link, NodeLostError, unpacked
-from fsl_async.learn.gang.memory import mapped, sparse, written
+from fsl_async.learn.gang.link import (
+    MOST_BYTES,
+    Link,
+    NodeLostError,
+    mapped,
+    sparse,
+    unpacked,
+    written,
+)
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.messages import Message, MessageError, Table
 

@@ -15,28 +15,104 @@ run's seed and the layer's name, and B is zero, so the model's outputs are those
 
 `apply_lora` does the same to a part of a cut model. Weights that are frozen never cross the wire
 and are not in checkpoints: every site must have the same ones, from the same seed or files.
+
+A script may bring adapters of its own (peft). `adapter_settings` has what their tensors do not
+show, such as `lora_alpha`: two clients whose adapters have the same names and shapes and another
+alpha compute different functions from the same weights. These settings are part of the manifest, so
+the parameter server refuses the second one. The run's own adapters have none: their scale is the
+run's.
 """
 
 import fnmatch
+import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.data.counter import first_a
-from fsl_async.learn.models.exchanged import Exchanged, Part, View
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import extra, has_marks, inject_adapters
-from fsl_async.learn.models.quantized import dequantize_whole, sizes_of
+from fsl_async.learn.models.hf import dequantize_whole, extra, has_marks, inject_adapters, sizes_of
 from fsl_async.learn.models.targets import HEADS, adapted_layers, is_head, without_adapters
+from fsl_async.store.model.frozen_tensors import FrozenTensor, setting
 from fsl_async.store.rules.adapters.base import AdapterRule
+
+
+@frozen
+class Exchanged:
+    """A tensor of the manifest: tensors of the module, joined along their first dimension.
+
+    parts: their names. is_transposed: their transposes are joined.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    is_transposed: bool = False
+
+
+@frozen
+class View:
+    """The exchanged tensors, in flat order.
+
+    checks_frozen: whether the values of all others must be the same at all clients.
+    """
+
+    tensors: tuple[Exchanged, ...]
+    checks_frozen: bool = True
+
+
+_FIELDS = (
+    "peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "rank_pattern",
+    "alpha_pattern", "modules_to_save",
+)  # fmt: skip
+"""Fields of a peft config that are compared. Dropout and initialization may differ."""
+
+
+def adapter_settings(module: nn.Module, exchanged: Collection[str]) -> tuple[FrozenTensor, ...]:
+    """Return the settings of the adapters of which a tensor is exchanged, by name.
+
+    exchanged: names of tensors. Which layers have adapters is among them, as `target_modules`.
+    """
+    configs: Mapping[str, Any] = next(
+        (found for part in module.modules() if (found := getattr(part, "peft_config", None))), {}
+    )
+    return tuple(
+        setting(f"adapter {name}: {field}", text)
+        for name, config in configs.items()
+        if any(f".{name}." in f"{tensor}." for tensor in exchanged)
+        for field, text in _settings(config, exchanged)
+    )
+
+
+def _settings(config: Any, exchanged: Collection[str]) -> Iterator[tuple[str, str]]:
+    for field in _FIELDS:
+        if hasattr(config, field):
+            yield field, _text(getattr(config, field))
+    layers = {one.partition(".lora_")[0] for one in exchanged if ".lora_" in one}
+    yield "target_modules", _text({layer.rpartition(".")[2] for layer in layers})
+
+
+def _text(value: Any) -> str:
+    """A value as one line: equal values have equal texts, whatever collection holds them."""
+    value = getattr(value, "value", value)  # of an enumeration
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(one)}" for key, one in sorted(value.items())) or "none"
+    if isinstance(value, set | list | tuple):
+        return ", ".join(sorted(map(str, value))) or "none"
+    if value is None:
+        return "none"
+    return json.dumps(value) if isinstance(value, bool | int | float) else str(value)
+
 
 _LANGUAGE_HEADS = frozenset({"lm_head", "embed_out"})
 
@@ -254,16 +330,13 @@ class Adapters:
         found = []
         for layer in self.layers:
             if self.rule.exchanges_a:
-                parts = tuple(Part(f"{layer}.lora_A.{name}.weight") for name in names)
+                parts = tuple(f"{layer}.lora_A.{name}.weight" for name in names)
                 found.append(Exchanged(f"{layer}.lora_A", parts))
-            parts = tuple(
-                Part(f"{layer}.lora_B.{name}.weight", is_transposed=True) for name in names
-            )
-            found.append(Exchanged(f"{layer}.lora_B", parts))
+            parts = tuple(f"{layer}.lora_B.{name}.weight" for name in names)
+            found.append(Exchanged(f"{layer}.lora_B", parts, is_transposed=True))
             if self.rule.has_patch:
-                patch = Part(f"{layer}.base_layer.patch")
-                found.append(Exchanged(f"{layer}.patch", (patch,)))
-        found += [Exchanged(name, (Part(name),)) for name in self.full]
+                found.append(Exchanged(f"{layer}.patch", (f"{layer}.base_layer.patch",)))
+        found += [Exchanged(name, (name,)) for name in self.full]
         return View(tuple(found), self._checks_base)
 
     def begin_version(self, version: int) -> None:
@@ -277,22 +350,15 @@ class Adapters:
 
     def trained(self) -> list[nn.Parameter]:
         """All weights that train at this site in some version."""
+        ever_a = any(self.rule.trains_a(version) for version in (0, 1))
         found = [
             getattr(self.layers[name], factor)[SITE].weight
             for name in self.layers
             if name in self._trains_here
-            for factor, does in (("lora_A", self._ever_a), ("lora_B", True))
+            for factor, does in (("lora_A", ever_a), ("lora_B", True))
             if does
         ]
         return found + [self.model.get_parameter(name) for name in self.full]
-
-    @property
-    def _ever_a(self) -> bool:
-        return any(self.rule.trains_a(version) for version in (0, 1))
-
-    def disabled(self) -> AbstractContextManager[None]:
-        """Within it the model computes what its base does, but for full modules."""
-        return adapters_off(self.model)
 
     def _start(self, name: str, layer: Any) -> None:
         """Set the weights that adapters begin with."""

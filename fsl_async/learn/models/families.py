@@ -31,13 +31,12 @@ from torch import Tensor, nn
 from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
-from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import gpt, hf
-from fsl_async.learn.models.cuts import CutError, cuts_of
+from fsl_async.learn.models.cuts import CutError, cuts_of, own_module
 from fsl_async.learn.models.forward import Batch, drawing
 from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
-from fsl_async.learn.user_code import load_function
 
 
 class BasicBlock(nn.Module):
@@ -133,7 +132,8 @@ def build_model(config: Config, facts: Facts, blocks: Collection[int] | None = N
     if family in LANGUAGE_FAMILIES:
         return hf.build(family, hf_sizes(config, facts), seed=seed)
     if is_own(family):
-        return _own(family, facts, seed)
+        arguments = {"shape": facts.shape, "classes": facts.classes}
+        return own_module("model", family, arguments, drawing(torch.device("cpu"), seed, "model"))
     return _images(config, facts)
 
 
@@ -247,17 +247,3 @@ def _images(config: Config, facts: Facts) -> nn.Module:
         raise ConfigError(
             f"{config.model.family} cannot be built: {one_line(str(error))}", "model.sizes"
         ) from error
-
-
-def _own(text: str, facts: Facts, seed: int) -> nn.Module:
-    function = load_function("model", text, ("shape", "classes"))
-    try:
-        with drawing(torch.device("cpu"), seed, "model"):
-            model = function(facts.shape, facts.classes)
-    except Exception as error:
-        raise TaskError(
-            f"model {text!r} raised {type(error).__name__}: {one_line(str(error))}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise TaskError(f"model {text!r} gave a {type(model).__name__}, not a module")
-    return model

@@ -8,14 +8,24 @@ cross a cut, and there are no key-value caches. Sequences are padded at their en
 
 `transformers` is an extra (`pip install 'fsl-async[hf]'`), imported when a model is built, never
 before.
+
+Linear layers may have weights that bitsandbytes holds in 4 or 8 bits (QLoRA, arXiv:2305.14314). The
+packed weight is a frozen parameter; its scales are neither parameters nor buffers. Quantized layers
+are subclasses of nn.Linear whose `weight` has another shape than (out, in).
+
+`check_causal` detects language models that read the tokens that come later. Encoders load as causal
+language models, too: BERT as BertLMHeadModel with `is_decoder = False`. The loss of the next token
+then falls without anything being learned, because the token is in the input.
 """
+
+from __future__ import annotations
 
 import copy
 import gc
 import importlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError, one_line
-from fsl_async.learn.models.forward import drawing
+from fsl_async.learn.models.forward import drawing, evaluating
 from fsl_async.process.program import to_install
 
 
@@ -213,7 +223,7 @@ class HFPart(nn.Module):
         found: nn.ModuleList = getattr(self.trunk, self._family.layers)
         return found
 
-    def first_blocks(self, count: int) -> "HFPart":
+    def first_blocks(self, count: int) -> HFPart:
         """A part of the same weights: only the first `count` blocks, then norm and head.
 
         For auxiliary models.
@@ -254,3 +264,150 @@ def _trunk(whole: Any, family: Family, start: int, stop: int, *, first: bool, la
         for name in family.after:
             setattr(trunk, name, None)
     return trunk
+
+
+_4BIT, _8BIT = "Params4bit", "Int8Params"
+_LAYERS = ("Linear4bit", "Linear8bitLt")
+
+
+def is_quantized(layer: nn.Module) -> bool:
+    """Whether bitsandbytes holds the layer's weight. Imports nothing."""
+    return type(getattr(layer, "weight", None)).__name__ in {_4BIT, _8BIT}
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of each quantized layer."""
+    return ((name, part) for name, part in model.named_modules() if is_quantized(part))
+
+
+def sizes_of(layer: nn.Module) -> tuple[int, int]:
+    """Return (out, in) of a linear layer: nn.Linear, Conv1D of transformers, or quantized."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    weight: Any = layer.weight
+    rows, columns = weight.shape
+    return int(columns), int(rows)  # Conv1D keeps its weight transposed
+
+
+def dense_weight(layer: nn.Module) -> Tensor:
+    """Return the weight of a linear layer; of a quantized one, dequantized, fp32 (out, in)."""
+    weight: Any = layer.weight
+    found: Tensor = weight
+    if type(weight).__name__ == _4BIT:
+        functional = extra("bitsandbytes", "quantized").functional
+        found = functional.dequantize_4bit(weight.data, weight.quant_state).float()
+    elif type(weight).__name__ == _8BIT:
+        # The scale of each row is with the weight until the layer computes, then in its state.
+        state: Any = layer.state
+        scales = state.SCB if weight.SCB is None else weight.SCB
+        found = weight.data.float() * (scales.float() / 127).to(weight.device)[:, None]
+    return found
+
+
+def dense_layer(layer: nn.Module) -> nn.Module:
+    """Return nn.Linear in fp32 for a quantized layer, and any other layer as it is."""
+    return _dense(layer) if is_quantized(layer) else layer
+
+
+def _dense(layer: nn.Module) -> nn.Module:
+    weight: Any = layer.weight
+    dense = weight.data.float() if weight.is_floating_point() else dense_weight(layer).detach()
+    out, inputs = sizes_of(layer)
+    made = nn.Linear(inputs, out, bias=False, device="meta")
+    made.weight = nn.Parameter(dense, requires_grad=False)
+    made.bias = layer.bias  # type: ignore[assignment]
+    return made.train(layer.training)
+
+
+def dequantize_whole(model: nn.Module, names: Iterable[str]) -> None:
+    """Replace the quantized layers that have these weights by nn.Linear: they train whole.
+
+    transformers packs heads like any layer. A new head is a layer of bitsandbytes, too, with values
+    that are not packed, which fails when it computes.
+    """
+    for name in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        layer = model.get_submodule(name)
+        if any(base.__name__ in _LAYERS for base in type(layer).__mro__):
+            model.set_submodule(name, _dense(layer))
+
+
+def dequantize(model: nn.Module) -> None:
+    """Replace all quantized layers by `dense_layer`, in place, and clear the config's note."""
+    for name, layer in list(quantized_layers(model)):
+        model.set_submodule(name, dense_layer(layer))
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    for name in _MARKS:
+        vars(model).pop(name, None)
+
+
+_MARKS = (
+    "is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "hf_quantizer",
+    "quantization_method", "_weight_conversions",
+)  # fmt: skip
+"""Attributes by which transformers and peft recognize a quantized model, and save it as one."""
+
+
+def keep_packed(model: nn.Module) -> None:
+    """Have 4-bit layers keep their packed weights as they are, or were.
+
+    On some processors bitsandbytes packs them in another order, with scales in bf16, when they
+    first compute in evaluation mode. Their digest and the loss would change in the run, and layers
+    packed so give no gradients.
+    """
+    for _, layer in quantized_layers(model):
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+        if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
+            layer.state_dict()  # which restores the order
+
+
+TOKENS = 8
+MOST_CHANGE, MOST_NARROW_CHANGE = 1e-3, 3e-2
+"""How much earlier logits may change, as a part of how much later ones do. In fp32 causal models
+have 0 to 1e-5, encoders with random weights 3e-3 and more; in bf16 rounding alone gives 1e-2."""
+
+
+def check_causal(model: nn.Module, log: Callable[[str], None]) -> None:
+    """Raise ConfigError where a causal language model of transformers is not causal.
+
+    One forward pass of two rows of 8 tokens, of which the last 4 differ: logits at the first 4 must
+    be the same. Models of other classes pass, such as those of masked language modeling. A model
+    that does not compute from tokens alone is a line for the log.
+    """
+    found = _causal_class(model)
+    if found is None:
+        return
+    keep_packed(found)
+    words = int(found.get_input_embeddings().weight.shape[0])
+    device = found.get_input_embeddings().weight.device
+    first = torch.arange(2, 2 + TOKENS, device=device) % words
+    other = torch.cat([first[: TOKENS // 2], (words - 1 - first[TOKENS // 2 :]) % words])
+    try:
+        with torch.no_grad(), evaluating(model):
+            one, two = found(input_ids=torch.stack([first, other])).logits.float()
+    except (RuntimeError, TypeError, ValueError) as error:
+        log(f"not checked that {type(found).__name__} is causal: {one_line(str(error))[:200]}")
+        return
+    change = (one - two).abs().amax(-1)
+    earlier, later = change[: TOKENS // 2].max(), change[TOKENS // 2 :].max()
+    is_fp32 = next(found.parameters()).dtype.itemsize >= 4
+    if earlier > later * (MOST_CHANGE if is_fp32 else MOST_NARROW_CHANGE):
+        raise ConfigError(
+            f"a {found.config.model_type} model ({type(found).__name__}) reads the tokens that it"
+            " should predict: take a base that was trained to predict the next token, or"
+            " tune.objective = classify"
+        )
+
+
+def _causal_class(model: nn.Module) -> Any:
+    """The first module of a class that transformers lists as a causal language model."""
+    if "transformers" not in sys.modules:
+        return None
+    listed = extra("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = set(listed.values())
+    for part in model.modules():
+        if any(kind.__name__ in names for kind in type(part).__mro__):
+            return part
+    return None

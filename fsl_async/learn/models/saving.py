@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.models.adapters import Adapters, Patched, adapters_off, trunk_of
+from fsl_async.learn.models.hf import dense_weight, is_quantized
 from fsl_async.learn.models.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -32,7 +33,6 @@ from fsl_async.learn.models.peft_folder import (
     saved_module,
     write_adapters,
 )
-from fsl_async.learn.models.quantized import dense_weight, is_quantized
 
 BASE, CONFIG = "base", "config.json"
 _TASKS = {"ForCausalLM": CAUSAL_LM, "LMHeadModel": CAUSAL_LM, "ForSequenceClassification": SEQ_CLS}

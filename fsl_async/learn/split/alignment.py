@@ -45,19 +45,6 @@ class AlignSettings:
     optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
 
 
-@attrs.frozen(slots=True)
-class AlignReport:
-    """Squared error of the first and of the last pass, summed over the buffer.
-
-    And the samples in it, and the version of x_s.
-    """
-
-    before: float
-    after: float
-    samples: int
-    updates: int
-
-
 class Alignment:
     """What the split server keeps for one client.
 
@@ -89,27 +76,26 @@ class Alignment:
                 self._buffer.appendleft(kept)
                 self.samples += kept.samples
 
-    def align(self, server: ServerPart) -> AlignReport:
+    def align(self, server: ServerPart) -> list[float]:
         """Move the auxiliary model towards the split server's gradients. Nothing of the split
         server moves.
 
+        Returns the squared error of each pass, before it, summed over the buffer.
         Raises ValueError where batch norm has nothing but one sample: as at a client's first
         upload, if that is its last batch too.
         """
         batches = self._minibatches(server)
-        if not batches:
-            return AlignReport(0.0, 0.0, 0, server.updates)
+        errors = []
         # Attention's fast kernels have no second derivative; the plain one has.
         with sdpa_kernel(SDPBackend.MATH):
             targets = [server.gradient_at(batch) for batch in batches]
-            errors = [0.0]
-            for _ in range(self.settings.passes):
+            for _ in range(self.settings.passes if batches else 0):
                 found = [
                     self._pull(server, batch, target)
                     for batch, target in zip(batches, targets, strict=True)
                 ]
                 errors.append(sum(found))
-        return AlignReport(errors[1 % len(errors)], errors[-1], self.samples, server.updates)
+        return errors
 
     def export(self) -> Vector:
         """The auxiliary model's flat fp32 weights, as they go to the client."""

@@ -3,34 +3,39 @@
 Every node builds its part from the run's configuration and seed (`models.families`), so nothing but
 what a method sends crosses the network. `client_part` and `split_server` make the parts of a method
 from any cut model.
+
+`shapes_of` is for the planner (`fsl_async.plan`), which is arithmetic and has the shapes of two
+families built in. Any other model is built on the CPU, cut, and sent a batch through: parameters,
+buffers, sizes at the cuts, and what torch keeps of each part for the backward pass. (Torch's meta
+device would need no memory, but keeps other things: its attention is not fused.)
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.facts import Facts, facts_of
-from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models.adapters import apply_lora
-from fsl_async.learn.models.cuts import CutError, CutModel, cuts_of, in_one, split
-from fsl_async.learn.models.forward import call, evaluating
+from fsl_async.learn.models.cuts import CutError, CutModel, build_auxiliary, cuts_of, in_one, split
+from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
-from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.methods import Method
 
 
@@ -176,9 +181,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
             # the rest of the split server's part has no weights here, and the auxiliary model needs
             # none of them
             seen = CutModel(model.client, rest.first_blocks(pieces))
-        extra = auxiliaries.build(
-            chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
-        )
+        extra = build_auxiliary(chosen.auxiliary, seen, models.example(facts), seed=config.run.seed)
     found = _architecture(config, len(cuts_of(whole)), model, extra)
     features: tuple[int, ...] = ()
     if model.tail is not None and not facts.language:
@@ -186,7 +189,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     adapted(config, model, extra)
     if is_own(config.model.family) and chosen.lora_client:
         # They do not travel: a site with others would train another model.
-        found["frozen weights"] = weights_of(model.client).manifest.fingerprint
+        found["frozen weights"] = ModelWeights(model.client).manifest.fingerprint
     return Parts(model, extra, found, features)
 
 
@@ -226,11 +229,11 @@ def _architecture(
         "model": "the user's own" if is_own(config.model.family) else config.model.family,
         "cut": f"{model.cut} of {places} places",
         "labels": "at home" if model.tail is not None else "sent",
-        "client part": weights_of(model.client).layout.fingerprint,
-        "server part": weights_of(model.server).layout.fingerprint,
+        "client part": ModelWeights(model.client).layout.fingerprint,
+        "server part": ModelWeights(model.server).layout.fingerprint,
     }
     if extra is not None:
-        found["auxiliary model"] = weights_of(extra).layout.fingerprint
+        found["auxiliary model"] = ModelWeights(extra).layout.fingerprint
     if chosen.lora_client or chosen.lora_server:
         found["LoRA ranks"] = (
             f"{chosen.lora_client} at clients, {chosen.lora_server} at the split server"
@@ -280,3 +283,121 @@ def _upload_shape(model: CutModel, facts: Facts) -> UploadShape:
     if not facts.language:
         return UploadShape(shape, facts.classes, per_token=False)
     return UploadShape((-1, *shape[1:]), facts.classes, per_token=True, longest=facts.shape[0])
+
+
+BATCH = 2
+
+
+def shapes_of(config: Config) -> ModelShapes:
+    """The shapes of the run's model, cut where the run cuts it.
+
+    Raises what `build.build_parts` does, each in one line.
+    """
+    facts = facts_of(config)
+    model = models.build_model(config, facts)
+    cut, end = models.default_cut(config, model), models.tail_cut(model)
+    batch = _batch(models.example(facts))
+    whole = in_one(model)
+    adapted(config, whole, None)
+    straight = split(models.build_model(config, facts), cut)
+    extra = None
+    if split_method(config).auxiliary != "none":
+        extra = build_auxiliary(config.split.auxiliary, straight, batch)
+    adapted(config, straight, extra)
+    client, server = straight.client, straight.server
+    assert server is not None
+    with torch.no_grad():
+        values = call(client, batch.inputs, None)
+    parts = (
+        counted([client], kept(client, batch.inputs, None)),
+        counted([server], kept(server, values, batch.labels)),
+    )
+    bent, tail_values = Part(), 0
+    if config.split.labels_at_home or straight.cut != end:  # else nothing lies between two cuts
+        bent, tail_values = _bent(config, split(models.build_model(config, facts), cut, end), batch)
+    return ModelShapes(
+        name=config.model.family,
+        cut=straight.cut,
+        client=parts[0],
+        server=parts[1],
+        whole=counted([whole.client], kept(whole.client, batch.inputs, batch.labels)),
+        auxiliary=Part() if extra is None else counted([extra], kept(extra, values, batch.labels)),
+        tail=bent,
+        cut_values=values[0].numel(),
+        tail_values=tail_values,
+        label_bytes=batch.labels[0].numel() * label_width(facts.classes),
+    )
+
+
+def _batch(example: Batch) -> Batch:
+    """Of two samples: batch norm does not train on one."""
+    return Batch(torch.cat([example.inputs] * BATCH), torch.cat([example.labels] * BATCH))
+
+
+def _bent(config: Config, model: CutModel, batch: Batch) -> tuple[Part, int]:
+    """What a U-shape adds to the client, and the values of one sample's features."""
+    adapted(config, model, None)
+    assert model.server is not None
+    assert model.tail is not None
+    with torch.no_grad():
+        features = call(model.server, call(model.client, batch.inputs, None), None)
+    first, both = counted([model.client]), counted([model.client, model.tail])
+    added = Part(
+        both.parameters - first.parameters,
+        both.buffers - first.buffers,
+        both.counters - first.counters,
+        kept(model.tail, features, batch.labels),
+        both.frozen - first.frozen,
+    )
+    return added, features[0].numel()
+
+
+def kept(module: nn.Module, values: Tensor, labels: Tensor | None) -> int:
+    """fp32 values that torch keeps of a sample's pass, each piece of memory once, weights aside."""
+    own = {_memory(each) for each in (*module.parameters(), *module.buffers())}
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no memory is counted for another that took its place
+
+    def keep(tensor: Tensor) -> Tensor:
+        alive.append(tensor)
+        if _memory(tensor) not in own:
+            sizes[_memory(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    given = values.detach()
+    if given.is_floating_point():
+        given.requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = call(module, given, None)
+        if labels is not None:
+            cross_entropy(found, labels)
+    return round(sum(sizes.values()) / 4 / BATCH)
+
+
+def counted(modules: Iterable[nn.Module], activations: int = 0) -> Part:
+    """What there is in some modules, each tensor once.
+
+    Weights that train, buffers that travel, counters, and what is frozen.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    for module in modules:
+        trained = all(weight.requires_grad for weight in module.parameters())
+        listed = module.state_dict(keep_vars=True)
+        for tensor in listed.values():
+            is_weight = isinstance(tensor, nn.Parameter)
+            if is_weight and not trained and not tensor.requires_grad:
+                kind = "frozen"
+            elif is_weight:
+                kind = "parameters"
+            else:
+                kind = "buffers" if tensor.is_floating_point() else "counters"
+            found.setdefault(_memory(tensor), (kind, tensor))
+    sums = {"parameters": 0, "buffers": 0, "counters": 0, "frozen": 0}
+    for kind, tensor in found.values():
+        sums[kind] += tensor.numel()
+    return Part(**sums, activations=activations)
+
+
+def _memory(tensor: Tensor) -> int:
+    found: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - data_ptr() is 0 for all of meta
+    return found

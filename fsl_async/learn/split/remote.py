@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.site_policy import ACTIVATIONS, LABELS
 from fsl_async.errors import NotAllowedError
+from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Vector
@@ -35,7 +36,6 @@ from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.smashed import Smashed
-from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
 from fsl_async.roles.split.methods import Method
@@ -128,11 +128,6 @@ class SplitTraining:
         self._model: Vector | None = None
         self._aligning = False
         self._settled = -1
-
-    @property
-    def left_out(self) -> int:
-        """Steps without an answer, or whose only sample cannot be trained on; for heartbeats."""
-        return self._run.meter.left_out
 
     # --- training thread ---
 
@@ -324,7 +319,7 @@ class SplitTraining:
     @property
     def auxiliary_values(self) -> int:
         """How many a model must have that is installed."""
-        return weights_of(self.part.part("auxiliary")).layout.values
+        return ModelWeights(self.part.part("auxiliary")).layout.values
 
     def payload(self, key: StepKey) -> Payload | None:
         """What is kept of an upload."""

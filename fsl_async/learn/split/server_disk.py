@@ -17,23 +17,73 @@ lines that are not there. A power cut may take the lines since the last checkpoi
 is killed leaves them to the system.
 """
 
+from __future__ import annotations
+
+import io
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
+import torch
+from torch import Tensor
 
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.files import Files
-from fsl_async.learn.split.tensor_file import Tensors, read_tensors, write_tensors
+from fsl_async.files.safetensors_header import header_of, read_header
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.store.disk.folders import NumberedFolders, make_durable_folder
 from fsl_async.store.disk.ledger import Ledger, Position
 from fsl_async.store.errors import Damage, StoreError
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+_TYPES = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+
+
+def write_tensors(files: Files, path: Path, tensors: Tensors) -> None:
+    """Write a file, not synced. Contiguous tensors on the CPU are not copied.
+
+    Raises OSError, and KeyError for a dtype that has no name here.
+    """
+    header = header_of((name, _NAMES[x.dtype], x.shape, x.nbytes) for name, x in tensors.items())
+    with files.created(path) as descriptor:
+        files.write(descriptor, header, 0)
+        offset = len(header)
+        for one in tensors.values():
+            # A memoryview of no bytes cannot be cast.
+            if one.nbytes:
+                flat: Any = one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+                files.write(descriptor, memoryview(flat), offset)
+                offset += one.nbytes
+
+
+def read_tensors(files: Files, path: Path) -> dict[str, Tensor]:
+    """Read a file. Raises OSError; KeyError, TypeError or ValueError for anything else."""
+    data = files.read_whole(path, files.size_at(path))
+    entries, start = read_header(io.BytesIO(data).read)
+    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)[start:]
+    found = {}
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        # A copy, because a view of another dtype must begin at a multiple of its size.
+        found[name] = raw[begin:end].clone().view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+    return found
+
 
 KEPT = 2
 FORMAT = 2

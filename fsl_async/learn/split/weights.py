@@ -20,16 +20,11 @@ from fsl_async.learn.client.buffers import ModelWeights, exchanged_names
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.models.forward import Batch, call, evaluating
-from fsl_async.learn.split.smashed import IGNORED, Loss, ModelPartMisused, cross_entropy
+from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, cross_entropy
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17
 """Values that are averaged at a time: what is wide must not double the memory."""
-
-
-def weights_of(module: nn.Module) -> ModelWeights:
-    """The manifest of what is exchanged, with copy_out and copy_in."""
-    return ModelWeights(module)
 
 
 def export(module: nn.Module) -> Vector:
@@ -48,17 +43,6 @@ def load(module: nn.Module, vector: Vector) -> None:
             f"{vector.size} values for a part that exchanges {weights.layout.values}"
         )
     weights.copy_in(vector)
-
-
-def state_bytes(module: nn.Module) -> int:
-    """Bytes of all weights and persistent buffers in their own dtypes, tied ones once.
-
-    What papers call the model's size.
-
-    The wire carries a few bytes less: integer buffers (batch norm's counters) are not exchanged.
-    """
-    distinct = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
 def named_state(module: nn.Module, prefix: str) -> dict[str, Tensor]:
@@ -141,7 +125,7 @@ class Score:
     count: int
 
 
-def evaluate(model: CutModel, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
+def evaluate(model: CutModel, batches: Iterable[Batch]) -> Score:
     """Loss and accuracy in evaluation mode, each batch moved to the device of each part in turn."""
     parts = [part for part in (model.client, model.server, model.tail) if part is not None]
     summed, right, count = 0.0, 0, 0
@@ -156,7 +140,7 @@ def evaluate(model: CutModel, batches: Iterable[Batch], loss: Loss = cross_entro
             labels = batch.labels.to(values.device)
             counted = labels != IGNORED
             found = int(counted.sum())
-            summed += loss(values, labels).item() * found
+            summed += cross_entropy(values, labels).item() * found
             right += int((values.argmax(-1)[counted] == labels[counted]).sum())
             count += found
     return Score(summed / max(count, 1), right / max(count, 1), count)

@@ -30,8 +30,13 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.counter import random_words
 from fsl_async.learn.models.adapters import Adapters, heads_of, to_fp32
 from fsl_async.learn.models.forward import drawing
-from fsl_async.learn.models.hf import collector_paused, dtype_argument, extra
-from fsl_async.learn.models.quantized import dense_layer, dequantize
+from fsl_async.learn.models.hf import (
+    collector_paused,
+    dense_layer,
+    dequantize,
+    dtype_argument,
+    extra,
+)
 from fsl_async.learn.models.saving import merged_weight, plain_layer
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,

@@ -11,7 +11,6 @@ Models are called as those of transformers: input_ids and attention_mask to .log
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +23,6 @@ from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.tune.tokens import UNTRAINED, TokenBatch, Tokenized
 
 EVALUATED_BATCH = 8
-
-Reference = Callable[[nn.Module], AbstractContextManager[Any]]
-"""Within it the model is the reference of dpo: adapters off, or another frozen adapter on."""
 
 
 class Sums(NamedTuple):
@@ -129,13 +125,12 @@ class Dpo(Tuning):
     With log-probabilities of whole completions, and of the reference in brackets, a sample's loss
     is -log sigmoid(beta (chosen - [chosen] - rejected + [rejected])).
 
-    The reference's are computed once for each sample, when it is first met, and kept. The reference
-    must not change during a run; by default it is the model with its adapters off.
+    The reference is the model with its adapters off. Its log-probabilities are computed once for
+    each sample, when it is first met, and kept.
     """
 
-    def __init__(self, beta: float, reference: Reference = adapters_off) -> None:
+    def __init__(self, beta: float) -> None:
         self._beta = beta
-        self._reference = reference
         # By source of the tokens and number of the sample: [chosen] - [rejected].
         self._known: dict[tuple[int, int], float] = {}
 
@@ -151,7 +146,7 @@ class Dpo(Tuning):
     def _margins(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         keys = [(batch.source, row) for row in batch.rows.tolist()]
         if any(key not in self._known for key in keys):
-            with torch.no_grad(), evaluating(model), self._reference(model):
+            with torch.no_grad(), evaluating(model), adapters_off(model):
                 logps, _ = completion_logps(model, batch)
             for key, margin in zip(keys, (logps[0::2] - logps[1::2]).tolist(), strict=True):
                 # What is known stays: in another batch padding may round it differently.
@@ -159,12 +154,12 @@ class Dpo(Tuning):
         return torch.tensor([self._known[key] for key in keys], dtype=torch.float32)
 
 
-def objective_of(tune: TuneConfig, reference: Reference = adapters_off) -> Tuning:
-    """Return the run's objective. reference: of dpo."""
+def objective_of(tune: TuneConfig) -> Tuning:
+    """Return the run's objective."""
     kinds: Mapping[Objective, Callable[[], Tuning]] = {
         "lm": Lm,
         "classify": lambda: Classify(tune.label_names),
-        "dpo": lambda: Dpo(tune.beta, reference),
+        "dpo": lambda: Dpo(tune.beta),
     }
     return kinds[tune.objective]()
 

@@ -67,14 +67,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import asdict, fields_dict, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, disk_words, one_line
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.files.private_files import locked_folder, replace_bytes
+from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.hf import extra
 from fsl_async.roles.names import NAME
@@ -84,61 +84,45 @@ _MAX_BYTES = 4096
 
 
 @frozen(kw_only=True)
-class Wanted:
-    """What a run asks for.
+class Spent:
+    """A client's plan in a run, and how much of it is spent: the content of the file.
 
     epsilon, delta: the budget of a record over all steps. sample_rate: probability with which a
-    record takes part in a step. steps: of this client in the whole run.
+    record takes part in a step. noise: standard deviation, in units of the clipping norm; 0: not
+    computed yet. steps: of this client in the whole run; done: those that are counted.
     """
-
-    epsilon: float
-    delta: float
-    sample_rate: float
-    steps: int
-
-
-@frozen(kw_only=True)
-class Spent:
-    """Content of the file. noise: standard deviation, in units of the clipping norm."""
 
     run: str
     client: str
     epsilon: float
     delta: float
     sample_rate: float
-    noise: float
+    noise: float = 0.0
     steps: int
-    done: int
+    done: int = 0
 
 
 class Budget:
-    """The budget of `client` in `run`. Raises PrivacyError, in one line.
+    """The budget of a client in a run. Raises PrivacyError, in one line.
 
-    folder: of the file. noise_for: the noise that keeps a plan within its budget; called once in a
-    run. Later starts of the run keep the first plan, also where the run got longer meanwhile.
+    folder: of the file. plan: without noise. noise_for: the noise that keeps a plan within its
+    budget; called once in a run. Later starts of the run keep the first plan, also where the run
+    got longer meanwhile.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        run: str,
-        client: str,
-        wanted: Wanted,
-        noise_for: Callable[[Wanted], float],
-    ) -> None:
+    def __init__(self, folder: Path, plan: Spent, noise_for: Callable[[Spent], float]) -> None:
+        run, client = plan.run, plan.client
         if not NAME.fullmatch(run) or not NAME.fullmatch(client):
             raise PrivacyError(f"privacy budget: {run[:80]!r} or {client[:80]!r} is no name")
         self.path = folder / f"{run}@{client}.json"
         with self._locked():
             found = self._read()
             if found is None:
-                noise = noise_for(wanted)
-                found = Spent(run=run, client=client, noise=noise, done=0, **asdict(wanted))
+                found = evolve(plan, noise=noise_for(plan))
                 self._write(found)
         self.spent = found
         for name in ("run", "client", "epsilon", "delta", "sample_rate"):
-            asked = {"run": run, "client": client, **asdict(wanted)}[name]
-            planned = getattr(found, name)
+            asked, planned = getattr(plan, name), getattr(found, name)
             if planned != asked:
                 raise PrivacyError(
                     f"{self.path}: the privacy budget was planned with {name} {planned}, and this"
@@ -160,7 +144,7 @@ class Budget:
                     f" all {found.steps:,} steps that epsilon {found.epsilon:g} allows (steps lost"
                     f" in crashes count too); {self.path} has the count"
                 )
-            counted = Spent(**{**asdict(self.spent), "done": done + 1})
+            counted = evolve(self.spent, done=done + 1)
             self._write(counted)
         self.spent = counted
 
@@ -279,13 +263,15 @@ class Privacy:
         if records < 1:
             raise TaskError("private training needs a record")
         batch = min(batch, records)
-        wanted = Wanted(
+        plan = Spent(
+            run=str(run.get("name", "run")),
+            client=fed.client_name,
             epsilon=tune.dp_epsilon,
             delta=tune.dp_delta,
             sample_rate=batch / records,
             steps=rounds * tune.steps,
         )
-        budget = Budget(place, str(run.get("name", "run")), fed.client_name, wanted, noise_for)
+        budget = Budget(place, plan, noise_for)
         made = cls(model, budget, clip=tune.dp_clip, batch=batch, entropy=entropy)
         fed.add_facts(made.facts)
         spent = budget.spent
@@ -426,23 +412,23 @@ def _uniform(count: int, entropy: Entropy) -> NDArray[np.float64]:
 # --- accounting ---
 
 
-def noise_for(wanted: Wanted) -> float:
+def noise_for(plan: Spent) -> float:
     """The least noise, in units of the clipping norm, with which all steps keep the budget."""
-    least = 2 * _bound_of_endless_noise(wanted.delta)
-    if wanted.epsilon < least:
+    least = 2 * _bound_of_endless_noise(plan.delta)
+    if plan.epsilon < least:
         raise PrivacyError(
-            f"tune.dp_epsilon = {wanted.epsilon:g} is less than can be accounted for with"
-            f" tune.dp_delta = {wanted.delta:g}: at least {least:.2g}"
+            f"tune.dp_epsilon = {plan.epsilon:g} is less than can be accounted for with"
+            f" tune.dp_delta = {plan.delta:g}: at least {least:.2g}"
         )
     with _bounds_may_be_loose():
         found = extra("opacus.accountants.utils", "dp").get_noise_multiplier(
-            target_epsilon=wanted.epsilon,
-            target_delta=wanted.delta,
-            sample_rate=wanted.sample_rate,
-            steps=wanted.steps,
+            target_epsilon=plan.epsilon,
+            target_delta=plan.delta,
+            sample_rate=plan.sample_rate,
+            steps=plan.steps,
             accountant="rdp",
-            epsilon_tolerance=_TOLERANCE * wanted.epsilon,
-            alphas=_orders(wanted.epsilon),
+            epsilon_tolerance=_TOLERANCE * plan.epsilon,
+            alphas=_orders(plan.epsilon),
         )
     return float(found)
 

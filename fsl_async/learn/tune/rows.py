@@ -34,9 +34,14 @@ import attrs
 
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.base import cannot_read
-from fsl_async.learn.data.documents import ROWS_AT_ONCE, open_parquet, stream_error
 from fsl_async.learn.data.hub import saved_table
-from fsl_async.learn.data.sources import Location, load_stream
+from fsl_async.learn.data.sources import (
+    ROWS_AT_ONCE,
+    Location,
+    load_stream,
+    open_parquet,
+    stream_error,
+)
 from fsl_async.learn.tune.templates import UnfitError
 from fsl_async.roles.phrasing import counted, megabytes
 
@@ -208,10 +213,6 @@ def _text_lines(path: Path, text: io.TextIOWrapper) -> Numbered:
             yield number, {"text": line.rstrip("\r\n")}
 
 
-def _csv(path: Path, text: io.TextIOWrapper) -> Numbered:
-    yield from csv_rows(_lines(path, text), str(path), LINE_CHARACTERS)
-
-
 def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
     text = stream.read(ARRAY_CHARACTERS + 1)
     if len(text) > ARRAY_CHARACTERS:
@@ -229,7 +230,7 @@ def _json_array(path: Path, stream: io.TextIOWrapper) -> Numbered:
 _READERS: Mapping[str, Callable[[Path, io.TextIOWrapper], Numbered]] = {
     "lines": _json_lines,
     "array": _json_array,
-    "csv": _csv,
+    "csv": lambda path, text: csv_rows(_lines(path, text), str(path), LINE_CHARACTERS),
     "text": _text_lines,
 }
 

@@ -31,8 +31,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
-from fsl_async.learn.gang.link import Link, user_of
-from fsl_async.learn.gang.memory import Slots, read_back
+from fsl_async.learn.gang.link import Link, Slots, read_back, user_of
 from fsl_async.nodes.client.gang_meter import GangMeter
 from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define
 
 from fsl_async.errors import ConfigError, RunDirError, disk_words
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.files import replace_bytes
 from fsl_async.roles.sync.events import DecayAsked
 from fsl_async.roles.sync.progress import RunLimits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fsl_async.errors import ExitCode, disk_words
 from fsl_async.nodes.ps.shell import ParameterServerShell
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish, Note
 from fsl_async.roles.sync.events import DamageRepaired, StoreFailed

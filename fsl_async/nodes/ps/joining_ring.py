@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fsl_async.nodes.ps.shell import ParameterServerShell
     from fsl_async.nodes.runtime import Worker
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.observe.reporter import Reporter
+    from fsl_async.observe.table import Reporter
     from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.roles.ring.rules import RingRules
     from fsl_async.store.store import Store

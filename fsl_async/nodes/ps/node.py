@@ -53,7 +53,7 @@ from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
-from fsl_async.observe.reporter import GarbageWatch, Reporter
+from fsl_async.observe.table import GarbageWatch, Reporter
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError, TaskError, one_line
-from fsl_async.files.private_files import replace_bytes
+from fsl_async.files.files import replace_bytes
 from fsl_async.learn.user_code import load_module
 from fsl_async.nodes.ps.own_checks import KINDS, Kind
 from fsl_async.store.errors import RuleFailed, StoreError

@@ -10,7 +10,7 @@ import fsl_transport as tp
 from fsl_async.cluster.relauncher import FILE as MEMBERS
 from fsl_async.cluster.relauncher import MembersFile, MembersKeeper, Relauncher
 from fsl_async.cluster.restarts import Launching
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync.ps import ParameterServerMachine
 

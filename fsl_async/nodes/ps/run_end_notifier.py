@@ -32,7 +32,7 @@ from fsl_async.errors import AddressError, KeysError
 from fsl_async.keys.dialling import HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.roles.machine import Note
 from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.split import messages as msg

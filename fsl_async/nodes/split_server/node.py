@@ -42,7 +42,7 @@ from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish

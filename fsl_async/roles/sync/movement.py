@@ -2,7 +2,7 @@
 
 One such snapshot may have a good cause (a loss scale that is being found, a rate that begins at 0).
 `ALARM_AFTER` of them in a row are reported, once until weights change again: by the client, and by
-the parameter server, which looks at the norms of deltas (`fsl_async.observe.odd_clients`).
+the parameter server, which looks at the norms of deltas (`fsl_async.observe.rounds`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import FslError
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import make_folder
 from fsl_async.process.memory import keep_freed_blocks, peak_bytes
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import is_scored

@@ -26,7 +26,7 @@ from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.config.address import parse
 from fsl_async.errors import ExitCode, FslError, TaskError, UsageError
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import make_folder
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.plan.link import LinkSpec, parse_link
 from fsl_async.process.program import need_benchmarks

@@ -22,10 +22,9 @@ from fsl_async.observe.clients import ClientState
 from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
 from fsl_async.observe.history import Course, History, Timeline
 from fsl_async.observe.journal import JOURNAL, JournalReader
-from fsl_async.observe.ledger_audit import LEDGER, Audit, audit_run
+from fsl_async.observe.ledger_audit import LEDGER, Audit, SplitAudit, audit_run, audit_split_dir
 from fsl_async.observe.node_folders import alive_words, find_nodes
 from fsl_async.observe.run_state import CLIENT, PS, SPLIT_SERVER, RunState
-from fsl_async.observe.split_audit import SplitAudit, audit_split_dir
 from fsl_async.observe.table import header
 from fsl_async.roles.phrasing import megabytes
 from fsl_async.tools.trackers.catalog import OF_SITES

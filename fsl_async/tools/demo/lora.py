@@ -33,7 +33,7 @@ from attrs import evolve
 from fsl_async.cluster.supervisor import Child
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, DataError, UsageError
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.files.files import make_folder, replace_bytes
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure

@@ -33,6 +33,7 @@ from fsl_async.errors import FslError
 from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.optimizers import build_optimizer
+from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.hf import collector_paused, extra
 from fsl_async.learn.tune.base import Base, Tuned, quiet, save_base
 from fsl_async.learn.tune.objectives import objective_of
@@ -222,7 +223,7 @@ def compare(job: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> N
         tell({"name": name, "loss": loss, **more})
 
     if job["measures"]:
-        with tuned.adapters.disabled():
+        with adapters_off(tuned.model):
             report("base", tuned.model, test_tokens=tested.tokens, test_records=len(tested))
         newest = kept.load(kept.versions()[-1])
         assert newest is not None

@@ -30,7 +30,7 @@ from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Deaths, Supervisor
 from fsl_async.config import address as addresses
 from fsl_async.errors import ExitCode, FslError, UsageError
-from fsl_async.files.private_files import make_folder
+from fsl_async.files.files import make_folder
 from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalReader
 from fsl_async.tools.chaos.report import KILL, Recovery

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fsl_async.accounting.accounts import Account, account_lines
+from fsl_async.accounting.sizes import Account, account_lines
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
@@ -95,7 +95,7 @@ def summarize(played: Played) -> dict[str, Any]:
     Evaluates the last weights; trains the whole model briefly to measure memory. back_uploads:
     uploads of the killed client's later incarnations that were trained.
     """
-    from fsl_async.observe.split_audit import trained_by_life
+    from fsl_async.observe.ledger_audit import trained_by_life
 
     run_dir, victim = played.scenario.chosen.run_dir, played.scenario.victim
     overrides = scenario.overrides(played.scenario.settings)
@@ -149,6 +149,7 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
 
     from fsl_async.config.load import load
     from fsl_async.config.split_rules import split_method
+    from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.learn.data.facts import described, facts_of
     from fsl_async.learn.split import build, task, weights
     from fsl_async.learn.split.server_disk import ServerDisk
@@ -159,7 +160,7 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     parts = build.build_parts(config, at_client=False)
     options = build.client_options(config)
     part = build.client_part(split_method(config), parts.model, options, parts.auxiliary)
-    load_last(run_dir / "ps", weights.weights_of(part.part("client")))
+    load_last(run_dir / "ps", ModelWeights(part.part("client")))
     disk = ServerDisk(run_dir / "server")
     state = disk.recover()
     disk.close()

@@ -38,7 +38,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
-from fsl_async.observe.split_audit import LEDGER, audit_split, fates_of
+from fsl_async.observe.ledger_audit import LEDGER, audit_split, fates_of
 from fsl_async.roles.machine import Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev

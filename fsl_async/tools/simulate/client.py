@@ -31,7 +31,7 @@ from fsl_async.learn.client.fed_base import ClientContext, SplitPort
 from fsl_async.learn.client.ports import Orders, RunFinishedError, Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.models.exchanged import View
+from fsl_async.learn.models.adapters import View
 from fsl_async.nodes.client.joining import context_of
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome

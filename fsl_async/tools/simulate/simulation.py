@@ -41,7 +41,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
-from fsl_async.observe.reporter import Reporter
+from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import peak_bytes, share_one_heap
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do

@@ -8,7 +8,7 @@ import pytest
 from token_texts import END, texts, write_lines, write_parquet, write_tokenizer
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data import documents
+from fsl_async.learn.data import sources
 from fsl_async.learn.data.sources import Location, location_of, open_documents, open_source
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
 from fsl_async.process.program import to_install
@@ -51,7 +51,7 @@ def read(source, epoch=0, at=0, resume=None):
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "saved", "text", "hub"])
 def test_parts_and_what_is_held_out_are_each_text_once(kind, tmp_path, datasets, monkeypatch):
     """As a corpus is divided; reading again from a piece gives the rest."""
-    monkeypatch.setattr(documents, "PIECE_BYTES", 300)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 300)
     where = location_of(write(kind, tmp_path))
     parts = [open_source(where, (index, 3), 0.1) for index in range(3)]
     found = [[piece.text for piece in read(part)] for part in parts]

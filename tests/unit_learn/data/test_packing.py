@@ -8,8 +8,8 @@ from token_texts import texts, write_tokenizer
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data import packing
-from fsl_async.learn.data.documents import Piece
 from fsl_async.learn.data.packing import Packer, Position, held_out_tokens
+from fsl_async.learn.data.sources import Piece
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
 
 pytest.importorskip("tokenizers", reason="the extra hf is not installed")

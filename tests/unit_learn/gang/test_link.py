@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.gang import memory
-from fsl_async.learn.gang.link import Link, address_of, listener, user_of
-from fsl_async.learn.gang.memory import Slots, mapped, read_back, written
+from fsl_async.learn.gang import link as link_module
+from fsl_async.learn.gang.link import (
+    Link,
+    Slots,
+    address_of,
+    listener,
+    mapped,
+    read_back,
+    user_of,
+    written,
+)
 from fsl_async.learn.gang.orders import RankOrders
 from fsl_async.roles import gang_messages as msg
 from fsl_async.roles.messages import MessageError
@@ -116,7 +124,7 @@ def test_memory_cannot_shrink_under_a_reader():
 
 def test_too_little_memory_is_one_line(monkeypatch):
     """It is looked at first: no SIGBUS later, and no process is ended for its pages now."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 19)
+    monkeypatch.setattr(link_module, "available_bytes", lambda: 19)
     with pytest.raises(TaskError, match="no memory for a vector"):
         Slots().allocate(5)
 

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from ports import free_ports
 
-from fsl_async.learn.gang.link import Link, NodeLostError, listener
-from fsl_async.learn.gang.memory import Slots, mapped, read_back, sparse, written
+from fsl_async.learn.gang.link import (
+    Link,
+    NodeLostError,
+    Slots,
+    listener,
+    mapped,
+    read_back,
+    sparse,
+    written,
+)
 from fsl_async.learn.gang.orders import RankOrders
 from fsl_async.learn.gang.remote import BODY, DATA, MESSAGE, RemoteLink, RemoteRanks
 from fsl_async.roles import gang_messages as msg

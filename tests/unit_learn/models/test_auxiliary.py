@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from fsl_async.learn.models import auxiliary
-from fsl_async.learn.models.auxiliary import AuxiliaryError
-from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.cuts import AuxiliaryError, build_auxiliary, in_one, split
 from fsl_async.learn.models.families import small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
@@ -28,23 +26,23 @@ def test_auxiliary_models_give_outputs_of_the_servers_shape(kind, make):
     """They stand in for the split server."""
     halves, batch = make(), PICTURES if make is cnn else TEXT
     before = {name: value.clone() for name, value in halves.server.state_dict().items()}
-    net = auxiliary.build(kind, halves, batch, seed=1)
+    net = build_auxiliary(kind, halves, batch, seed=1)
     values = call(halves.client, batch.inputs, None)
     assert call(net, values, None).shape == halves.run(batch.inputs).shape
     assert net.training
     assert not {id(w) for w in net.parameters()} & {id(w) for w in halves.server.parameters()}
     assert all(torch.equal(before[name], v) for name, v in halves.server.state_dict().items())
-    again = auxiliary.build(kind, halves, batch, seed=1)
+    again = build_auxiliary(kind, halves, batch, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
 
 
 def test_blocks_start_with_the_servers_weights():
     """The first estimates of the split server's gradient are then good."""
     halves = gpt()
-    net = auxiliary.build("blocks:2", halves, TEXT)
+    net = build_auxiliary("blocks:2", halves, TEXT)
     assert list(net.blocks) == ["1", "2"]
     assert torch.equal(net.blocks["1"].mlp_in.weight, halves.server.blocks["1"].mlp_in.weight)
-    convolution = auxiliary.build("blocks:1", cnn(), PICTURES)
+    convolution = build_auxiliary("blocks:1", cnn(), PICTURES)
     assert torch.equal(convolution.conv2.weight, cnn().server.conv2.weight)
     assert [name for name, _ in convolution.named_children()][-1] == "auxiliary_head"
 
@@ -103,7 +101,7 @@ def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     kind = f"{tmp_path}/{kind}" if "own.py" in kind else kind
     with pytest.raises(AuxiliaryError, match=message) as raised:
-        auxiliary.build(kind, cnn(), PICTURES)
+        build_auxiliary(kind, cnn(), PICTURES)
     assert "\n" not in raised.value.message
     assert raised.value.exit_code == 2
 
@@ -111,9 +109,9 @@ def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
 def test_parts_without_outputs_at_the_server_have_none():
     """In a U-shape the labels are at the client, and FedAvg has no split server to stand in for."""
     with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):
-        auxiliary.build("linear", split(small_cnn(), 2, 5), PICTURES)
+        build_auxiliary("linear", split(small_cnn(), 2, 5), PICTURES)
     with pytest.raises(AuxiliaryError, match="server's part that ends in the outputs"):
-        auxiliary.build("linear", whole(small_cnn()), PICTURES)
+        build_auxiliary("linear", in_one(small_cnn()), PICTURES)
     last = split(small_cnn(), "relu3")
     with pytest.raises(AuxiliaryError, match="no blocks besides its head"):
-        auxiliary.build("blocks:1", last, PICTURES)
+        build_auxiliary("blocks:1", last, PICTURES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models.causality import check_causal
+from fsl_async.learn.models.hf import check_causal
 
 if not importlib.util.find_spec("peft"):
     pytest.skip("needs the extra hf", allow_module_level=True)

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_async.learn.models import auxiliary, gpt
-from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.accounting.sizes import PublishedAccounting
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.models import gpt
+from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.models.gpt import GPT, GPTConfig
-from fsl_async.learn.split.weights import state_bytes, weights_of
+from fsl_async.learn.split.build import counted
 
+PUBLISHED = PublishedAccounting()
 SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
 
 
@@ -26,19 +29,19 @@ def test_resnet18_weighs_what_was_published():
     All traffic figures follow from them.
     """
     halves = split(resnet18(10), "layer2")
-    net = auxiliary.build("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
-    assert state_bytes(halves.client) == 2_740_048
-    assert state_bytes(halves.server) == 42_025_080
-    assert state_bytes(net) == 8_419_408
+    net = build_auxiliary("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
+    assert PUBLISHED.weights(counted([halves.client])).payload == 2_740_048
+    assert PUBLISHED.weights(counted([halves.server])).payload == 42_025_080
+    assert PUBLISHED.weights(counted([net])).payload == 8_419_408
     assert call(halves.client, picture(), None).shape[1:] == (128, 4, 4)
-    linear = auxiliary.build("linear", halves, Batch(picture(), torch.zeros(2).long()))
-    assert state_bytes(linear) == 4 * (128 * 10 + 10)
+    linear = build_auxiliary("linear", halves, Batch(picture(), torch.zeros(2).long()))
+    assert PUBLISHED.weights(counted([linear])).payload == 4 * (128 * 10 + 10)
 
 
 def test_what_is_exchanged_is_the_state_without_counters():
     """The wire carries fp32 values; batch norm's ten int64 counters stay local."""
     client = split(resnet18(10), "layer2").client
-    assert 4 * weights_of(client).layout.values == 2_740_048 - 10 * 8
+    assert 4 * ModelWeights(client).layout.values == 2_740_048 - 10 * 8
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import torch
 from split_lockstep import copies, start, whole_state
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models import auxiliary, hf
-from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.learn.models import hf
+from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
@@ -218,7 +218,7 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
     """Alignment takes buffers of different lengths: second derivatives, masks and padding."""
     halves = split(build("qwen3"), 1)
     example = Batch(tokens(), tokens())
-    net = auxiliary.build("blocks:1", halves, example)
+    net = build_auxiliary("blocks:1", halves, example)
     run = start(
         method_of(SplitRules(name, upload_every=1, align_every=1)),
         halves,

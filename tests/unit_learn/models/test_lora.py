@@ -12,9 +12,10 @@ from split_lockstep import start
 from torch import nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models import auxiliary, hf
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import apply_lora, inject
-from fsl_async.learn.models.cuts import split
+from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
@@ -52,7 +53,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
         assert torch.equal(halves.run(batch().inputs), before)
     assert all("lora_" in name for each in names for name in each)
     assert not any("head" in name for name in names[1])
-    manifest = weights.weights_of(halves.server).manifest
+    manifest = ModelWeights(halves.server).manifest
     assert [tensor.name for tensor in manifest.tensors] == names[1]
     frozen = {
         name: value.detach().clone()
@@ -82,7 +83,7 @@ def test_either_part_may_be_frozen():
 def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
     """With LoRA an auxiliary model's head, its largest part, is not sent."""
     halves = split(gpt(), 1)
-    net = auxiliary.build("blocks:1", halves, batch())
+    net = build_auxiliary("blocks:1", halves, batch())
     for part in (halves.client, halves.server, net):
         apply_lora(part, rank=2, seed=3)
     settings = ServerSettings(ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2)))

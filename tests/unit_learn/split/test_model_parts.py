@@ -14,7 +14,7 @@ from torch import nn
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
-from fsl_async.learn.models.cuts import CutError, split, whole
+from fsl_async.learn.models.cuts import CutError, in_one, split
 from fsl_async.learn.models.forward import Batch, derived_seed
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
@@ -65,7 +65,7 @@ def same(first, second):
 
 
 def run_of(name, *, dropout=0.0, seed=0, names="ab", every=2):
-    halves = whole(net(dropout)) if name == "fedavg" else split(net(dropout), 2)
+    halves = in_one(net(dropout)) if name == "fedavg" else split(net(dropout), 2)
     torch.manual_seed(2)
     extra = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Dropout(dropout), nn.Linear(5, 4))
     settings = ServerSettings(ADAM, seed=seed, align=AlignSettings(2, 12, 5))
@@ -315,7 +315,7 @@ def test_misuse_is_named():
 def test_parts_that_a_method_cannot_use_are_refused():
     """One line, before a run begins."""
     with pytest.raises(CutError, match="sl needs a model that is cut"):
-        start(method_of(SplitRules("sl")), whole(net()), "a", ADAM)
+        start(method_of(SplitRules("sl")), in_one(net()), "a", ADAM)
     with pytest.raises(CutError, match="do not cut it"):
         start(method_of(SplitRules("fedavg")), split(net(), 2), "a", ADAM)
     with pytest.raises(CutError, match="it has no U-shape"):
@@ -383,7 +383,7 @@ def test_a_step_reports_its_loss_and_samples():
 @pytest.mark.parametrize("name", ["fedavg", "cse-fsl", "fsl-sage"])
 def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on_it(name):
     """As with 33 images in batches of 32."""
-    halves = whole(net()) if name == "fedavg" else split(net(), 0)
+    halves = in_one(net()) if name == "fedavg" else split(net(), 0)
     extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
     one = method_of(SplitRules(name))
     training = SplitTraining(
@@ -394,7 +394,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     for batch in [*batches(2, size=5), *batches(2, size=1), *batches(1, size=2)]:
         training.install(training.part.export("auxiliary")) if name == "fsl-sage" else None
         training.train_batch(batch.inputs, batch.labels)
-    assert (training.left_out, training._samples, training._step) == (2, 12, 5)
+    assert (training._samples, training._step) == (12, 5)
     assert training._run.meter.report()["left_out"] == 2, "heartbeats tell"
     broken = batches(1, size=2)[0]
     with pytest.raises(RuntimeError):

@@ -18,6 +18,7 @@ if not importlib.util.find_spec("peft"):
 import tiny_base
 
 from fsl_async.learn.models.adapters import adapters_off, apply_lora
+from fsl_async.learn.tune import objectives
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, objective_of
 from fsl_async.learn.tune.records import Records
@@ -138,14 +139,15 @@ def test_labels(tmp_path):
     assert found.loss.item() == pytest.approx((model.nats(0) + model.nats(1)) / 2, rel=1e-6)
 
 
-def test_preferences_are_measured_from_the_reference(tmp_path):
+def test_preferences_are_measured_from_the_reference(tmp_path, monkeypatch):
     """The margin is that of the model less that of the reference, over whole completions."""
     rows = [{"prompt": "p", "chosen": "aab", "rejected": "ba"}, {"prompt": "p", "chosen": "b",
             "rejected": "aaaa"}]  # fmt: skip
     data = tokens(tmp_path, rows, "dpo")
     model = Favors(LETTER, 2.0)
     right, wrong, other = model.nats(LETTER), model.nats(0), math.log(model.classes)
-    objective = Dpo(0.1, off)
+    monkeypatch.setattr(objectives, "adapters_off", off)
+    objective = Dpo(0.1)
     # In the first sample chosen has one token more, "a"; the reference gives every token `other`.
     first = -right + other
     # In the second rejected has three tokens more; four of its five are "a", end is not.
@@ -161,12 +163,13 @@ def test_preferences_are_measured_from_the_reference(tmp_path):
     }
 
 
-def test_the_reference_is_computed_once_for_a_sample(tmp_path):
+def test_the_reference_is_computed_once_for_a_sample(tmp_path, monkeypatch):
     """It is a fourth of the work of a step, and it must be without dropout."""
     rows = [{"prompt": "p", "chosen": "a" * n, "rejected": "b"} for n in range(1, 5)]
     data = tokens(tmp_path, rows, "dpo")
     model = Favors(LETTER, 0.0).train()
-    objective = Dpo(0.1, off)
+    monkeypatch.setattr(objectives, "adapters_off", off)
+    objective = Dpo(0.1)
     objective.loss(model, data.batch([0, 1]))
     assert model.calls == [(False, True), (True, False)]
     model.calls.clear()

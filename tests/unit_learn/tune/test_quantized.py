@@ -26,7 +26,7 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.models.adapters import adapters_off
-from fsl_async.learn.models.quantized import (
+from fsl_async.learn.models.hf import (
     dense_weight,
     is_quantized,
     keep_packed,

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from fsl_async.accounting.sizes import Category
-from fsl_async.learn.split.shapes import shapes_of
+from fsl_async.learn.split.build import shapes_of
 from fsl_async.plan.link import parse_link
 from fsl_async.plan.methods import Workload
 from fsl_async.plan.report import make_plan

@@ -8,10 +8,9 @@ from run_journals import JournalFile
 
 from fsl_async.errors import RunDirError
 from fsl_async.observe import segments
-from fsl_async.observe.history import Course
+from fsl_async.observe.history import Course, plain
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.node_folders import find_nodes
-from fsl_async.observe.round_series import plain
 from fsl_async.tools.control_room import snapshot
 from fsl_async.tools.control_room.server import HEADERS, Cursor, Gate
 from fsl_async.tools.control_room.snapshot import watch

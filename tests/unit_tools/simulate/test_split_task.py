@@ -9,7 +9,7 @@ from torch import nn
 import fsl_async
 from fsl_async import cli
 from fsl_async.errors import FslError
-from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.observe.ledger_audit import audit_split_dir
 from fsl_async.roles.split.methods import METHODS
 
 TASK = "fsl_async.learn.split.task:train"
