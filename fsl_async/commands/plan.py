@@ -137,7 +137,7 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
 
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
-    from fsl_async.config.site_tuning import SiteTuning
+    from fsl_async.config.site import SiteChoices
     from fsl_async.learn.tune.base_files import base_facts, planned
     from fsl_async.plan.methods import adapter_shapes, adapter_values, planned_lora, planned_zeroth
     from fsl_async.store.rules.adapters import adapter_rule_named
@@ -148,7 +148,7 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     facts = base_facts(folder)
     found = planned(facts, tune)
     unequal = adapter_rule_named(tune.rule).unequal_ranks
-    site_rank = SiteTuning(rank=options.rank or 0).rank_in(tune, unequal=unequal)
+    site_rank = SiteChoices(rank=options.rank or 0).rank_in(tune, unequal=unequal)
     values = adapter_values(
         found.layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=found.full
     )

@@ -31,8 +31,8 @@ FEW_ROUNDS = 60
 
 def command(options: NodeOptions) -> int:
     """Resolve the configuration, then run the parameter server; returns the exit code."""
-    from fsl_async.config.implied import with_implied
     from fsl_async.config.load import resolved
+    from fsl_async.config.recipes import with_implied
     from fsl_async.config.unused import line_of
     from fsl_async.nodes.ps.own_rules import with_base_rule
     from fsl_async.process.stopper import Stopper, stop_on_signals
@@ -177,7 +177,7 @@ def _read_launching(path: Path) -> Launching:
 def client_options(config: Config) -> str:
     """The options that every client of the run needs, each followed by a space."""
     from fsl_async.config.rules import is_own
-    from fsl_async.config.site_policy import DELTAS, listed, needs_of
+    from fsl_async.config.site import DELTAS, listed, needs_of
 
     own = {
         "--task": is_own(config.train.task),

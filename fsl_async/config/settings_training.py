@@ -264,11 +264,8 @@ class TrainConfig:
     )
     hang_factor: float = setting(
         20.0,
-        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
+        "a step hangs after this x the median step, and two minutes; 0 = never",
         span(least=0, most=1e6),
-    )
-    hang_least_s: float = setting(
-        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
     )
     hang_restart: bool = setting(
         False,
@@ -422,15 +419,17 @@ class SplitConfig:
     checkpoint_every: int = setting(
         100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
     )
-    max_stale_rounds: int = setting(
-        1, "decline uploads that are more rounds late", span(least=0, most=1 << 20)
-    )
     alone_s: float = setting(
         3600.0,
         "a split server ends after this time without clients and without the parameter server;"
         " 0 = never",
         span(least=0.0, most=1e8),
     )
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether clients train one after another, as in one process."""
+        return self.mode == "lockstep"
 
     @property
     def is_on(self) -> bool:

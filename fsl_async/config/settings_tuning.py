@@ -179,6 +179,11 @@ class TuneConfig:
         return self.method == "zeroth" or self.rule in ROUND_RULES or self.is_private
 
     @property
+    def history(self) -> int:
+        """Versions that a returning client replays at most; 0 where versions are no scalars."""
+        return self.zo_history if self.method == "zeroth" else 0
+
+    @property
     def is_private(self) -> bool:
         """Whether sites train with differential privacy."""
         return self.dp_epsilon > 0

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 import attrs
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.presets import PUBLISHED
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.roles.split.methods import METHODS, Method
 
@@ -94,8 +94,6 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("codec.up codec.feedback_up", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
     ("codec.feedback_up", "a format other than fp32, which loses nothing",
      lambda c: c.codec.up != "fp32"),
-    ("codec.block_values", "a format with scales: e4m3, e5m2, uniform",
-     lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"}),
     ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),
@@ -156,10 +154,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.down", "a method that sends gradients back",
      _split_has(lambda method: method.gradients)),
     (("split.cut split.mode split.lora_server split.server split.listen split.up"
-      " split.checkpoint_every split.max_stale_rounds split.alone_s split.in_flight"),
+      " split.checkpoint_every split.alone_s split.in_flight"),
      "a method with a split server", _split_has(lambda method: method.has_server)),
-    ("split.max_stale_rounds", "one model at the split server, not one for each client",
-     _split_has(lambda method: not method.replicas)),
     ("split.in_flight", "split.mode = free, without split.labels_at_home",
      lambda c: c.split.mode == "free" and not c.split.labels_at_home),
     ("split.lora_alpha", "split.lora_client or split.lora_server",
@@ -185,7 +181,7 @@ _DECIDES = {"split.method", "tune.method", "ring.roster"}
 def without_effect(config: Config, given: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each given setting that has no effect, and what it would need.
 
-    config: with what the kind of run implies (`fsl_async.config.implied`).
+    config: with what the kind of run implies (`recipes.with_implied`).
     """
     for key in given:
         if key in _DECIDES:

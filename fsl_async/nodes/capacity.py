@@ -12,14 +12,16 @@ from typing import ParamSpec
 from attrs import evolve, frozen
 
 from fsl_async.config.settings import Config
-from fsl_async.config.transport_settings import MAX_CONNECTIONS
 from fsl_async.errors import ConfigError, UsageError
+from fsl_transport import TransportSettings
 from fsl_transport.zmq.admission import connections_within, descriptors, files_for, in_use
 
 P = ParamSpec("P")
 
 LISTENER_FILES = 24
 """Descriptors that a second listener in the process takes by itself."""
+
+MOST_CONNECTIONS = TransportSettings().max_connections
 
 TORCH_FILES = 64
 """Descriptors of a process that trains: PyTorch's, and those of a GPU's driver."""
@@ -109,7 +111,7 @@ def capacity_of(
     """
     held += (TORCH_FILES if trains else 0) + LISTENER_FILES * (listeners - 1)
     fits = max(0, connections_within(files, held) // listeners)
-    clients, least = config.sync.clients, 1 + config.transfer.stripes_first
+    clients, least = config.sync.clients, 2
     return Capacity(
         files=files,
         connections=min(fits, max_connections),
@@ -134,7 +136,7 @@ def check_client_files() -> None:
 def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
     """The capacity of one of `listeners` in this process. trains: it will load PyTorch."""
     return capacity_of(
-        config, descriptors(), in_use(), MAX_CONNECTIONS, trains=trains, listeners=listeners
+        config, descriptors(), in_use(), MOST_CONNECTIONS, trains=trains, listeners=listeners
     )
 
 

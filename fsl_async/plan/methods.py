@@ -71,8 +71,9 @@ from fsl_async.accounting.sizes import (
     Size,
     Summed,
 )
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import UsageError
-from fsl_async.roles.split.methods import METHODS, Method, SplitRules
+from fsl_async.roles.split.methods import METHODS, Method
 
 _VALUE_BYTES = 4
 _ADAM_BYTES = 8
@@ -281,13 +282,13 @@ def _planned(kind: type[Method], *, labels_at_home: bool = False) -> PlannedMeth
     name = kind.name + (U_SHAPE if labels_at_home else "")
 
     def method(work: Workload) -> Method:
-        rules = SplitRules(
-            kind.name,
+        settings = SplitConfig(
+            method=kind.name,
             labels_at_home=labels_at_home,
             upload_every=work.upload_every,
             align_every=work.align_every,
         )
-        return kind(rules)
+        return kind(settings)
 
     any_work = method(Workload(1, 1, 1))
     return PlannedMethod(

@@ -15,20 +15,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 FEWEST = 5
-
-
-@frozen
-class HangRules:
-    """Limits of a step. factor: times the median; 0 means that no step hangs. least_s: seconds."""
-
-    factor: float = 20.0
-    least_s: float = 120.0
-
-    def limit_s(self, step_times_s: Sequence[float]) -> float | None:
-        """Return how long a step may take after those; None while there are too few."""
-        if not self.factor or len(step_times_s) < FEWEST:
-            return None
-        return max(self.least_s, self.factor * statistics.median(step_times_s))
+LEAST_S = 120.0
 
 
 @frozen
@@ -55,8 +42,9 @@ class Recovered:
 class HangWatch:
     """Checks a training thread when the caller looks; see the table above."""
 
-    def __init__(self, rules: HangRules) -> None:
-        self._rules = rules
+    def __init__(self, factor: float, least_s: float = LEAST_S) -> None:
+        """factor: times the median; 0 means that no step hangs."""
+        self._factor, self._least_s = factor, least_s
         self._hung_since: float | None = None
 
     @property
@@ -75,8 +63,10 @@ class HangWatch:
         if self._hung_since is not None and begun != self._hung_since:
             self._hung_since = None
             return Recovered()
-        limit_s = self._rules.limit_s(step_times_s)
-        if begun is None or limit_s is None or now - begun <= limit_s or self.is_hung:
+        if begun is None or not self._factor or len(step_times_s) < FEWEST or self.is_hung:
+            return None
+        median_s = statistics.median(step_times_s)
+        if now - begun <= max(self._least_s, self._factor * median_s):
             return None
         self._hung_since = begun
-        return Hung(now - begun, statistics.median(step_times_s))
+        return Hung(now - begun, median_s)

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+from configs import config_of, guard_of
 
 import fsl_transport as tp
 from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import StoreError
 from fsl_async.store.settings import StoreSettings
@@ -99,7 +100,12 @@ class Server:
         self.scheduler = tp.VirtualScheduler()
         self.store = store or store_on(self.disk)
         self.shell = ParameterServerShell(
-            ParameterServerMachine(ParameterServerRules(shards=shards), TokensWeighting(), "run"),
+            ParameterServerMachine(
+                config_of("sync", trigger="clock", shards=shards, guard=guard_of()),
+                Merging(),
+                TokensWeighting(),
+                "run",
+            ),
             RunFacts("run", shards, {}),
             Surroundings(
                 store=self.store,

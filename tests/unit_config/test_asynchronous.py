@@ -2,8 +2,8 @@
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.errors import ConfigError
 
 BUFFER = "sync.trigger=buffer"

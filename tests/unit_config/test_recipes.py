@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load, setting_choices, to_toml
-from fsl_async.config.recipes import RECIPES
+from fsl_async.config.recipes import RECIPES, with_implied
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
 

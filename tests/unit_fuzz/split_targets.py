@@ -36,6 +36,7 @@ from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
@@ -53,7 +54,7 @@ from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.training import VirtualWorker
 from fsl_transport.session import frames
@@ -100,7 +101,7 @@ class SplitWorld:
     def __init__(self, folder, name, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
-        rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
+        rules = SplitConfig(method=name, checkpoint_every=2, align_every=1)
         server = SplitServer(
             linear(WIDTH, CLASSES),
             ServerSettings(
@@ -320,7 +321,7 @@ def server_seeds():
 
 def training_of(name):
     """Return a method's rules and a client's training, which never waits."""
-    rules = SplitRules(method=name, upload_every=1, align_every=1)
+    rules = SplitConfig(method=name, upload_every=1, align_every=1)
     chosen = method_of(rules)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
     training = SplitTraining(

@@ -7,8 +7,8 @@ from deltas import delta_of
 from ps_shells import FP32, AtOnce, Later, Server, publish, store_on
 
 import fsl_transport as tp
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.files.memory_files import MemoryDisk
 from fsl_async.nodes.ps.node import run_facts
 from fsl_async.nodes.wire import Welcome, violation_in

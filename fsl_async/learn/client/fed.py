@@ -38,7 +38,7 @@ from torch import nn
 from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.config.site_policy import DELTAS
+from fsl_async.config.site import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
@@ -148,7 +148,7 @@ class Fed(FedBase):
         check_causal(model, self.log)
         tune = TuneConfig(**self.config.get("tune", {}))
         rule = adapter_rule_named(tune.rule)
-        site = self._context.tuning
+        site = self._context.site
         if site_rank is not None:
             site = attrs.evolve(site, rank=site_rank)
         if self.is_zeroth:
@@ -178,7 +178,7 @@ class Fed(FedBase):
     @property
     def is_zeroth(self) -> bool:
         """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
-        return self._context.tuning.is_zeroth(TuneConfig(**self.config.get("tune", {})))
+        return self._context.site.is_zeroth(TuneConfig(**self.config.get("tune", {})))
 
     def _check_zeroth(self, tune: TuneConfig) -> None:
         """Raise TaskError where the run cannot use a site of zeroth order."""

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SiteChoices, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
@@ -68,7 +67,7 @@ class ClientContext:
     log: Callable[[str], None] = print
     policy: SitePolicy = attrs.field(factory=SitePolicy)
     """What may leave this site."""
-    tuning: SiteTuning = attrs.field(factory=SiteTuning)
+    site: SiteChoices = attrs.field(factory=SiteChoices)
     """This site's choices where the run tunes a base model."""
     privacy_folder: Path | None = None
     """Where private training keeps what it has spent (`fsl_async.learn.tune.privacy`)."""

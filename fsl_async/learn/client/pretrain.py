@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 
-from fsl_async.config.site_policy import METRICS
+from fsl_async.config.site import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows

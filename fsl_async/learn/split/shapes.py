@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
@@ -21,6 +20,7 @@ from fsl_async.learn.models.cuts import CutModel, in_one, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.build import adapted
 from fsl_async.learn.split.smashed import cross_entropy
+from fsl_async.roles.split.methods import method_of
 
 BATCH = 2
 
@@ -38,7 +38,7 @@ def shapes_of(config: Config) -> ModelShapes:
     adapted(config, whole, None)
     straight = split(models.build_model(config, facts), cut)
     extra = None
-    if split_method(config).auxiliary != "none":
+    if method_of(config.split).auxiliary != "none":
         extra = auxiliaries.build(config.split.auxiliary, straight, batch)
     adapted(config, straight, extra)
     client, server = straight.client, straight.server

@@ -21,7 +21,6 @@ import torch
 
 from fsl_async.config.load import from_tables
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import open_corpus
@@ -45,6 +44,7 @@ from fsl_async.learn.split.build import build_parts, client_options, client_part
 from fsl_async.learn.split.remote import SplitTraining, open_training
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.memory import MemoryMark
+from fsl_async.roles.split.methods import method_of
 
 EVALUATED_BATCH = 64
 
@@ -285,7 +285,7 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     For loops of your own too.
     """
     config = config or config_of(fed)
-    method = split_method(config)
+    method = method_of(config.split)
     parts = build_parts(config, at_client=True)
     for module in (parts.model.client, parts.model.tail, parts.auxiliary):
         if module is not None:
@@ -314,7 +314,7 @@ def train(fed: Fed) -> None:
     """Train until the run ends."""
     training = _train(fed)
     method = training.method
-    if method.aligned and method.rules.align_every and not training.installed:
+    if method.aligned and method.settings.align_every and not training.installed:
         fed.log(
             f"{fed.client_name} has trained with the auxiliary model that it began with:"
             " the run ended before an aligned one was there"

@@ -13,9 +13,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
-from fsl_async.config.site_policy import METRICS
-from fsl_async.config.split_rules import split_rules
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.site import METRICS
 from fsl_async.keys.dialling import split_curve
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Orders
@@ -47,7 +45,7 @@ class SplitSession:
     ) -> None:
         loop = asyncio.get_running_loop()
         config, name = member.config, parts.options.name
-        settings = transport_settings(config)
+        settings = config.transport()
         place = addresses.seen_from(config.split.server, parts.address.fsl)
         curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
         link, reports = parts.dial(loop, place, curve, settings)
@@ -67,7 +65,7 @@ class SplitSession:
             return endpoint
 
         self._shell = SplitClientShell(
-            SplitClientMachine(split_rules(config), name, incarnation),
+            SplitClientMachine(config, name, incarnation),
             training,
             dialer,
             facts=Facts(member.welcome.run, member.welcome.shard, architecture),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from fsl_async.errors import ExitCode
-from fsl_async.process.hang import HangRules, HangWatch, Hung, Recovered
+from fsl_async.process.hang import HangWatch, Hung, Recovered
 
 if TYPE_CHECKING:
     from fsl_async.config.settings_training import TrainConfig
@@ -44,7 +44,7 @@ class TrainingWatch:
     ) -> None:
         self._loop, self._steps, self._stop, self._log = loop, steps, stop, log
         self._restart = settings.hang_restart
-        self._watch = HangWatch(HangRules(settings.hang_factor, settings.hang_least_s))
+        self._watch = HangWatch(settings.hang_factor)
         self._timer = loop.call_later(EVERY_S, self._look)
 
     def summary(self) -> dict[str, float]:

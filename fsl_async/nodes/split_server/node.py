@@ -21,11 +21,9 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
-from fsl_async.config.implied import with_implied
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
-from fsl_async.config.split_rules import split_rules
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
@@ -171,10 +169,10 @@ class _Serving:
             self.config, choose_device(self.config.train.device)
         )
         self.training = ServerTraining(method, server, uploads, self._disk)
-        rules = split_rules(self.config)
+        config = self.config
         if self._with_ps:  # the run's end comes from this process
-            rules = attrs.evolve(rules, alone_s=0.0)
-        self.machine = SplitServerMachine(rules, parts.architecture)
+            config = attrs.evolve(config, split=attrs.evolve(config.split, alone_s=0.0))
+        self.machine = SplitServerMachine(config, parts.architecture)
         self.traffic = Traffic()
 
     def weights(self) -> dict[str, Vector]:
@@ -256,7 +254,7 @@ class _Serving:
         self._trainer = workers[1]
         split = config.split
         formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
-        settings = transport_settings(config, self._max_connections)
+        settings = config.transport(self._max_connections)
         try:
             link = ZmqListener(
                 split.listen, settings, self._access.curve, self._access.handshake_failed

@@ -30,10 +30,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from attrs import field, frozen, mutable
+from attrs import field, mutable
 
 from fsl_async.roles.sync.delta import ORDER, Delta, DeltaKey, MergedDelta, StoredDelta, one_each
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import GuardConfig
 
 MEMORY = 64
 """Clients whose newest delta is remembered."""
@@ -46,35 +50,17 @@ MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
 
 
-@frozen
-class GuardRules:
-    """The limits; 0: no limit.
-
-    least: deltas that must have been accepted before medians of earlier versions count, and clients
-    whose norms a version is compared with. by_order: deltas of zeroth order are compared apart.
-    """
-
-    clip_norm: float = 0.0
-    clip_median: float = 0.0
-    outlier_median: float = 0.0
-    least: int = 5
-    max_tokens_per_s: float = 0.0
-    max_tokens_median: float = 0.0
-    max_share: float = 0.0
-    release: bool = False
-    by_order: bool = False
-
-
 @mutable
 class NormGuard:
     """Each client's newest delta, and deltas held back. Times in seconds of the caller's clock.
 
     growth: of a delta with its steps, as a power; 0: clients are weighed by their mean step, and
-    its norm is compared.
+    its norm is compared. by_order: deltas of zeroth order are compared apart.
     """
 
-    rules: GuardRules = field(factory=GuardRules)
+    rules: GuardConfig
     growth: float = 0.5
+    by_order: bool = False
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _newest: dict[str, StoredDelta] = field(factory=dict)
     """Of each client, the client of the newest one last."""
@@ -162,7 +148,7 @@ class NormGuard:
         clip_norm = self.rules.clip_norm or math.inf
         moved = [one for one in merged if one.norm > 0.0]
         found: dict[DeltaKey, float] = {}
-        for zeroth in (False, True) if self.rules.by_order else (None,):
+        for zeroth in (False, True) if self.by_order else (None,):
             deltas = [one for one in moved if zeroth in (None, _is_zeroth(one.delta))]
             limit, usual = self._limit(one_each(deltas), zeroth)
             if zeroth and math.isinf(limit):  # only one client has scalars: a way out for a liar

@@ -19,12 +19,13 @@ from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.world import ProcessClock
 
 if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
     from fsl_async.learn.split.remote import SplitTraining
     from fsl_async.learn.split.server_training import ServerTraining
     from fsl_async.nodes.runtime import Journal
@@ -40,10 +41,14 @@ class SplitServerSimulation(Simulation):
     """A simulation whose clients have sessions with a split server, if its method has one."""
 
     def add_split_server(
-        self, rules: SplitRules, formats: Formats, conditions: tp.Conditions | None = None
+        self, config: Config, formats: Formats, conditions: tp.Conditions | None = None
     ) -> None:
-        """Prepare for a split server, before the run begins. conditions: of its network."""
-        self.rules, self.method, self.formats = rules, method_of(rules), formats
+        """Prepare for a split server, before the run begins.
+
+        config: its own, which may differ from that of the parameter server. conditions: of its
+        network.
+        """
+        self.split_config, self.method, self.formats = config, method_of(config.split), formats
         network = tp.MemNetwork(
             self.scheduler, self.settings.seed + 1, conditions or tp.Conditions()
         )
@@ -185,7 +190,7 @@ class SplitServerSimulation(Simulation):
         rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}/split")  # noqa: S311
         link = self.split_network.dialer(name, SPLIT_NAME)
         shell = SplitClientShell(
-            SplitClientMachine(self.rules, name, incarnation),
+            SplitClientMachine(self.split_config, name, incarnation),
             training,
             lambda take: tp.DialerEndpoint(
                 link, clock, self._transport, take, name, incarnation=incarnation, rng=rng

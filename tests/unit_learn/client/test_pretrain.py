@@ -8,7 +8,7 @@ import pytest
 import torch
 from client_sides import Sides
 
-from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
+from fsl_async.config.site import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import Fed, LocalFed

@@ -7,6 +7,7 @@ import torch
 from split_lockstep import start
 from torch import nn
 
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.models.cuts import split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.optimizers import OptimizerSpec
@@ -16,7 +17,7 @@ from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_metho
 from fsl_async.plan.report import make_plan
 from fsl_async.plan.shapes import find_shapes
 from fsl_async.roles.split import methods
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 
@@ -30,7 +31,7 @@ def test_the_pages_example_is_a_method(monkeypatch):
     names = {}
     exec(compile(block, str(PAGE), "exec"), names)
     monkeypatch.setitem(methods.METHODS, "fsl-an", names["FslAn"])
-    rules = SplitRules(method="fsl-an", upload_every=2)
+    rules = SplitConfig(method="fsl-an", upload_every=2)
     method = method_of(rules)
     assert [step for step in range(7) if method.uploads_at(step)] == [0, 2, 4, 6]
 
