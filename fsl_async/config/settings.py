@@ -24,6 +24,7 @@ from fsl_async.config.rules import (
     SettingError,
     must_be_directory,
     must_be_name,
+    must_be_power_of_two,
     setting,
     span,
 )
@@ -49,7 +50,6 @@ Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
 """Both are one of these, or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
-Pace = Literal["run", "own"]
 
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
 
@@ -127,7 +127,7 @@ class SyncConfig:
     least_s: float = setting(
         0.0, "of buffer: seconds between two versions at least; 0 = 0.02 x every_s", span(least=0)
     )
-    pace: Pace = setting(
+    pace: Literal["run", "own"] = setting(
         "run",
         "of buffer: when a client sends: run (by local_steps, or every_s) | own (when its task"
         " calls fed.send)",
@@ -260,11 +260,6 @@ class GuardConfig:
         span(least=0, most=1),
     )
 
-    @property
-    def looks_at_norms(self) -> bool:
-        """Whether a rule that is off by default needs the norms of deltas."""
-        return bool(self.clip_norm or self.outlier_median)
-
 
 @frozen(kw_only=True)
 class OuterConfig:
@@ -304,6 +299,9 @@ class CodecConfig:
     down: Format = setting(
         "uniform", "from the parameter server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
+    block_values: int = setting(
+        128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
+    )
     step_log2: int = setting(
         14,
         "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; the error of 14"
@@ -334,7 +332,7 @@ class CodecConfig:
     def _spec(self, name: Format) -> CodecSpec:
         from fsl_codecs import CodecSpec
 
-        return CodecSpec(format=name, step_log2=self.step_log2)
+        return CodecSpec(format=name, block_values=self.block_values, step_log2=self.step_log2)
 
 
 @frozen(kw_only=True)

@@ -94,6 +94,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("codec.up codec.feedback_up", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
     ("codec.feedback_up", "a format other than fp32, which loses nothing",
      lambda c: c.codec.up != "fp32"),
+    ("codec.block_values", "a format with scales: e4m3, e5m2, uniform",
+     lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"}),
     ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),

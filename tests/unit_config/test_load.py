@@ -83,6 +83,10 @@ GOLDEN = [
         'codec.up: expected one of fp32, bf16, e4m3, e5m2, uniform, got "e4m4", did you mean e4m3?',
     ),
     ("[codec]\ndown = 4", "codec.down: expected one of fp32, bf16, e4m3, e5m2, uniform, got 4"),
+    (
+        "[codec]\nblock_values = 100",
+        "codec.block_values: must be a power of two from 16 to 1,024, got 100",
+    ),
     ("[sync]\nmin_clients = 4", "sync.min_clients: must be at most sync.clients (3), got 4"),
     (
         "[session]\nheartbeat_every_s = 15",
@@ -424,11 +428,11 @@ def test_any_override_text_is_a_config_or_a_config_error(text):
 
 def test_presets_and_formats_are_the_ones_that_exist():
     """The settings repeat names that other packages define."""
-    from fsl_async.learn.models.gpt import PRESETS
+    from fsl_async.config.presets import SIZES
     from fsl_async.roles.sync.weighting import WEIGHTINGS
     from fsl_codecs.formats import FORMATS
 
-    assert get_args(settings_training.Preset) == tuple(PRESETS)
+    assert get_args(settings_training.Preset) == tuple(SIZES)
     # outer.aggregation implies "latest".
     assert set(get_args(settings.Weighting)) == {"auto", *WEIGHTINGS} - {"latest"}
     assert set(get_args(setting_rules.Format)) == set(FORMATS)

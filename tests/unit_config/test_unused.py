@@ -53,8 +53,8 @@ def named(*overrides):
         (["outer.optimizer=average", "outer.momentum=0.8"], {"outer.momentum"}),
         (["outer.aggregation=median", "sync.weighting=tokens"], {"sync.weighting"}),
         (["outer.byzantine=2"], {"outer.byzantine"}),
-        (["codec.up=bf16", "codec.down=fp32", "codec.step_log2=10"],
-         {"codec.step_log2"}),
+        (["codec.up=bf16", "codec.down=fp32", "codec.step_log2=10", "codec.block_values=64"],
+         {"codec.step_log2", "codec.block_values"}),
         (["train.optimizer=adamw", "train.muon_rate=0.1"], {"train.muon_rate"}),
         (["train.schedule=constant", "train.final_rate=0.1"], {"train.final_rate"}),
         # Growing momentum falls by it, too.

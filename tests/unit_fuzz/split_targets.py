@@ -36,6 +36,7 @@ from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
+from fsl_async.config.settings import Config
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
@@ -118,7 +119,7 @@ class SplitWorld:
         )
         workers = Workers(*(VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)))
         self.shell = SplitServerShell(
-            SplitServerMachine(rules, {"method": name}),
+            SplitServerMachine(Config(split=rules), {"method": name}),
             self.training,
             lambda take: tp.ListenerEndpoint(
                 self.link,
@@ -343,7 +344,7 @@ def client_of(scheduler, link, name, outputs=Quiet()):  # noqa: B008 - it has no
     """Make a client that dials; returns its shell and its training."""
     rules, training = training_of(name)
     shell = SplitClientShell(
-        SplitClientMachine(rules, ATTACKER, 1),
+        SplitClientMachine(Config(split=rules), ATTACKER, 1),
         training,
         attacker_dialer(link, scheduler),
         facts=Facts("r", 0, {"method": name}),

@@ -5,9 +5,8 @@ import os
 import pytest
 
 from fsl_async.errors import KeysError
-from fsl_async.files.text_checksum import chained
 from fsl_async.keys import access_control as holders_file
-from fsl_async.keys.access_control import Admission, Looked, NameHolders
+from fsl_async.keys.access_control import Admission, Looked, NameHolders, chained
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 from fsl_transport.zmq.curve import KeyPair

@@ -7,12 +7,13 @@ import pytest
 import torch
 from client_sides import Sides
 
+from fsl_async.config.presets import GPTConfig
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.optimizers import build_optimizer
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsl_async.config.presets import GPTConfig
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.optimizers import (
     Muon,
@@ -14,7 +15,7 @@ from fsl_async.learn.client.optimizers import (
     build_optimizer,
     hidden_matrices,
 )
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 
 SMALL = GPTConfig(layers=2, width=64, heads=4, context=16)
 

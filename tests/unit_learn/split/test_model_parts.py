@@ -12,12 +12,13 @@ from split_lockstep import start
 from split_stand_ins import RunAlone
 from torch import nn
 
+from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
 from fsl_async.learn.models.cuts import CutError, split, whole
 from fsl_async.learn.models.forward import Batch, derived_seed
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
@@ -32,7 +33,7 @@ from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.learn.split.weights import evaluate
-from fsl_async.process.hang import HangWatch, Hung
+from fsl_async.nodes.client.training_watch import HangWatch, Hung
 from fsl_async.roles.split.methods import METHODS, method_of
 from fsl_async.roles.split.methods.base import Activations, Position
 

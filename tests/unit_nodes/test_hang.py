@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.process.hang import HangWatch, Hung, Recovered
+from fsl_async.nodes.client.training_watch import HangWatch, Hung, Recovered
 
 
 @pytest.mark.parametrize(
