@@ -22,6 +22,7 @@ import torch
 from attrs import frozen
 
 from fsl_async.config.presets import SIZES
+from fsl_async.config.settings_training import TrainConfig
 from fsl_async.errors import UsageError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.optimizers import build_optimizer
@@ -95,7 +96,7 @@ def trained_tensors(
     fillings = {name: Filling(values) for name in NAMES}
     model = GPT(SIZES[settings.preset], seed=settings.seed)
     corpus = pretrain.open_corpus({}, model.config.context)
-    train = {"optimizer": "adamw", "learning_rate": settings.learning_rate}
+    train = TrainConfig(optimizer="adamw", learning_rate=settings.learning_rate)
     optimizer = build_optimizer(model, train)
     schedule = Schedule("constant")
     batches = windows(

@@ -13,13 +13,11 @@ lies at `data.path`:
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from fsl_async.config.load import from_tables
 from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings import Config
 from fsl_async.errors import DataError
@@ -274,18 +272,12 @@ def warm_up() -> None:
     MemoryMark.take()
 
 
-def config_of(fed: Fed) -> Config:
-    """The run's configuration, as this client was handed it."""
-    tables: dict[str, Any] = {name: dict(table) for name, table in fed.config.items()}
-    return from_tables(tables)
-
-
 def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     """Build this client's part of the run's model and open its session with the split server.
 
     For loops of your own too.
     """
-    config = config or config_of(fed)
+    config = config or fed.settings
     method = method_of(config.split)
     parts = build_parts(config, at_client=True)
     for module in (parts.model.client, parts.model.tail, parts.auxiliary):
@@ -324,7 +316,7 @@ def train(fed: Fed) -> None:
 
 def _train(fed: Fed) -> SplitTraining:
     warm_up()
-    config = config_of(fed)
+    config = fed.settings
     samples = open_samples(config, facts_of(config), fed.part)
     training = begin(fed, config)
     MemoryMark.take(_held(training))

@@ -71,7 +71,6 @@ from attrs import asdict, fields_dict, frozen
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, disk_words, one_line
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.private_files import locked_folder, replace_bytes
@@ -268,9 +267,8 @@ class Privacy:
 
         Every delta reports the epsilon that is spent, with what it follows from.
         """
-        tune = TuneConfig(**fed.config.get("tune", {}))
-        run = fed.config.get("run", {})
-        rounds, batch = int(run.get("rounds", 0)), int(fed.config["train"]["batch"])
+        tune, run = fed.settings.tune, fed.settings.run
+        rounds, batch = run.rounds, fed.settings.train.batch
         place = folder or fed.privacy_folder
         if not rounds:
             raise ConfigError("tune.dp_epsilon needs run.rounds: it is for all of them")
@@ -285,7 +283,7 @@ class Privacy:
             sample_rate=batch / records,
             steps=rounds * tune.steps,
         )
-        budget = Budget(place, str(run.get("name", "run")), fed.client_name, wanted, noise_for)
+        budget = Budget(place, run.name, fed.client_name, wanted, noise_for)
         made = cls(model, budget, clip=tune.dp_clip, batch=batch, entropy=entropy)
         fed.add_facts(made.facts)
         spent = budget.spent
