@@ -27,7 +27,7 @@ from fsl_async.files.files import Files
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
 from fsl_async.nodes.ps.node import store_settings_of
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.wire import delta_stream
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.ring.events import Decision
@@ -99,7 +99,6 @@ class Server:
         )
         self.shell = ParameterServerShell(
             self.machine,
-            RunFacts("referee", 4, {}),
             Surroundings(
                 store=self.store, worker=AtOnce(), scheduler=self.scheduler, journal=TraceHash(),
                 listener=lambda _: self, say=lambda _: None, finished=lambda _: None,

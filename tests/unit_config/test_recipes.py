@@ -57,7 +57,7 @@ def test_rows_name_settings_and_values_that_there_are():
         (["tune.method=zeroth", "outer.optimizer=nesterov"], "outer.optimizer"),
         (["tune.method=lora", "tune.rule=rolora", "sync.trigger=clock"], "sync.trigger"),
         ([BUFFER, "outer.optimizer=nesterov"],
-         r"outer.optimizer: moves .* 0.9 with every 2 deltas of 3 clients, .* momentum <= 0\.5"),
+         r"outer.optimizer: moves .* 0.9 with every 2 deltas of 3 clients, .*momentum <= 0\.5"),
         ([BUFFER, "sync.dylu=true"], "sync.local_steps.* set sync.local_steps"),
         ([BUFFER, "sync.pace=own"], "train.task.* which the built-in one does not"),
         ([BUFFER, "sync.pace=own", "sync.local_steps=9"], "sync.local_steps.* leave out one"),

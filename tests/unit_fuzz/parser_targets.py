@@ -50,7 +50,7 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
@@ -292,7 +292,6 @@ class World:
 
         self.shell = ParameterServerShell(
             machine,
-            RunFacts("r", 4, {}),
             Surroundings(
                 store=self.store,
                 worker=VirtualWorker(self.scheduler, lambda: 0.001),

@@ -51,7 +51,6 @@ from fsl_async.learn.split.server_training import (
 )
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
@@ -65,7 +64,6 @@ METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
 chooses.
 """
 INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
-FORMATS = Formats(up="fp32", down="fp32")
 
 
 def chosen_by(steps):
@@ -102,7 +100,7 @@ class SplitWorld:
     def __init__(self, folder, name, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
-        rules = SplitConfig(method=name, checkpoint_every=2, align_every=1)
+        rules = SplitConfig(method=name, checkpoint_every=2, align_every=1, up="fp32", down="fp32")
         server = SplitServer(
             linear(WIDTH, CLASSES),
             ServerSettings(
@@ -131,7 +129,6 @@ class SplitWorld:
                 rng=random.Random(0),
             ),
             workers=workers,
-            formats=FORMATS,
             traffic=Traffic(),
             scheduler=self.scheduler,
             journal=outputs.journal,
@@ -322,7 +319,7 @@ def server_seeds():
 
 def training_of(name):
     """Return a method's rules and a client's training, which never waits."""
-    rules = SplitConfig(method=name, upload_every=1, align_every=1)
+    rules = SplitConfig(method=name, upload_every=1, align_every=1, up="fp32", down="fp32")
     chosen = method_of(rules)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
     training = SplitTraining(
@@ -348,7 +345,6 @@ def client_of(scheduler, link, name, outputs=Quiet()):  # noqa: B008 - it has no
         training,
         attacker_dialer(link, scheduler),
         facts=Facts("r", 0, {"method": name}),
-        formats=FORMATS,
         worker=VirtualWorker(scheduler, lambda: 0.001),
         traffic=Traffic(),
         scheduler=scheduler,

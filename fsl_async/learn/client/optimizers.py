@@ -137,7 +137,8 @@ def build_optimizer(
 
     train: its optimizer, learning_rate (AdamW's), muon_rate and weight_decay; a rate of 0 is by the
     rule above. is_matrix: whether Muon steps a weight, by name; by default those that
-    `hidden_matrices` finds. Weights with fewer than two dimensions do not decay: it would shrink the signal of norms.
+    `hidden_matrices` finds. Weights with fewer than two dimensions do not decay: it would shrink
+    the signal of norms.
     """
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     hidden = hidden_matrices(model) if is_matrix is None else set()

@@ -23,7 +23,6 @@ from fsl_async.nodes.client.client_node import LoopSide
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.runtime import Worker
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
@@ -50,7 +49,6 @@ class SplitSession:
         curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
         link, reports = parts.dial(loop, place, curve, settings)
         incarnation = parts.machine.incarnation
-        split = config.split
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             self._endpoint = endpoint = tp.DialerEndpoint(
@@ -69,7 +67,6 @@ class SplitSession:
             training,
             dialer,
             facts=Facts(member.welcome.run, member.welcome.shard, architecture),
-            formats=Formats(split.up, split.down, split.models, config.codec.step_log2),
             worker=worker,
             scheduler=loop,
             journal=parts.journal,

@@ -22,7 +22,6 @@ from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
-from fsl_async.config.load import to_wire
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.servers import check_ring, with_split_server
 from fsl_async.config.settings import Config
@@ -47,7 +46,7 @@ from fsl_async.nodes.ps.joining_ring import join_ring
 from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
@@ -106,13 +105,6 @@ class Options:
     """Relaunches clients that died; None: no relaunches."""
     keys: KeysFolder | None = None
     """Encrypt with this pair, and admit the keys on this list."""
-
-
-def run_facts(run: str, config: Config) -> RunFacts:
-    """What all clients of a run are told; of groups, which part of the data this one has."""
-    names = list(config.ring.servers)
-    place = (names.index(config.run.name), len(names)) if names else (0, 1)
-    return RunFacts(run, config.shards, to_wire(config), *place)
 
 
 def store_settings_of(config: Config) -> StoreSettings:
@@ -383,7 +375,6 @@ class _Server:
         self._endpoint: tp.ListenerEndpoint
         self._shell = ParameterServerShell(
             self._machine,
-            run_facts(self.run, config),
             Surroundings(
                 store=self.store,
                 worker=self._worker,

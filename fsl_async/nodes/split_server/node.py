@@ -38,7 +38,6 @@ from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.process.memory import keep_freed_blocks, threads_here
@@ -253,7 +252,6 @@ class _Serving:
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]
         split = config.split
-        formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
         settings = config.transport(self._max_connections)
         try:
             link = ZmqListener(
@@ -280,7 +278,6 @@ class _Serving:
             self.training,
             listener,
             workers=Workers(*workers),
-            formats=formats,
             traffic=self.traffic,
             scheduler=loop,
             journal=journal,

@@ -107,7 +107,7 @@ class SplitClientMachine:
     """One client towards the split server. Shells use `hello`, `handle` and `next_deadline`."""
 
     def __init__(self, config: Config, name: str, incarnation: int) -> None:
-        self.session = config.session
+        self.config = config
         self.method = method_of(config.split)
         self.name = name
         self.incarnation = incarnation
@@ -211,7 +211,7 @@ class SplitClientMachine:
             return self._server_ended(msg.Ended(event.text), now)
         if event.code == "leaving":
             if not self.over:
-                self.deadlines.set("dial", now + self.session.reoffer_s)
+                self.deadlines.set("dial", now + self.config.session.reoffer_s)
             return []
         return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
 
@@ -262,7 +262,7 @@ class SplitClientMachine:
 
     def _later(self, sent: Sent, now: float) -> list[Effect]:
         sent.at_server = "missing"
-        sent.not_before = now + self.session.reoffer_s
+        sent.not_before = now + self.config.session.reoffer_s
         return self._offer(now)
 
     def _settle(self, sent: Sent, now: float) -> list[Effect]:
@@ -434,7 +434,7 @@ class SplitClientMachine:
         if event.error is not None or not self.unsettled:
             # Not the error's text: it may quote the data.
             return self._leave("training has ended" if event.error is None else "training failed")
-        self.deadlines.set("end", now + self.session.drain_s)
+        self.deadlines.set("end", now + self.config.session.drain_s)
         return []
 
     def _leave(self, reason: str) -> list[Effect]:

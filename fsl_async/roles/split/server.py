@@ -108,7 +108,7 @@ class SplitServerMachine:
     """
 
     def __init__(self, config: Config, architecture: Mapping[str, str]) -> None:
-        self.session = config.session
+        self.config = config
         self.method = method_of(config.split)
         self.architecture = dict(architecture)
         self.run = ""
@@ -460,7 +460,7 @@ class SplitServerMachine:
             return []
         self.shutdown.run_over = True
         if self.deadlines.when("over") is None:
-            self.deadlines.set("over", now + self.session.drain_s)
+            self.deadlines.set("over", now + self.config.session.drain_s)
         return self._end_if_over(now)
 
     def _ps_ended(self, event: ev.PsEnded, now: float) -> list[Effect]:
@@ -479,7 +479,7 @@ class SplitServerMachine:
             return []
         self.shutdown.reason = reason
         self.deadlines.clear()
-        self.deadlines.set("drain", now + self.session.drain_s)
+        self.deadlines.set("drain", now + self.config.session.drain_s)
         return [Note(f"ending: {reason}"), *self._next(now)]
 
     def _timers(self, event: TimerFired, now: float) -> list[Effect]:

@@ -28,7 +28,7 @@ from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.client_node import configure_exchange
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
-from fsl_async.nodes.ps.node import run_facts, store_settings_of
+from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
@@ -314,7 +314,6 @@ class Simulation:
         store = self._store(clock)
         shell = ParameterServerShell(
             machine,
-            run_facts(self.run_name, self.config),
             Surroundings(
                 store=store,
                 worker=worker,

@@ -16,7 +16,6 @@ from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import method_of
@@ -40,15 +39,13 @@ SPLIT_GOODBYE_S = 0.5
 class SplitServerSimulation(Simulation):
     """A simulation whose clients have sessions with a split server, if its method has one."""
 
-    def add_split_server(
-        self, config: Config, formats: Formats, conditions: tp.Conditions | None = None
-    ) -> None:
+    def add_split_server(self, config: Config, conditions: tp.Conditions | None = None) -> None:
         """Prepare for a split server, before the run begins.
 
         config: its own, which may differ from that of the parameter server. conditions: of its
         network.
         """
-        self.split_config, self.method, self.formats = config, method_of(config.split), formats
+        self.split_config, self.method = config, method_of(config.split)
         network = tp.MemNetwork(
             self.scheduler, self.settings.seed + 1, conditions or tp.Conditions()
         )
@@ -120,7 +117,6 @@ class SplitServerSimulation(Simulation):
                 link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
             ),
             workers=Workers(*(self._worker(clock, name) for name in SPLIT_WORKERS)),
-            formats=self.formats,
             traffic=traffic,
             scheduler=clock,
             journal=journal,
@@ -196,7 +192,6 @@ class SplitServerSimulation(Simulation):
                 link, clock, self._transport, take, name, incarnation=incarnation, rng=rng
             ),
             facts=facts,
-            formats=self.formats,
             worker=self._worker(clock, name),
             traffic=self.client_traffic,
             scheduler=clock,

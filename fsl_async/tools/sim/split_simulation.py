@@ -39,7 +39,6 @@ from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.split_audit import LEDGER, audit_split, fates_of
 from fsl_async.roles.machine import Effect, Event, Finish, Note
@@ -72,8 +71,6 @@ from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, ProcessClo
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
-FORMATS = Formats("fp32", "fp32", "fp32")
-"""They keep every bit, so that what arrives can be compared with what was sent."""
 
 
 class SplitSimulation(SplitServerSimulation):
@@ -95,9 +92,10 @@ class SplitSimulation(SplitServerSimulation):
             "outer.optimizer=average",
         )
         super().__init__(settings, keep_journal=keep_journal, config=config)
-        # A split server without clients waits for them: the simulation ends by its clock.
-        split = evolve(split, alone_s=0.0)
-        self.add_split_server(evolve(config, split=split), FORMATS, self.network_conditions)
+        # Formats that keep every bit, so that what arrives can be compared with what was sent. A
+        # split server without clients waits for them: the simulation ends by its clock.
+        split = evolve(split, alone_s=0.0, up="fp32", down="fp32", models="fp32")
+        self.add_split_server(evolve(config, split=split), self.network_conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)

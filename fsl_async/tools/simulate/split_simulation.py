@@ -23,7 +23,6 @@ from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.node import SERVER as SPLIT_SERVER
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.split.messages import PS_ROLE
@@ -42,9 +41,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        split = self.config.split
-        formats = Formats(split.up, split.down, split.models, self.config.codec.step_log2)
-        self.add_split_server(self.config, formats)
+        self.add_split_server(self.config)
         self._set_links(self.split_network, SPLIT_NAME)
         self._notifier: RunEndNotifier | None = None
         """The notifier of the running process of the parameter server."""

@@ -88,7 +88,7 @@ def test_runs_of_single_processes_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("sharding", "parts"), [("parts", [(2, 6), (3, 6)]), ("local", [(0, 2), (1, 2)])]
+    ("sharding", "parts"), [("disjoint", [(2, 6), (3, 6)]), ("local", [(0, 2), (1, 2)])]
 )
 def test_ranks_share_the_part_of_their_client(sharding, parts):
     """No two ranks of a run draw from the same data."""

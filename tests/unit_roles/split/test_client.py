@@ -325,7 +325,7 @@ def test_a_server_that_leaves_is_waited_for(make):
     client.feed(SessionLost("bye"))
     assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert client.fire() == [split.DialAgain()]
-    assert client.now == client.machine.session.reoffer_s
+    assert client.now == client.machine.config.session.reoffer_s
     assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert offered(client.welcome()) == [(0, True)]
     client.feed(SessionLost("bye"))
