@@ -139,7 +139,7 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     from fsl_async.config.load import load
     from fsl_async.config.site import SiteChoices
     from fsl_async.learn.tune.base_files import base_facts, planned
-    from fsl_async.plan.methods import adapter_shapes, adapter_values, planned_lora, planned_zeroth
+    from fsl_async.plan.methods import Lora, Zeroth, adapter_shapes, adapter_values
     from fsl_async.store.rules.adapters import adapter_rule_named
 
     given = [f"tune.method={json.dumps(options.method)}"]
@@ -154,9 +154,10 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     )
     shapes = adapter_shapes(folder.name, values, facts.parameters)
     if options.method == "zeroth":
-        row, steps = planned_zeroth(tune.zo_steps, tune.zo_probes), tune.zo_steps
+        scalars, steps = tune.zo_steps * tune.zo_probes, tune.zo_steps
+        row: PlannedMethod = Zeroth(exchanged=values, scalars=scalars)
     else:
-        row, steps = planned_lora(values, by_rounds=tune.by_rounds), tune.steps
+        row, steps = Lora(exchanged=values, by_rounds=tune.by_rounds), tune.steps
     return row, shapes, steps, found.left_out
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING
 
 from fsl_async.commands.client import check_base, check_corpus, check_data, check_task
-from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
@@ -114,7 +114,12 @@ def load_config(
         "listen.insecure": ("--insecure", options.insecure or None),
         **more,
     }
-    shorter, names = overrides_of(chosen)
+    given = {key: found for key, found in chosen.items() if found[1] is not None}
+    names = {key: option for key, (option, _) in given.items()}
+    # A JSON string is a TOML string.
+    shorter = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, (_, value) in given.items()
+    ]
     return load(options.config, [*overrides, *shorter], names), names
 
 
