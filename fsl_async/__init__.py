@@ -81,7 +81,7 @@ def join(
         beside the keys, else only deltas (`fsl_async.config.site`). Metrics are sent only if
         they are allowed.
     rank, order, layers: where the run tunes a base model, this site's --rank, --order and --layers
-        (`fsl_async.config.site_tuning`).
+        (`fsl_async.config.site`).
     Raises FslError with a remedy in one line: for a wrong address or name, or if the parameter
     server refuses this client (at the end of the `with` block: if it has removed this client).
     """

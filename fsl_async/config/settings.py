@@ -54,7 +54,7 @@ Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
 
 _LEAST_SHARE_OF_PERIOD = 0.02
-"""Of sync.every_s between two versions: each writes files of the model's size."""
+"""Least time between two versions, in sync.every_s: each writes files of the model's size."""
 _LEAST_RETRY_CAP_S = 10.0
 _PIECE_S = 0.5
 

@@ -136,7 +136,7 @@ Order = Literal["first", "zeroth"]
 
 @frozen(kw_only=True)
 class SiteChoices:
-    """What a client's command line chooses for its model.
+    """Choices of a client's command line for its model.
 
     The parameter server fixes rank, rule and objective of a run that tunes a base model; where the
     base is on a site's disk, and how much of it the site trains, is up to the site.
@@ -145,13 +145,13 @@ class SiteChoices:
     base: str = ""
     """Folder or file of the base model."""
     rank: int = 0
-    """Of its adapters; 0: the run's."""
+    """Rank of its adapters; 0: the run's."""
     order: Order | None = None
-    """Of its steps; None: by the run's method."""
+    """Order of its steps; None: by the run's method."""
     layers: str = ""
     """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
     columns: str = ""
-    """Of its records, like "text=BODY"; empty: by their usual names."""
+    """Columns of its records, like "text=BODY"; empty: by their usual names."""
     model: str = ""
     """Split learning: the site's own model, as file.py:function."""
     auxiliary: str = ""

@@ -195,15 +195,15 @@ class PlannedMethod:
     published: bool = False
 
     def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
-        """What a client sends and receives in a round."""
+        """Return the bytes that a client sends and receives in a round."""
         return both_ways(Category.FULL_MODEL, count.values(shapes.whole.values, Kind.DELTA))
 
     def first(self, shapes: ModelShapes) -> Mapping[Category, Part]:
-        """What it downloads before the first round."""
+        """Return the parts that it downloads before the first round."""
         return {Category.FULL_MODEL: shapes.whole}
 
     def waits(self, work: Workload) -> float:
-        """One-way delays per round that nothing overlaps, on average over rounds."""
+        """Return one-way delays per round that nothing overlaps, on average over rounds."""
         return PRETRAIN_WAITS
 
     def memory(self, shapes: ModelShapes, batch: int) -> Memory:
@@ -227,7 +227,7 @@ class SplitRow(PlannedMethod):
         return self.kind(settings)
 
     def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterator[Flow]:
-        """What crosses the cut in the steps of a round, and models."""
+        """Return the bytes that cross the cut in the steps of a round, and those of models."""
         method = self._method(work)
         if not method.has_server:
             yield from both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
@@ -250,7 +250,7 @@ class SplitRow(PlannedMethod):
             yield Flow(Category.AUXILIARY, Direction.DOWN, auxiliary, every=work.align_every)
 
     def first(self, shapes: ModelShapes) -> Mapping[Category, Part]:
-        """Parts that others do not begin with as the seed makes them, at both ends."""
+        """Return the parts that are not made from the seed at both ends."""
         method = self._method()
         if not method.has_server:
             return super().first(shapes)
@@ -260,7 +260,7 @@ class SplitRow(PlannedMethod):
         return found
 
     def waits(self, work: Workload) -> float:
-        """Of each upload that is answered the way there and back.
+        """Count the way there and back of each upload that is answered.
 
         An aligned model answers one upload in l rounds.
         """
@@ -269,7 +269,7 @@ class SplitRow(PlannedMethod):
         return _MODEL_WAITS + 2 * answered + (2 / work.align_every if method.aligned else 0)
 
     def memory(self, shapes: ModelShapes, batch: int) -> Memory:
-        """Its part, what crosses the cut, and an auxiliary model."""
+        """Add up its part, the tensors at the cut, and an auxiliary model."""
         method = self._method()
         if not method.has_server:
             return whole_model_memory(shapes, batch)
@@ -422,5 +422,5 @@ class Zeroth(Lora):
         )
 
     def memory(self, shapes: ModelShapes, batch: int) -> Memory:
-        """As a part that is not trained."""
+        """Count the base and its adapters, neither of which has gradients."""
         return frozen_part(shapes.client, batch)

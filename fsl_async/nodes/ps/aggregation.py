@@ -68,7 +68,7 @@ def weighting_of(config: Config) -> Weighting:
 
 
 def merging_of(config: Config) -> Merging:
-    """What the run's rules need of the parameter server's machine. ConfigError as for `rule_of`."""
+    """Return the facts about the run's rules for the machine. ConfigError as for `rule_of`."""
     rule, adapters = rule_of(config), adapter_rule_of(config)
     return Merging(
         least_clients=rule.least,

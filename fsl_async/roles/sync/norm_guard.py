@@ -58,7 +58,7 @@ class NormGuard:
     its norm is compared. by_order: deltas of zeroth order are compared apart.
     """
 
-    rules: GuardConfig
+    limits: GuardConfig
     growth: float = 0.5
     by_order: bool = False
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
@@ -79,7 +79,7 @@ class NormGuard:
         self._accepted = len(usual)
         for one in usual:
             self._remember(one)
-        if self.rules.release:
+        if self.limits.release:
             self.held = {one.key: one for one in held}
 
     def advance(self) -> None:
@@ -102,13 +102,13 @@ class NormGuard:
         if before is not None and before[0] == key:
             return before[1], None
         counted, why = tokens, None
-        rules = self.rules
-        if rules.max_tokens_per_s:
+        limits = self.limits
+        if limits.max_tokens_per_s:
             seconds = max(0.0, now - self._since.get(key.client, now))
-            most = max(1, int(rules.max_tokens_per_s * seconds))
+            most = max(1, int(limits.max_tokens_per_s * seconds))
             if most < counted:
-                counted, why = most, f"{rules.max_tokens_per_s:g} a second for {seconds:.1f} s"
-        if self._accepted >= rules.least and len(self._newest) > 1:
+                counted, why = most, f"{limits.max_tokens_per_s:g} a second for {seconds:.1f} s"
+        if self._accepted >= limits.least and len(self._newest) > 1:
             most, reason = self.most_tokens(delta, [one.delta for one in self._newest.values()])
             if most < counted:
                 counted, why = most, reason
@@ -122,7 +122,7 @@ class NormGuard:
 
         deltas: of its client in the version.
         """
-        factor = self.rules.max_tokens_median
+        factor = self.limits.max_tokens_median
         if not factor:
             return delta.tokens, ""
         usual = median(one.tokens for one in known)
@@ -135,8 +135,8 @@ class NormGuard:
 
     def outlier(self, norm: float) -> str | None:
         """Why a delta of that norm is excluded, or None."""
-        factor = self.rules.outlier_median
-        if not factor or self._accepted < self.rules.least:
+        factor = self.limits.outlier_median
+        if not factor or self._accepted < self.limits.least:
             return None
         usual = median(one.norm for one in self._newest.values())
         if norm <= factor * usual:
@@ -145,7 +145,7 @@ class NormGuard:
 
     def clips(self, merged: Sequence[MergedDelta]) -> dict[DeltaKey, float]:
         """The factors, below 1, of the deltas of a version that count as shorter than they are."""
-        clip_norm = self.rules.clip_norm or math.inf
+        clip_norm = self.limits.clip_norm or math.inf
         moved = [one for one in merged if one.norm > 0.0]
         found: dict[DeltaKey, float] = {}
         for zeroth in (False, True) if self.by_order else (None,):
@@ -171,14 +171,14 @@ class NormGuard:
         work = [(one.norm, one.delta.steps) for one in clients]
         for name, one in reversed(self._newest.items()):
             is_new = name not in names and one.key.base >= since and one.norm > 0.0
-            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.rules.least:
+            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.limits.least:
                 work.append((one.norm, one.delta.steps))
-        if not self.rules.clip_median or len(work) < 2:
+        if not self.limits.clip_median or len(work) < 2:
             return math.inf, 1.0
         usual = max(1.0, median(steps for _, steps in work))
         sizes = [self._size(norm, steps / usual, is_measure=True) for norm, steps in work]
         shortest = len(sizes) == 2
-        return self.rules.clip_median * (min(sizes) if shortest else median(sizes)), usual
+        return self.limits.clip_median * (min(sizes) if shortest else median(sizes)), usual
 
     def _size(self, norm: float, steps: float, *, is_measure: bool) -> float:
         """The norm as if the delta were of the median of steps. steps: in medians.
@@ -211,7 +211,7 @@ class NormGuard:
 
     def hold(self, one: StoredDelta) -> None:
         """Hold an excluded delta, if deltas may be released."""
-        if not self.rules.release:
+        if not self.limits.release:
             return
         self.held[one.key] = one
         of_client = [key for key in self.held if key.client == one.key.client]

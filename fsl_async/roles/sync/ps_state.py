@@ -15,7 +15,7 @@ EXIT_DAMAGED = 2
 
 @frozen
 class Merging:
-    """What the rules that merge deltas need of the machine (`nodes.ps.aggregation`).
+    """Facts about the rules that merge deltas, for the machine (`nodes.ps.aggregation`).
 
     least_clients: that must have pending deltas. reuses: a version also has the newest merged delta
     of other clients. compares: the rule compares deltas, unmoved ones too. clips_values: a clipped

@@ -79,5 +79,5 @@ TRIGGERS: dict[str, Callable[[Config], Trigger]] = {
 
 
 def trigger_of(config: Config) -> Trigger:
-    """A new trigger of the run's; raises KeyError for "auto" (`config.implied`)."""
+    """A new trigger; raises KeyError for "auto" (`config.recipes.with_implied` replaces it)."""
     return TRIGGERS[config.sync.trigger](config)
