@@ -42,9 +42,10 @@ import tuning
 from quality_spec import Spec
 from tuning import Bench, Setting
 
+from fsl_async.config.settings import GuardConfig
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
-from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.store.store import Store
 
 FACTOR = 1.5
@@ -68,7 +69,7 @@ def factors(norms: Sequence[float], steps: Sequence[int], growth: float) -> list
         MergedDelta(Delta(DeltaKey(f"c{number}", 1, 0, 1), "", count, count), 0, 1.0, norm)
         for number, (norm, count) in enumerate(zip(norms, steps, strict=True))
     ]
-    clips = NormGuard(GuardRules(clip_median=FACTOR), growth).clips(merged)
+    clips = NormGuard(GuardConfig(clip_median=FACTOR), growth).clips(merged)
     return [clips.get(one.key, 1.0) for one in merged]
 
 

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import KINDS, SitePolicy
-from fsl_async.config.split_rules import split_method
+from fsl_async.config.site import KINDS, SitePolicy
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build
@@ -48,6 +47,7 @@ from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.split.methods import method_of
 from fsl_async.tools.versions import load_last
 
 METHODS = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
@@ -316,7 +316,7 @@ def unmoved(module: nn.Module) -> Any:
 def found_by(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """All weights at the run's end, from the files of both servers."""
     parts = build.build_parts(config, at_client=False)
-    method = split_method(config)
+    method = method_of(config.split)
     half = build.client_part(method, parts.model, build.client_options(config), parts.auxiliary)
     body: nn.Module = half.part("client")
     if config.split.method == "cse-fsl":

@@ -39,13 +39,15 @@ import torch
 from attrs import asdict, evolve, frozen
 from sync import manifest_of
 
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.config.presets import GPTConfig
+from fsl_async.config.settings import GuardConfig
+from fsl_async.learn.models.gpt import GPT
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.aggregation import RULES, rule_named
@@ -59,6 +61,7 @@ CLIENTS, ROUNDS, STEPS, BATCH, CONTEXT = 5, 10, 8, 4, 32
 SIZES = GPTConfig(1, 32, 2, CONTEXT)
 GUESSING = math.log(256)
 ATTACKS = ("none", "x -10", "noise", "lie")
+OFF = {"clip_median": 0.0, "max_tokens_median": 0.0, "max_share": 0.0}
 GUARDS: dict[str, dict[str, float]] = {
     "mean": {},
     "mean, by default": {"clip_median": 1.5, "max_tokens_median": 10.0, "max_share": 0.33},
@@ -148,7 +151,7 @@ class Server:
         for index, part in enumerate(self._parts(initial)):
             self.store.write_initial(index, encode(part, CodecSpec("fp32")))
         self.store.finish_initial()
-        self.screen = NormGuard(GuardRules(**GUARDS[spec.rule]))  # type: ignore[arg-type]
+        self.screen = NormGuard(GuardConfig(**{**OFF, **GUARDS[spec.rule]}))  # type: ignore[arg-type]
         self.book = DeltaBook(
             weighting,
             max_staleness=4,

@@ -18,13 +18,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from fsl_async.config.load import load
-from fsl_async.config.split_rules import split_method
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, task
 from fsl_async.learn.split.build import shapes_of
 from fsl_async.learn.split.task import open_samples
 from fsl_async.plan.methods import PLANNED, whole_model_memory
 from fsl_async.process.memory import MemoryMark
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.methods.base import Activations, CutGradient, Position
 from fsl_async.tools.demo import whole_memory
 
@@ -36,7 +36,7 @@ def client(overrides: list[str]) -> None:
     torch.set_num_threads(1)
     config = described(load(None, overrides))
     task.warm_up()
-    method = split_method(config)
+    method = method_of(config.split)
     samples = open_samples(config, facts_of(config), (0, config.shards))
     parts = build.build_parts(config, at_client=True)
     half = build.client_part(

@@ -38,7 +38,7 @@ from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
+from fsl_async.roles.sync.client import ClientMachine, Held
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
     chunk_digest,
@@ -209,7 +209,7 @@ class LightClient:
         self.changed = changed
         self.problems: list[str] = []
         self._loop = asyncio.get_running_loop()
-        self.machine = ClientMachine(ClientRules(), name, time.time_ns())
+        self.machine = ClientMachine(name, time.time_ns())
         self.learner = learner(self, model, complete=complete)
         self.link = ZmqDialer(server, name)
         self._shell = ClientShell(

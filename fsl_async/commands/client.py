@@ -8,12 +8,11 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve
+from attrs import evolve, fields_dict
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
-from fsl_async.config.site_policy import listed
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SiteChoices, listed
 from fsl_async.errors import DataError, TooShortError, UsageError
 from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.program import program
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
-    from fsl_async.config.site_policy import SitePolicy
-    from fsl_async.config.site_tuning import Order
-    from fsl_async.keys.folder import KeysFolder
+    from fsl_async.config.site import Order
     from fsl_async.nodes.client.client_node import Summary
     from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
@@ -34,6 +31,8 @@ if TYPE_CHECKING:
 def command(options: NodeOptions) -> int:
     """Check the options, then run the client; returns the exit code."""
     from fsl_async.cluster.name_slot import check_name, claim_name
+    from fsl_async.keys.dialling import keys_for_dialling
+    from fsl_async.keys.folder import KeysFolder, site_policy
     from fsl_async.process.stopper import Stopper
 
     if options.address is None:
@@ -47,20 +46,22 @@ def command(options: NodeOptions) -> int:
         raise UsageError("--max-restarts goes with --ranks N")
     output = Output(as_json=options.as_json, waits=False)
     if site.data is not None and site.task is None:
-        for line in _read_data(site.data, site.tuning):
+        for line in _read_data(site.data, site):
             output.say(line)
     with contextlib.ExitStack() as stack:
         if options.name is None:
             slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))
             site = evolve(site, name=slot.name)
         check_name(site.name)
-        found = dialling_keys(server, options.keys, insecure=options.insecure)
-        policy = read_policy(found, options.allow)
+        found = keys_for_dialling(server, options.keys, insecure=options.insecure)
+        policy = site_policy(found or KeysFolder(), options.allow)
         refuses = policy.refuses_rollback and not options.accept_rollback
         site = evolve(site, keys=found, policy=evolve(policy, refuses_rollback=refuses))
         if options.dry_run:
-            if site.task is not None:
-                check_function(site.task)
+            if site.task is not None:  # as a run does before it dials
+                from fsl_async.learn.user_code import load_task
+
+                load_task(site.task)
             output.result(_shown(site, server, options.ranks))
             return 0
         keep_freed_blocks()
@@ -73,31 +74,24 @@ def command(options: NodeOptions) -> int:
 
 def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
     """Check what the command line names. Keys and policy are not read yet. Raises UsageError."""
-    from fsl_async.config.site_code import SiteCode
     from fsl_async.nodes.client.parts import ClientOptions
 
     task, base = options.task, options.base
     task = check_task(task) if task else None
-    model = check_task(options.model, "--model") if options.model else None
-    auxiliary = check_task(options.auxiliary, "--auxiliary") if options.auxiliary else None
-    tuning = SiteTuning(
-        str(check_base(base)) if base is not None else "",
-        options.rank or 0,
-        _order(options.order),
-        options.layers or "",
-        check_columns(options.columns, has_base=base is not None),
-    )
-    data = check_data(options.data) if options.data else None
-    tokenizer = options.tokenizer
     return ClientOptions(
         server.fsl if server.key or server.split else server.tcp,
         options.name or "",
         task,
-        data,
-        tokenizer=check_tokenizer(tokenizer, task, tuning.base) if tokenizer else None,
+        check_data(options.data) if options.data else None,
+        tokenizer=check_tokenizer(options.tokenizer, task, base) if options.tokenizer else None,
         threads=options.threads,
-        code=SiteCode(model, auxiliary),
-        tuning=tuning,
+        model=check_task(options.model, "--model") if options.model else "",
+        auxiliary=check_task(options.auxiliary, "--auxiliary") if options.auxiliary else "",
+        base=str(check_base(base)) if base is not None else "",
+        rank=options.rank or 0,
+        order=_order(options.order),
+        layers=options.layers or "",
+        columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,
     )
 
@@ -110,8 +104,7 @@ def _shown(site: ClientOptions, server: addresses.Address, ranks: int | None) ->
         | ({} if site.tokenizer is None else {"tokenizer": site.tokenizer})
         | {"threads": threads_here(site.threads or 0), "allow": listed(site.policy.allowed)}
         | ({} if ranks is None else {"ranks": ranks})
-        | {key: value for key, value in asdict(site.tuning).items() if value}
-        | {key: code for key, code in asdict(site.code).items() if code}
+        | {key: value for key in fields_dict(SiteChoices) if (value := getattr(site, key))}
     )
 
 
@@ -154,22 +147,6 @@ def _preemptible(
             raise stopper.error() from None
 
 
-def read_policy(keys: KeysFolder | None, allow: str | None) -> SitePolicy:
-    """What may leave this site, by site.toml beside its keys and --allow. Raises FslError."""
-    from fsl_async.keys.folder import KeysFolder, site_policy
-
-    return site_policy(keys or KeysFolder(), allow)
-
-
-def dialling_keys(
-    server: addresses.Address, keys: Path | None, *, insecure: bool
-) -> KeysFolder | None:
-    """The keys of a client of `server`; None where it does not encrypt. Raises FslError."""
-    from fsl_async.keys.dialling import keys_for_dialling
-
-    return keys_for_dialling(server, keys, insecure=insecure)
-
-
 def check_task(task: str, option: str = "--task") -> str:
     """Return an absolute `file.py:function`; raises UsageError when there is no such file."""
     file_name, colon, function = task.rpartition(":")
@@ -183,18 +160,12 @@ def check_task(task: str, option: str = "--task") -> str:
     return f"{path.resolve()}:{function}"
 
 
-def check_function(task: str) -> None:
-    """Import `file.py:function` and check it, as a run does before it dials. Raises TaskError."""
-    from fsl_async.learn.user_code import load_task
-
-    load_task(task)
-
-
-def check_readable(data: str) -> None:
-    """Raise DataError for data that are short or damaged, and for text by `check_text`.
+def _check_readable(data: str) -> None:
+    """Raise DataError for data that are damaged, or too short for any model.
 
     What is streamed is looked at when the run has welcomed the client.
     """
+    from fsl_async.learn.data.corpus import Corpus
     from fsl_async.learn.data.facts import is_text, open_dataset
     from fsl_async.learn.data.sources import location_of, open_documents
 
@@ -207,21 +178,27 @@ def check_readable(data: str) -> None:
         except DataError:
             open_documents(found, 0.0)
     elif found.kind == "text" and is_text(Path(data)):
-        check_text(data)
+        try:
+            Corpus.open(data, context=1)  # the run sets the length of a window
+        except TooShortError as error:
+            raise DataError(
+                f"data {data!r} has {error.bytes} bytes, fewer than the smallest model needs: give"
+                " more text"
+            ) from None
     elif found.kind == "text":
         open_dataset(data)
 
 
-def _read_data(data: str, tuning: SiteTuning) -> list[str]:
+def _read_data(data: str, site: ClientOptions) -> list[str]:
     """Read the data of a built-in task before the parameter server is dialed.
 
     Returns lines about the records of fine-tuning. Raises DataError.
     """
-    if tuning.base:
+    if site.base:
         from fsl_async.learn.tune.records import check_records
 
-        return check_records(data, tuning.columns)
-    check_readable(data)
+        return check_records(data, site.columns)
+    _check_readable(data)
     return []
 
 
@@ -240,29 +217,13 @@ def check_columns(columns: str | None, *, has_base: bool) -> str:
     return columns
 
 
-def check_tokenizer(tokenizer: str, task: str | None, base: str) -> str:
+def check_tokenizer(tokenizer: str, task: str | None, base: Path | None) -> str:
     """Return an absolute path, or a name at the hub. Raises UsageError beside a task or a base."""
-    if task is not None or base:
+    if task is not None or base is not None:
         other = "--task" if task is not None else "--base"
         raise UsageError(f"--tokenizer is of the built-in pretraining: leave out it or {other}")
     path = Path(tokenizer).expanduser()
     return str(path.resolve()) if path.exists() else tokenizer
-
-
-def check_text(data: str) -> None:
-    """Raise DataError for text that cannot be read or is too short for any model.
-
-    The run sets the length of a window: text too short for that ends the client after the welcome.
-    """
-    from fsl_async.learn.data.corpus import Corpus
-
-    try:
-        Corpus.open(data, context=1)
-    except TooShortError as error:
-        raise DataError(
-            f"data {data!r} has {error.bytes} bytes, fewer than the smallest model needs: give more"
-            " text"
-        ) from None
 
 
 def check_corpus(config: Config, options: Mapping[str, str]) -> None:

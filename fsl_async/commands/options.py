@@ -14,7 +14,6 @@ given several times, or is a path. attrs would double the time of `fsl-node --he
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from click.shell_completion import CompletionItem
 
@@ -293,18 +292,3 @@ class Preset(Words):
         from fsl_async.config.presets import SIZES
 
         return SIZES
-
-
-def overrides_of(
-    chosen: Mapping[str, tuple[str, str | int | None]],
-) -> tuple[list[str], dict[str, str]]:
-    """Convert options to the overrides and option names that `config.load` takes.
-
-    chosen: setting key -> (option, value); the value is None where the option was not given.
-    """
-    given = {key: found for key, found in chosen.items() if found[1] is not None}
-    # A JSON string is a TOML string.
-    overrides = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, (_, value) in given.items()
-    ]
-    return overrides, {key: option for key, (option, _) in given.items()}

@@ -137,9 +137,9 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
 
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
-    from fsl_async.config.site_tuning import SiteTuning
+    from fsl_async.config.site import SiteChoices
     from fsl_async.learn.tune.base_files import base_facts, planned
-    from fsl_async.plan.methods import adapter_shapes, adapter_values, planned_lora, planned_zeroth
+    from fsl_async.plan.methods import Lora, Zeroth, adapter_shapes, adapter_values
     from fsl_async.store.rules.adapters import adapter_rule_named
 
     given = [f"tune.method={json.dumps(options.method)}"]
@@ -148,15 +148,16 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
     facts = base_facts(folder)
     found = planned(facts, tune)
     unequal = adapter_rule_named(tune.rule).unequal_ranks
-    site_rank = SiteTuning(rank=options.rank or 0).rank_in(tune, unequal=unequal)
+    site_rank = SiteChoices(rank=options.rank or 0).rank_in(tune, unequal=unequal)
     values = adapter_values(
         found.layers, tune.rule, rank=tune.adapter_rank, site_rank=site_rank, full=found.full
     )
     shapes = adapter_shapes(folder.name, values, facts.parameters)
     if options.method == "zeroth":
-        row, steps = planned_zeroth(tune.zo_steps, tune.zo_probes), tune.zo_steps
+        scalars, steps = tune.zo_steps * tune.zo_probes, tune.zo_steps
+        row: PlannedMethod = Zeroth(exchanged=values, scalars=scalars)
     else:
-        row, steps = planned_lora(values, by_rounds=tune.by_rounds), tune.steps
+        row, steps = Lora(exchanged=values, by_rounds=tune.by_rounds), tune.steps
     return row, shapes, steps, found.left_out
 
 

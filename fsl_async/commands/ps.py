@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING
 
 from fsl_async.commands.client import check_base, check_corpus, check_data, check_task
-from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
@@ -31,8 +31,8 @@ FEW_ROUNDS = 60
 
 def command(options: NodeOptions) -> int:
     """Resolve the configuration, then run the parameter server; returns the exit code."""
-    from fsl_async.config.implied import with_implied
     from fsl_async.config.load import resolved
+    from fsl_async.config.recipes import with_implied
     from fsl_async.config.unused import line_of
     from fsl_async.nodes.ps.own_rules import with_base_rule
     from fsl_async.process.stopper import Stopper, stop_on_signals
@@ -114,7 +114,12 @@ def load_config(
         "listen.insecure": ("--insecure", options.insecure or None),
         **more,
     }
-    shorter, names = overrides_of(chosen)
+    given = {key: found for key, found in chosen.items() if found[1] is not None}
+    names = {key: option for key, (option, _) in given.items()}
+    # A JSON string is a TOML string.
+    shorter = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, (_, value) in given.items()
+    ]
     return load(options.config, [*overrides, *shorter], names), names
 
 
@@ -177,7 +182,7 @@ def _read_launching(path: Path) -> Launching:
 def client_options(config: Config) -> str:
     """The options that every client of the run needs, each followed by a space."""
     from fsl_async.config.rules import is_own
-    from fsl_async.config.site_policy import DELTAS, listed, needs_of
+    from fsl_async.config.site import DELTAS, listed, needs_of
 
     own = {
         "--task": is_own(config.train.task),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def command(options: NodeOptions) -> int:
     """Resolve the configuration, then run the split server; returns the exit code."""
-    from fsl_async.config.implied import with_implied
     from fsl_async.config.load import resolved
+    from fsl_async.config.recipes import with_implied
     from fsl_async.config.unused import line_of
     from fsl_async.process.stopper import Stopper, stop_on_signals
 

@@ -214,11 +214,11 @@ def _simulation_of(
     if settings.latest and pace == "called":
         raise UsageError("--latest is for clients that send by themselves: add --pace own")
     if method:
-        from fsl_async.roles.split.methods import SplitRules
+        from fsl_async.config.settings_training import SplitConfig
         from fsl_async.tools.sim.split_simulation import SplitSimulation
 
-        rules = SplitRules(method=method, lockstep=lockstep)
-        return SplitSimulation(settings, rules, keep_journal=journal)
+        split = SplitConfig(method=method, mode="lockstep" if lockstep else "free")
+        return SplitSimulation(settings, split, keep_journal=journal)
     if mode:
         from fsl_async.tools.sim.tune_simulation import TuneSimulation
 

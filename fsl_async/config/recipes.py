@@ -1,4 +1,4 @@
-"""Recipes: which settings go together, as one table. Pure.
+"""Recipes: which settings go together, as one table; and what a kind of run implies. Pure.
 
 `check` and the comments of `fsl-node init` read it, and the table of docs/ASYNCHRONOUS.md is made
 of it. A row is a kind of run: when it holds, why it limits settings, and the values that it leaves
@@ -17,8 +17,8 @@ from attrs import field, frozen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
+from fsl_async.roles.split.methods import method_of
 
 MOST_MOMENTUM = 0.5
 """The largest outer momentum in a run whose versions are made of few deltas each."""
@@ -228,10 +228,39 @@ def check(config: Config) -> None:
 
 def _check_trigger(config: Config) -> None:
     """Raise ConfigError unless split learning has the trigger of its method and mode."""
-    split, wanted = config.split, split_method(config).trigger
+    split, wanted = config.split, method_of(config.split).trigger
     if config.sync.trigger != wanted:
         raise ConfigError(
             f"sync.trigger is {config.sync.trigger}, and split.method = {split.method} in mode"
             f" {split.mode} needs {wanted}: leave it out",
             "sync.trigger",
         )
+
+
+def with_implied(config: Config) -> Config:
+    """Add the settings that the kind of run implies: trigger, plain average, staleness, coding.
+
+    Raises ConfigError for settings that do not go together.
+    """
+    sync, changes = config.sync, dict[str, Any]()
+    usual: Any = "clock"
+    if config.tune.is_on:
+        usual = "rounds"
+        # Every site has data of its own.
+        changes["data"] = attrs.evolve(config.data, sharding="local")
+        if config.tune.by_rounds:
+            sync = attrs.evolve(sync, max_staleness=0)
+    elif config.split.is_on:
+        usual, models = method_of(config.split).trigger, config.split.models
+        changes["outer"] = attrs.evolve(config.outer, optimizer="average")
+        changes["codec"] = attrs.evolve(config.codec, up=models, down=models)
+    if config.split.sends_whole:
+        # Norms of full weights are no lengths of changes.
+        changes["guard"] = attrs.evolve(config.guard, clip_median=0.0)
+    if sync.trigger == "auto":
+        sync = attrs.evolve(sync, trigger=usual)
+    if config.outer.optimizer == "growing" and keeps_no_momentum(config):
+        changes["outer"] = attrs.evolve(config.outer, optimizer="average")
+    made: Config = attrs.evolve(config, sync=sync, **changes)
+    check(made)
+    return made

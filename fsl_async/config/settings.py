@@ -11,13 +11,14 @@ made in Python.
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
-from fsl_async.config.address import parse_listen
+from fsl_async.config.address import Address, parse, parse_listen
 from fsl_async.config.rules import (
     Format,
     SettingError,
@@ -27,7 +28,6 @@ from fsl_async.config.rules import (
     setting,
     span,
 )
-from fsl_async.config.settings_ring import RingConfig
 from fsl_async.config.settings_training import (
     DataConfig,
     ExchangeConfig,
@@ -37,20 +37,26 @@ from fsl_async.config.settings_training import (
 )
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
+from fsl_async.roles.ring.messages import LEAST_PIECE_VALUES, PIECE_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsl_codecs import CodecSpec
+    from fsl_transport import TransportSettings
 
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
 Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
 """Both are one of these, or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
-Pace = Literal["run", "own"]
 
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
+
+_LEAST_SHARE_OF_PERIOD = 0.02
+"""Least time between two versions, in sync.every_s: each writes files of the model's size."""
+_LEAST_RETRY_CAP_S = 10.0
+_PIECE_S = 0.5
 
 # The largest chunk must fit into the credit window
 # (`fsl_transport.TransportSettings.chunk_limit_bytes`).
@@ -121,7 +127,7 @@ class SyncConfig:
     least_s: float = setting(
         0.0, "of buffer: seconds between two versions at least; 0 = 0.02 x every_s", span(least=0)
     )
-    pace: Pace = setting(
+    pace: Literal["run", "own"] = setting(
         "run",
         "of buffer: when a client sends: run (by local_steps, or every_s) | own (when its task"
         " calls fed.send)",
@@ -141,11 +147,6 @@ class SyncConfig:
     )
     quorum: float = setting(
         0.5, "part of the called clients that must answer before a merge", span(above=0, most=1)
-    )
-    grace_mad_factor: float = setting(
-        4.0,
-        "after the quorum, wait until median + this x MAD of earlier arrival times",
-        span(least=0),
     )
     grace_min_s: float = setting(1.0, "wait at least this long after the quorum", span(least=0))
     first_grace_s: float = setting(
@@ -182,6 +183,26 @@ class SyncConfig:
         if self.max_staleness >= 0:
             return self.max_staleness
         return BUFFERED_STALENESS if self.trigger == "buffer" else USUAL_STALENESS
+
+    @property
+    def version_gap_s(self) -> float:
+        """Seconds from one version to the next at least, with trigger = buffer."""
+        return self.least_s or _LEAST_SHARE_OF_PERIOD * self.every_s
+
+    @property
+    def send_every_s(self) -> float:
+        """Seconds after which a client sends by itself, with trigger = buffer; 0: not by time."""
+        return self.every_s if self.pace == "run" and not self.local_steps else 0.0
+
+    @property
+    def retry_s(self) -> float:
+        """The first wait before a failed write is tried again."""
+        return min(30.0, 0.1 * self.every_s)
+
+    @property
+    def retry_cap_s(self) -> float:
+        """The longest wait between two tries: after the operator made space, at most one sync."""
+        return max(self.every_s, _LEAST_RETRY_CAP_S)
 
     def __attrs_post_init__(self) -> None:
         if self.min_clients > self.clients:
@@ -238,11 +259,6 @@ class GuardConfig:
         " equal share; 0 = any",
         span(least=0, most=1),
     )
-
-    @property
-    def looks_at_norms(self) -> bool:
-        """Whether a rule that is off by default needs the norms of deltas."""
-        return bool(self.clip_norm or self.outlier_median)
 
 
 @frozen(kw_only=True)
@@ -330,6 +346,16 @@ class SessionConfig:
         20.0, "seconds of silence after which a peer is gone", span(least=0.1, most=86_400)
     )
 
+    @property
+    def drain_s(self) -> float:
+        """Wait at the end for a session, and for clients to reconnect after a restart."""
+        return max(2 * self.heartbeat_every_s, 5.0)
+
+    @property
+    def reoffer_s(self) -> float:
+        """After that, an upload that failed is offered again, and a lost server dialed again."""
+        return min(5.0, self.expire_after_s)
+
     def __attrs_post_init__(self) -> None:
         if self.expire_after_s < 2 * self.heartbeat_every_s:
             raise SettingError(
@@ -354,23 +380,10 @@ class TransferConfig:
         "the largest credit of a stream, which limits memory",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
-    stripes_first: int = setting(
-        1,
-        "bulk connections that a link opens first; measurements decide about more",
-        span(least=1, most=64),
-    )
     stripes_limit: int = setting(
         64,
-        "at most this many bulk connections of a link; equal to stripes_first: always that many",
+        "at most this many bulk connections of a link; measurements decide how many",
         span(least=1, most=64),
-    )
-    stall_s: float = setting(
-        10.0, "request again when no byte arrived for this long", span(least=0.05, most=86_400)
-    )
-    drain_cap_s: float = setting(
-        3600.0,
-        "at the end, wait at most this long for transfers that advance",
-        span(least=0, most=86_400),
     )
 
     def __attrs_post_init__(self) -> None:
@@ -379,12 +392,6 @@ class TransferConfig:
                 "transfer.window_limit_bytes",
                 f"must not be below transfer.window_bytes ({self.window_bytes}),"
                 f" got {self.window_limit_bytes}",
-            )
-        if self.stripes_first > self.stripes_limit:
-            raise SettingError(
-                "transfer.stripes_first",
-                f"must not be above transfer.stripes_limit ({self.stripes_limit}),"
-                f" got {self.stripes_first}",
             )
 
 
@@ -413,6 +420,99 @@ class StoreConfig:
     )
 
 
+_ROSTER = "north=fsl://10.0.0.1:7100?key=..., south=fsl://10.0.0.2:7100?key=..."
+
+
+def roster_of(text: str) -> dict[str, Address]:
+    """Read a roster: name -> address, in order. SettingError: it is none."""
+    found: dict[str, Address] = {}
+    for entry in text.split(",") if text.strip() else ():
+        name, separator, address = entry.strip().partition("=")
+        if not separator or must_be_name(name):
+            raise SettingError("ring.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}")
+        if name in found:
+            raise SettingError("ring.roster", f"names {name} twice")
+        try:
+            found[name] = parse(address)
+        except AddressError as error:
+            raise SettingError("ring.roster", f"{name}: {error.message}") from None
+    if len(found) == 1:
+        raise SettingError("ring.roster", "must have two parameter servers or more, or be empty")
+    return found
+
+
+def must_be_ip(value: Any) -> str | None:
+    """Check an address of this machine, or nothing."""
+    try:
+        is_one = not value or not ipaddress.ip_address(value).is_unspecified
+    except ValueError:
+        is_one = False
+    return None if is_one else "must be an IP address of this machine, like 10.0.0.1"
+
+
+@frozen(kw_only=True)
+class RingConfig:
+    """Groups: parameter servers that average what their groups gained, now and then."""
+
+    roster: str = setting(
+        "",
+        "parameter servers as NAME=ADDRESS, separated by commas, the same text at each; run.name is"
+        " the one that this is, and the first one coordinates; empty: this one alone",
+    )
+    every: int = setting(
+        6,
+        "versions of the fastest group from one global round to the next; 0: by every_s",
+        span(least=0),
+    )
+    every_s: float = setting(0.0, "... or seconds; 0: by every", span(least=0))
+    bind: str = setting(
+        "",
+        "IP address at which the reduction listens, on free ports; empty: that of listen.address",
+        must_be_ip,
+    )
+    insecure: bool = setting(
+        False, "reduce over a public address, without encryption; a VPN is better"
+    )
+    momentum: Literal["keep", "reset"] = setting(
+        "keep", "the group's outer momentum after a global round: keep | reset"
+    )
+    hold_s: float = setting(
+        120.0,
+        "wait with merges at most this long for a global round under way",
+        span(above=0, most=86_400),
+    )
+    grace_s: float = setting(
+        10.0, "wait this long for the cuts of other groups", span(above=0, most=3600)
+    )
+    bytes_per_s: float = setting(0.0, "limit of a reduction's rate; 0: none", span(least=0))
+
+    @property
+    def servers(self) -> dict[str, Address]:
+        """The roster, in order."""
+        return roster_of(self.roster)
+
+    @property
+    def coordinator(self) -> str:
+        """The name of the first parameter server."""
+        return next(iter(self.servers))
+
+    @property
+    def piece_values(self) -> int:
+        """Values that are reduced in one call: with a limit of the rate, in about `_PIECE_S`."""
+        wanted = int(self.bytes_per_s / 4 * _PIECE_S) if self.bytes_per_s else PIECE_VALUES
+        return min(max(wanted, LEAST_PIECE_VALUES), PIECE_VALUES)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are other parameter servers."""
+        return bool(self.roster.strip())
+
+    def __attrs_post_init__(self) -> None:
+        roster_of(self.roster)
+        if not self.every and not self.every_s:
+            raise SettingError("ring.every", "must not be 0 where ring.every_s is 0")
+
+
 @frozen(kw_only=True)
 class Config:
     """The whole configuration of a run."""
@@ -438,6 +538,18 @@ class Config:
     def run_dir(self) -> Path:
         """The run directory: `run.directory` with `{name}` filled in."""
         return Path(self.run.directory.replace("{name}", self.run.name))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this parameter server is alone, or the first of its roster."""
+        return not self.ring.is_on or self.ring.coordinator == self.run.name
+
+    def transport(self, max_connections: int | None = None) -> TransportSettings:
+        """Return the transport's settings. max_connections: of a listener."""
+        from fsl_transport import TransportSettings
+
+        made = TransportSettings(**attrs.asdict(self.session), **attrs.asdict(self.transfer))
+        return made if max_connections is None else evolve(made, max_connections=max_connections)
 
     @property
     def shards(self) -> int:

@@ -40,19 +40,15 @@ from fsl_async.roles.split.methods import (
     names_of,
 )
 
-Source = Literal["site", "built-in"]
 Buffers = Literal["average", "local", "none"]
 InnerOptimizer = Literal["muon", "adamw"]
 ScheduleName = Literal["wsd", "cosine", "constant"]
-Sharding = Literal["disjoint", "local"]
-PartitionKind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 # The keys of fsl_async.config.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 if TYPE_CHECKING:
     SplitMethod = str
 else:
     SplitMethod = Literal["none", *METHODS]
-SplitMode = Literal["free", "lockstep"]
 SplitOptimizer = Literal["adamw", "adam", "sgd"]
 # The keys of fsl_async.config.presets.PUBLISHED, named again for type checkers.
 SplitPreset = Literal["none", "published-fsl-sage"]
@@ -74,7 +70,7 @@ class ExchangeConfig:
 class DataConfig:
     """What the built-in task trains on."""
 
-    source: Source = setting(
+    source: Literal["site", "built-in"] = setting(
         "site",
         "site (each client trains on its own --data) | built-in (a client without --data trains on"
         " the source of Python's standard library)",
@@ -87,7 +83,7 @@ class DataConfig:
     shards: int = setting(
         0, "parts into which the data is divided; 0 = sync.clients", span(least=0, most=100_000)
     )
-    sharding: Sharding = setting(
+    sharding: Literal["disjoint", "local"] = setting(
         "disjoint",
         "disjoint (each client its own part) | local (each client all of its own data)",
         fixed=True,
@@ -95,7 +91,7 @@ class DataConfig:
     holdout: float = setting(
         0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5), fixed=True
     )
-    partition: PartitionKind = setting(
+    partition: Literal["iid", "dirichlet", "dirichlet-equal", "sorted"] = setting(
         "iid",
         "with sharding = disjoint, of data sets of samples: iid | dirichlet (each class by shares)"
         " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (a few classes"
@@ -264,11 +260,8 @@ class TrainConfig:
     )
     hang_factor: float = setting(
         20.0,
-        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
+        "a step hangs after this x the median step, and two minutes; 0 = never",
         span(least=0, most=1e6),
-    )
-    hang_least_s: float = setting(
-        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
     )
     hang_restart: bool = setting(
         False,
@@ -309,7 +302,7 @@ class SplitConfig:
         "settings of published runs, where no others are given: none | published-fsl-sage (images;"
         " arXiv 2505.23182)",
     )
-    mode: SplitMode = setting(
+    mode: Literal["free", "lockstep"] = setting(
         "free",
         "free (each client at its own pace) | lockstep (one after another, as in one process)",
     )
@@ -422,15 +415,17 @@ class SplitConfig:
     checkpoint_every: int = setting(
         100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
     )
-    max_stale_rounds: int = setting(
-        1, "decline uploads that are more rounds late", span(least=0, most=1 << 20)
-    )
     alone_s: float = setting(
         3600.0,
         "a split server ends after this time without clients and without the parameter server;"
         " 0 = never",
         span(least=0.0, most=1e8),
     )
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether clients train one after another, as in one process."""
+        return self.mode == "lockstep"
 
     @property
     def is_on(self) -> bool:

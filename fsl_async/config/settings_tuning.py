@@ -14,14 +14,12 @@ from attrs import frozen
 
 from fsl_async.config.rules import SettingError, must_be_own_rule, setting, span
 
-TuneMethod = Literal["none", "lora", "zeroth"]
 # The rules of fsl_async.store.rules.adapters, named again for type checkers.
 AdapterRuleName = Literal[
     "fedit", "ffa", "rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank"
 ]
 Objective = Literal["lm", "classify", "dpo"]
 TrainedOn = Literal["completion", "all"]
-BaseCheck = Literal["values", "shapes"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
 """Rules by which sites train factor B alone."""
@@ -54,7 +52,7 @@ def _must_be_labels(value: Any) -> str | None:
 class TuneConfig:
     """Fine-tuning of a base model: adapters of low rank, or zeroth order (docs/TUNING.md)."""
 
-    method: TuneMethod = setting(
+    method: Literal["none", "lora", "zeroth"] = setting(
         "none",
         "none | lora (adapters of low rank) | zeroth (seeds and scalars, no gradients)",
         fixed=True,
@@ -127,7 +125,7 @@ class TuneConfig:
         "steps of a client in a round, where clients train by rounds",
         span(least=1, most=1 << 30),
     )
-    base_check: BaseCheck = setting(
+    base_check: Literal["values", "shapes"] = setting(
         "values",
         "values (the base must be equal at all clients to the last bit of fp32) | shapes (for a"
         " base that clients quantize on their own, or not at all)",
@@ -177,6 +175,11 @@ class TuneConfig:
     def by_rounds(self) -> bool:
         """Whether sites train by rounds: each starts from the newest version."""
         return self.method == "zeroth" or self.rule in ROUND_RULES or self.is_private
+
+    @property
+    def history(self) -> int:
+        """Versions that a returning client replays at most; 0 where versions are no scalars."""
+        return self.zo_history if self.method == "zeroth" else 0
 
     @property
     def is_private(self) -> bool:

@@ -6,13 +6,13 @@ setting without a rule matters in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 import attrs
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.presets import PUBLISHED
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.roles.split.methods import METHODS, Method
 
@@ -156,10 +156,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.down", "a method that sends gradients back",
      _split_has(lambda method: method.gradients)),
     (("split.cut split.mode split.lora_server split.server split.listen split.up"
-      " split.checkpoint_every split.max_stale_rounds split.alone_s split.in_flight"),
+      " split.checkpoint_every split.alone_s split.in_flight"),
      "a method with a split server", _split_has(lambda method: method.has_server)),
-    ("split.max_stale_rounds", "one model at the split server, not one for each client",
-     _split_has(lambda method: not method.replicas)),
     ("split.in_flight", "split.mode = free, without split.labels_at_home",
      lambda c: c.split.mode == "free" and not c.split.labels_at_home),
     ("split.lora_alpha", "split.lora_client or split.lora_server",
@@ -182,43 +180,25 @@ _DECIDES = {"split.method", "tune.method", "ring.roster"}
 """Settings that choose the kind of a run."""
 
 
-def without_effect(config: Config, given: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each given setting that has no effect, and what it would need.
-
-    config: with what the kind of run implies (`fsl_async.config.implied`).
-    """
-    for key in given:
-        if key in _DECIDES:
-            continue
-        for keys, needs, holds in RULES:
-            if any(fnmatchcase(key, one) for one in keys.split()) and not holds(config):
-                yield key, needs
-                break
-
-
-def given_settings(config: Config, overrides: Iterable[str]) -> Iterator[str]:
-    """Yield the dotted keys of settings that a start gives: overrides, and changed values.
-
-    config: as read, without what the kind of run implies. overrides: "table.key=value". A file that
-    `init` has written holds all settings, so that one with its default does not count as given; nor
-    does one that `split.preset` sets.
-    """
-    named = [text.partition("=")[0].strip() for text in overrides]
-    yield from named
-    preset = PUBLISHED.get(config.split.preset, {})
-    for table_key, table in TABLES.items():
-        for field in attrs.fields(table):
-            key = f"{table_key}.{field.name}"
-            value = getattr(getattr(config, table_key), field.name)
-            if key not in named and value not in (field.default, preset.get(key)):
-                yield key
-
-
 def line_of(config: Config, overrides: Iterable[str]) -> str:
     """Name the given settings without effect, in one line; empty where there are none.
 
-    config: as read. Raises ConfigError as `with_implied` does.
+    config: as read. overrides: "table.key=value". A file that `init` has written holds all
+    settings, so that one with its default does not count as given; nor does one that `split.preset`
+    sets. Raises ConfigError as `with_implied` does.
     """
-    given = dict.fromkeys(given_settings(config, overrides))
-    found = [f"{key} (needs {needs})" for key, needs in without_effect(with_implied(config), given)]
+    given = dict.fromkeys(text.partition("=")[0].strip() for text in overrides)
+    preset = PUBLISHED.get(config.split.preset, {})
+    for table, kind in TABLES.items():
+        for field in attrs.fields(kind):
+            key = f"{table}.{field.name}"
+            value = getattr(getattr(config, table), field.name)
+            if value not in (field.default, preset.get(key)):
+                given.setdefault(key)
+    made, found = with_implied(config), []
+    for key in [one for one in given if one not in _DECIDES]:
+        for keys, needs, holds in RULES:
+            if any(fnmatchcase(key, one) for one in keys.split()) and not holds(made):
+                found.append(f"{key} (needs {needs})")
+                break
     return f"without effect in this run: {'; '.join(found)}" if found else ""

@@ -19,15 +19,17 @@ The list is read again when its file has changed. A list that cannot be read, or
 nothing and is reported once. Reads and writes two small files on the loop's thread.
 
 `names.txt` in the run directory has the key of each client name. A line is `NAME KEY CRC`; the last
-one of a name counts. CRC is the checksum (CRC-32, zlib) of all lines up to its own, its own text
-included, so that a line that was altered, lost or moved does not match. It detects accidental
-damage only: a process that can write the file can write its checksum. A line is on disk before a
-client is admitted under the name. A line that a crash has torn is cut off at the next start.
+one of a name counts. CRC is the CRC-32 (zlib) of all lines up to its own,
+so that a line that was altered, lost or moved does not match. A
+line is on disk before a client is admitted under the name. A line that a crash has torn is cut off
+at the next start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+import zlib
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -38,19 +40,32 @@ from fsl_async.errors import ConfigError, KeysError
 from fsl_async.files.files import Files
 from fsl_async.keys.allow_list import AllowList, Refusal
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import TO_TRUST, at_server
 from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
 from fsl_async.roles.names import NAME
 from fsl_async.roles.phrasing import MessageThrottle, counted
-from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve, is_key
+from fsl_transport.zmq.curve import (
+    MECHANISM,
+    SERVER_KEY,
+    UNKNOWN_KEY,
+    HandshakeFailed,
+    KeyPair,
+    ListenerCurve,
+    is_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from fsl_async.observe.table import Reporter
-import zlib
+
+
+FILE = "names.txt"
+MOST_NAMES = 1 << 16
+_MAX_BYTES = MOST_NAMES * 128
+TO_TRUST = "; to trust it: "
+"""Before the command in the message about a key that is not on the list."""
 
 
 def chained(body: bytes, before: int = 0) -> tuple[bytes, int]:
@@ -72,9 +87,29 @@ def unchained(line: bytes, before: int = 0) -> tuple[bytes, int] | None:
     return (body, checksum) if written == f"{checksum:08x}".encode() else None
 
 
-FILE = "names.txt"
-MOST_NAMES = 1 << 16
-_MAX_BYTES = MOST_NAMES * 128
+def at_server(failed: HandshakeFailed, invite: str, keys: KeysFolder) -> str:
+    """Return the listener's message; empty for none.
+
+    invite: the listener's address, with its key if it has one. keys: of the listener.
+    """
+    if failed.why == UNKNOWN_KEY:
+        trust = keys.command(f"trust {shlex.quote(failed.key)} --name SITE")
+        return f"a key that is not on the list came from {failed.address}{TO_TRUST}{trust}"
+    if failed.why == SERVER_KEY:
+        return (
+            f"refused a client that expects another key of this node: give it {shlex.quote(invite)}"
+        )
+    if failed.why == MECHANISM and "?key=" in invite:
+        return (
+            "refused a client that does not encrypt: give it the complete address,"
+            f" {shlex.quote(invite)}"
+        )
+    if failed.why == MECHANISM:
+        return (
+            "refused a client that encrypts, because this node does not: give it the address"
+            f" without a key, {invite}"
+        )
+    return ""
 
 
 class NameHolders:

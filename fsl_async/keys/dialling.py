@@ -1,8 +1,13 @@
-"""The client's side of encryption: keys for an address, and reports of failed handshakes."""
+"""The client's side of encryption: keys for an address, and reports of failed handshakes.
+
+Unauthenticated peers cause these messages, so a client repeats its own less and less often. Of the
+network's data they contain only a key and an IP address, both checked.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -10,9 +15,16 @@ from attrs import define
 import fsl_transport as tp
 from fsl_async.errors import AddressError, KeysError, UsageError
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import LessOften, at_client
 from fsl_async.process.program import program
-from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, is_key
+from fsl_async.roles.phrasing import AGAIN_S
+from fsl_transport.zmq.curve import (
+    CLOSED,
+    MECHANISM,
+    UNKNOWN_KEY,
+    DialerCurve,
+    HandshakeFailed,
+    is_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +35,7 @@ if TYPE_CHECKING:
 
 EXPLAINED_S = 15.0
 """A handshake that failed within this time explains why no answer came."""
+LONGEST_S = 3600.0
 
 
 def keys_for_dialling(server: Address, keys: Path | None, *, insecure: bool) -> KeysFolder | None:
@@ -76,6 +89,52 @@ def split_curve(server: Address, keys: KeysFolder, *, encrypted: bool) -> Dialer
             f" ({server.tcp}): its operator gives it split.server=fsl://...?key=..."
         )
     return curve_for(server, keys) if server.key else None
+
+
+class LessOften:
+    """Prints a message at once, and again after 1, 2, 4, ... minutes, at most an hour apart."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, float]] = {}  # thing -> (when, wait after that)
+
+    def lets(self, thing: str, now: float) -> bool:
+        """Whether to print a message about `thing`, of a few, at `now` (monotonic seconds)."""
+        at, wait_s = self._next.get(thing, (now, AGAIN_S))
+        if now < at:
+            return False
+        self._next[thing] = now + wait_s, min(2 * wait_s, LONGEST_S)
+        return True
+
+
+def at_client(
+    failed: HandshakeFailed, server: Address, public: str, name: str, *, is_reserved: bool = False
+) -> str:
+    """Return the client's message; empty for none.
+
+    public: the client's key, "" where it does not encrypt.
+    is_reserved: the allow-list has to assign the name to the key.
+    """
+    at = f"{server.host}:{server.port}"
+    if failed.why == UNKNOWN_KEY:
+        trust = f"{program()} keys trust {shlex.quote(public)} --name {name}"
+        trust += f" --names {name}" if is_reserved else ""
+        return (
+            f"{at} does not trust this client's key: it is not on the allow-list there. This client"
+            f" goes on by itself as soon as the operator there runs: {trust}"
+        )
+    if failed.why == MECHANISM and public:
+        return (
+            f"{at} does not encrypt, and this address has a key: is it the right one?"
+            " Use the line that is printed there"
+        )
+    if failed.why == MECHANISM:
+        return f"{at} encrypts: give the complete address that it prints, fsl://...?key=..."
+    if failed.why == CLOSED and public:
+        return (
+            f"{at} closed the connection during the handshake: its key is not the one in this"
+            " address (use the line that is printed there now), or nothing listens behind it"
+        )
+    return ""
 
 
 @define(eq=False, slots=False)

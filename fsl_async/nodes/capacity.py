@@ -12,14 +12,19 @@ from typing import ParamSpec
 from attrs import evolve, frozen
 
 from fsl_async.config.settings import Config
-from fsl_async.config.transport_settings import MAX_CONNECTIONS
 from fsl_async.errors import ConfigError, UsageError
+from fsl_transport import TransportSettings
 from fsl_transport.zmq.admission import connections_within, descriptors, files_for, in_use
 
 P = ParamSpec("P")
 
 LISTENER_FILES = 24
 """Descriptors that a second listener in the process takes by itself."""
+
+MOST_CONNECTIONS = TransportSettings().max_connections
+
+LEAST = 2
+"""Connections of a client: one for control, and one for bulk."""
 
 TORCH_FILES = 64
 """Descriptors of a process that trains: PyTorch's, and those of a GPU's driver."""
@@ -39,19 +44,17 @@ class Capacity:
     """Connections that the listener accepts."""
     clients: int
     """Planned clients of the run (`sync.clients`)."""
-    least: int
-    """Fewest connections of a client."""
     most: int
     """Most connections of a client."""
     bound: bool
     """Whether the limit of open files decides, instead of `max_connections`."""
     files_needed: int
-    """The lowest limit at which all planned clients have their `least`."""
+    """The lowest limit at which all planned clients have `LEAST`."""
 
     @property
     def fits(self) -> int:
         """How many clients fit."""
-        return max(0, self.connections // self.least)
+        return max(0, self.connections // LEAST)
 
     @property
     def is_enough(self) -> bool:
@@ -73,7 +76,7 @@ class Capacity:
         """Connections that each planned client may open."""
         if self.is_ample:
             return self.most
-        return max(self.least, min(self.most, self.connections // self.clients))
+        return max(LEAST, min(self.most, self.connections // self.clients))
 
     @property
     def text(self) -> str:
@@ -109,15 +112,14 @@ def capacity_of(
     """
     held += (TORCH_FILES if trains else 0) + LISTENER_FILES * (listeners - 1)
     fits = max(0, connections_within(files, held) // listeners)
-    clients, least = config.sync.clients, 1 + config.transfer.stripes_first
+    clients = config.sync.clients
     return Capacity(
         files=files,
         connections=min(fits, max_connections),
         clients=clients,
-        least=least,
         most=1 + config.transfer.stripes_limit,
         bound=fits < max_connections,
-        files_needed=files_for(clients * least * listeners, held),
+        files_needed=files_for(clients * LEAST * listeners, held),
     )
 
 
@@ -134,7 +136,7 @@ def check_client_files() -> None:
 def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
     """The capacity of one of `listeners` in this process. trains: it will load PyTorch."""
     return capacity_of(
-        config, descriptors(), in_use(), MAX_CONNECTIONS, trains=trains, listeners=listeners
+        config, descriptors(), in_use(), MOST_CONNECTIONS, trains=trains, listeners=listeners
     )
 
 

@@ -31,16 +31,6 @@ _FRAME_HEAD_BYTES = 256
 
 
 @frozen
-class Formats:
-    """Number formats of payloads that cross the cut, and of auxiliary models."""
-
-    up: str = "bf16"
-    down: str = "bf16"
-    models: str = "fp32"
-    step_log2: int = 14
-
-
-@frozen
 class Flow:
     """Category, direction and number format of a stream."""
 

@@ -56,7 +56,7 @@ rests in a round of rolora) cost about a bit each, coded.
 Methods: Hu et al., LoRA, arXiv:2106.09685; Li et al., DeComFL, arXiv:2405.15861.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -71,8 +71,9 @@ from fsl_async.accounting.sizes import (
     Size,
     Summed,
 )
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import UsageError
-from fsl_async.roles.split.methods import METHODS, Method, SplitRules
+from fsl_async.roles.split.methods import METHODS, Method
 
 _VALUE_BYTES = 4
 _ADAM_BYTES = 8
@@ -114,22 +115,6 @@ def frozen_part(part: Part, batch: int) -> Memory:
 def whole_model_memory(shapes: ModelShapes, batch: int) -> Memory:
     """Memory of training the whole model in one process."""
     return trained(shapes.whole, batch)
-
-
-def client_memory(method: Method, shapes: ModelShapes, batch: int) -> Memory:
-    """Memory of one client of `method`."""
-    if not method.has_server:
-        return whole_model_memory(shapes, batch)
-    crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
-    found = trained(shapes.client, batch) + crossing
-    if method.legs > 1:
-        second = Memory(activations=2 * _VALUE_BYTES * batch * shapes.tail_values)
-        found += trained(shapes.tail, batch) + second
-    if method.auxiliary == "trained":
-        found += trained(shapes.auxiliary, batch)
-    if method.auxiliary == "aligned":
-        found += frozen_part(shapes.auxiliary, batch)
-    return found
 
 
 @frozen
@@ -179,29 +164,6 @@ class Workload:
         return (uploads - 1) * self.batch + last_batch
 
 
-@frozen
-class PlannedMethod:
-    """The planner's row of a method.
-
-    flows: what a client sends and receives in a round.
-    first: what it downloads before the first round.
-    waits: one-way delays per round that nothing overlaps, on average over rounds.
-    memory: of a client, given shapes and batch.
-    is_cut: a split server holds a part of the model.
-    sequential: clients take turns, so a round lasts as long as all turns together.
-    published: whether FSL-SAGE's figures cover it.
-    """
-
-    name: str
-    flows: Callable[[ModelShapes, Workload, Accounting], tuple[Flow, ...]]
-    first: Callable[[ModelShapes], Mapping[Category, Part]]
-    waits: Callable[[Workload], float]
-    memory: Callable[[ModelShapes, int], Memory]
-    is_cut: bool = True
-    sequential: bool = False
-    published: bool = False
-
-
 _PUBLISHED = {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
 """Methods in the figures of FSL-SAGE."""
 
@@ -219,112 +181,133 @@ def both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
     return Flow(category, Direction.UP, size), Flow(category, Direction.DOWN, size)
 
 
-def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
-    """Return the first download of methods that cut nothing: the whole model."""
-    return {Category.FULL_MODEL: shapes.whole}
+@frozen
+class PlannedMethod:
+    """The planner's row of a method; by itself, of pretraining.
+
+    is_cut: a split server holds a part of the model. sequential: clients take turns, so a round
+    lasts as long as all turns together. published: whether FSL-SAGE's figures cover it.
+    """
+
+    name: str
+    is_cut: bool = False
+    sequential: bool = False
+    published: bool = False
+
+    def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
+        """Return the bytes that a client sends and receives in a round."""
+        return both_ways(Category.FULL_MODEL, count.values(shapes.whole.values, Kind.DELTA))
+
+    def first(self, shapes: ModelShapes) -> Mapping[Category, Part]:
+        """Return the parts that it downloads before the first round."""
+        return {Category.FULL_MODEL: shapes.whole}
+
+    def waits(self, work: Workload) -> float:
+        """Return one-way delays per round that nothing overlaps, on average over rounds."""
+        return PRETRAIN_WAITS
+
+    def memory(self, shapes: ModelShapes, batch: int) -> Memory:
+        """Memory of a client."""
+        return whole_model_memory(shapes, batch)
 
 
-def _crossing(
-    method: Method, shapes: ModelShapes, work: Workload, count: Accounting
-) -> Iterator[Flow]:
-    """Yield the flows across the cut in the steps of a round."""
-    samples = work.samples_of(method.upload_every)
-    first, second = samples * shapes.cut_values, samples * shapes.tail_values
-    yield Flow(Category.ACTIVATIONS, Direction.UP, count.values(first, Kind.ACTIVATIONS))
-    if method.legs > 1:
-        yield Flow(Category.GRADIENTS, Direction.UP, count.values(second, Kind.GRADIENTS))
-        yield Flow(Category.ACTIVATIONS, Direction.DOWN, count.values(second, Kind.ACTIVATIONS))
-    else:
-        yield Flow(Category.LABELS, Direction.UP, count.plain(samples * shapes.label_bytes))
-    if method.gradients:
-        yield Flow(Category.GRADIENTS, Direction.DOWN, count.values(first, Kind.GRADIENTS))
+@frozen(kw_only=True)
+class SplitRow(PlannedMethod):
+    """A method of split learning, or the full-model one that it is compared to."""
 
+    kind: type[Method]
+    labels_at_home: bool = False
 
-def _flows(
-    method: Method, shapes: ModelShapes, work: Workload, count: Accounting
-) -> Iterator[Flow]:
-    if not method.has_server:
-        yield from both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
-        return
-    yield from _crossing(method, shapes, work, count)
-    yield from both_ways(Category.CLIENT_MODEL, count.weights(_client(method, shapes)))
-    auxiliary = count.weights(shapes.auxiliary)
-    if "auxiliary" in method.averaged:
-        yield from both_ways(Category.AUXILIARY, auxiliary)
-    if method.aligned:
-        yield Flow(Category.AUXILIARY, Direction.DOWN, auxiliary, every=work.align_every)
+    def _method(self, work: Workload | None = None) -> Method:
+        settings = SplitConfig(
+            method=self.kind.name,
+            labels_at_home=self.labels_at_home,
+            upload_every=1 if work is None else work.upload_every,
+        )
+        return self.kind(settings)
+
+    def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterator[Flow]:
+        """Return the bytes that cross the cut in the steps of a round, and those of models."""
+        method = self._method(work)
+        if not method.has_server:
+            yield from both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
+            return
+        samples = work.samples_of(method.upload_every)
+        first, second = samples * shapes.cut_values, samples * shapes.tail_values
+        yield Flow(Category.ACTIVATIONS, Direction.UP, count.values(first, Kind.ACTIVATIONS))
+        if method.legs > 1:
+            yield Flow(Category.GRADIENTS, Direction.UP, count.values(second, Kind.GRADIENTS))
+            yield Flow(Category.ACTIVATIONS, Direction.DOWN, count.values(second, Kind.ACTIVATIONS))
+        else:
+            yield Flow(Category.LABELS, Direction.UP, count.plain(samples * shapes.label_bytes))
+        if method.gradients:
+            yield Flow(Category.GRADIENTS, Direction.DOWN, count.values(first, Kind.GRADIENTS))
+        yield from both_ways(Category.CLIENT_MODEL, count.weights(_client(method, shapes)))
+        auxiliary = count.weights(shapes.auxiliary)
+        if "auxiliary" in method.averaged:
+            yield from both_ways(Category.AUXILIARY, auxiliary)
+        if method.aligned:
+            yield Flow(Category.AUXILIARY, Direction.DOWN, auxiliary, every=work.align_every)
+
+    def first(self, shapes: ModelShapes) -> Mapping[Category, Part]:
+        """Return the parts that are not made from the seed at both ends."""
+        method = self._method()
+        if not method.has_server:
+            return super().first(shapes)
+        found = {Category.CLIENT_MODEL: _client(method, shapes)}
+        if "auxiliary" in method.averaged:
+            found[Category.AUXILIARY] = shapes.auxiliary
+        return found
+
+    def waits(self, work: Workload) -> float:
+        """Count the way there and back of each upload that is answered.
+
+        An aligned model answers one upload in l rounds.
+        """
+        method = self._method(work)
+        answered = work.steps * method.legs if method.gradients else 0
+        return _MODEL_WAITS + 2 * answered + (2 / work.align_every if method.aligned else 0)
+
+    def memory(self, shapes: ModelShapes, batch: int) -> Memory:
+        """Add up its part, the tensors at the cut, and an auxiliary model."""
+        method = self._method()
+        if not method.has_server:
+            return whole_model_memory(shapes, batch)
+        crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
+        found = trained(shapes.client, batch) + crossing
+        if method.legs > 1:
+            second = Memory(activations=2 * _VALUE_BYTES * batch * shapes.tail_values)
+            found += trained(shapes.tail, batch) + second
+        if method.auxiliary == "trained":
+            found += trained(shapes.auxiliary, batch)
+        if method.auxiliary == "aligned":
+            found += frozen_part(shapes.auxiliary, batch)
+        return found
 
 
 def _client(method: Method, shapes: ModelShapes) -> Part:
     return shapes.client + shapes.tail if method.legs > 1 else shapes.client
 
 
-def _first(method: Method, shapes: ModelShapes) -> Mapping[Category, Part]:
-    if not method.has_server:
-        return whole_model(shapes)
-    found = {Category.CLIENT_MODEL: _client(method, shapes)}
-    if "auxiliary" in method.averaged:  # others begin as the seed makes them, at both ends
-        found[Category.AUXILIARY] = shapes.auxiliary
-    return found
-
-
-def _waits(method: Method, work: Workload) -> float:
-    """Return the one-way delays of a round: the models' two, and two per answered upload.
-
-    An aligned model answers one upload in l rounds.
-    """
-    answered = work.steps * method.legs if method.gradients else 0
-    return _MODEL_WAITS + 2 * answered + (2 / work.align_every if method.aligned else 0)
-
-
-def _planned(kind: type[Method], *, labels_at_home: bool = False) -> PlannedMethod:
-    name = kind.name + (U_SHAPE if labels_at_home else "")
-
-    def method(work: Workload) -> Method:
-        rules = SplitRules(
-            kind.name,
-            labels_at_home=labels_at_home,
-            upload_every=work.upload_every,
-            align_every=work.align_every,
-        )
-        return kind(rules)
-
-    any_work = method(Workload(1, 1, 1))
-    return PlannedMethod(
-        name,
-        lambda shapes, work, count: tuple(_flows(method(work), shapes, work, count)),
-        lambda shapes: _first(any_work, shapes),
-        lambda work: _waits(method(work), work),
-        lambda shapes, batch: client_memory(any_work, shapes, batch),
-        is_cut=kind.has_server,
-        sequential=kind.sequential,
-        published=name in _PUBLISHED,
-    )
-
-
 def planned_methods() -> dict[str, PlannedMethod]:
     """All methods by name, each U-shape behind its straight form."""
-    found = {}
+    found: dict[str, PlannedMethod] = {}
     for kind in METHODS.values():
-        forms = [_planned(kind)]
-        if kind.gradients:
-            forms.append(_planned(kind, labels_at_home=True))
-        found.update({form.name: form for form in forms})
+        for at_home in (False, True) if kind.gradients else (False,):
+            name = kind.name + U_SHAPE * at_home
+            found[name] = SplitRow(
+                name,
+                is_cut=kind.has_server,
+                sequential=kind.sequential,
+                published=name in _PUBLISHED,
+                kind=kind,
+                labels_at_home=at_home,
+            )
     return found
 
 
 PLANNED: Mapping[str, PlannedMethod] = planned_methods()
-
-PRETRAIN = PlannedMethod(
-    "pretrain",
-    lambda shapes, _, count: both_ways(
-        Category.FULL_MODEL, count.values(shapes.whole.values, Kind.DELTA)
-    ),
-    whole_model,
-    lambda _: PRETRAIN_WAITS,
-    whole_model_memory,
-    is_cut=False,
-)
+PRETRAIN = PlannedMethod("pretrain")
 ALL_METHODS: dict[str, PlannedMethod] = {**PLANNED, PRETRAIN.name: PRETRAIN}
 
 
@@ -394,39 +377,50 @@ def adapter_shapes(name: str, exchanged: Exchanged, parameters: int) -> ModelSha
     return ModelShapes(name, "", client, nothing, whole, nothing, nothing, 0, 0, 0)
 
 
-def planned_lora(exchanged: Exchanged, *, by_rounds: bool) -> PlannedMethod:
+@frozen(kw_only=True)
+class Lora(PlannedMethod):
     """The planner's row of adapters."""
 
-    def flows(_: ModelShapes, __: Workload, count: Accounting) -> tuple[Flow, ...]:
-        down = count.values(exchanged.whole, Kind.DELTA)
-        coded = count.values(exchanged.trained, Kind.DELTA).coded
-        zeros = exchanged.whole - exchanged.trained
+    name: str = "lora"
+    exchanged: Exchanged
+    by_rounds: bool
+
+    def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
+        """Adapters both ways; zeros of a delta cost about a bit each."""
+        down = count.values(self.exchanged.whole, Kind.DELTA)
+        coded = count.values(self.exchanged.trained, Kind.DELTA).coded
+        zeros = self.exchanged.whole - self.exchanged.trained
         up = Size(down.payload, min(down.coded, coded + zeros // 8))
         flow = Flow(Category.ADAPTERS, Direction.UP, up)
         return flow, Flow(Category.ADAPTERS, Direction.DOWN, down)
 
-    return PlannedMethod(
-        "lora",
-        flows,
-        lambda shapes: {Category.ADAPTERS: shapes.client},
-        lambda _: ROUND_WAITS if by_rounds else PRETRAIN_WAITS,
-        lambda shapes, batch: trained(shapes.client, batch),
-        is_cut=False,
-    )
+    def first(self, shapes: ModelShapes) -> Mapping[Category, Part]:
+        """The adapters; every site has the base."""
+        return {Category.ADAPTERS: shapes.client}
+
+    def waits(self, work: Workload) -> float:
+        """By rounds, or as in pretraining."""
+        return ROUND_WAITS if self.by_rounds else PRETRAIN_WAITS
+
+    def memory(self, shapes: ModelShapes, batch: int) -> Memory:
+        """The base, frozen, and its adapters."""
+        return trained(shapes.client, batch)
 
 
-def planned_zeroth(steps: int, probes: int) -> PlannedMethod:
+@frozen(kw_only=True)
+class Zeroth(Lora):
     """The planner's row of zeroth order: neither gradients nor moments, only numbers travel."""
-    size = Size(SCALAR_BYTES * steps * probes, SCALAR_BYTES * steps * probes)
 
-    def flows(*_: object) -> tuple[Flow, ...]:
-        return both_ways(Category.SCALARS, size)
+    name: str = "zeroth"
+    by_rounds: bool = True
+    scalars: int
 
-    return PlannedMethod(
-        "zeroth",
-        flows,
-        lambda shapes: {Category.ADAPTERS: shapes.client},
-        lambda _: ROUND_WAITS,
-        lambda shapes, batch: frozen_part(shapes.client, batch),
-        is_cut=False,
-    )
+    def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
+        """The same numbers both ways."""
+        return both_ways(
+            Category.SCALARS, Size(SCALAR_BYTES * self.scalars, SCALAR_BYTES * self.scalars)
+        )
+
+    def memory(self, shapes: ModelShapes, batch: int) -> Memory:
+        """Count the base and its adapters, neither of which has gradients."""
+        return frozen_part(shapes.client, batch)

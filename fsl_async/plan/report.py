@@ -160,7 +160,7 @@ def make_plan(
         link=link,
         format=number_format,
         as_published=as_published,
-        flows=found.flows(shapes, work, count),
+        flows=tuple(found.flows(shapes, work, count)),
         first=first,
     )
 

@@ -21,13 +21,13 @@ from kinds import ALWAYS, CLIENTS, LAST, LEFT, PENDING, STEPS, TOKENS, delta_val
 
 import fsl_transport as tp
 from fsl_async.commands import sim
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.files.files import Files
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.nodes.ps.aggregation import weighting_of
-from fsl_async.nodes.ps.node import rules_of, store_settings_of
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
+from fsl_async.nodes.ps.node import store_settings_of
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.wire import delta_stream
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.ring.events import Decision
@@ -94,10 +94,11 @@ class Server:
         recovered = self.store.recover()
         self.digests.update(recovered.digests)
         self.recovered = recovered
-        self.machine = ParameterServerMachine(rules_of(config), weighting_of(config), "referee")
+        self.machine = ParameterServerMachine(
+            config, merging_of(config), weighting_of(config), "referee"
+        )
         self.shell = ParameterServerShell(
             self.machine,
-            RunFacts("referee", 4, {}),
             Surroundings(
                 store=self.store, worker=AtOnce(), scheduler=self.scheduler, journal=TraceHash(),
                 listener=lambda _: self, say=lambda _: None, finished=lambda _: None,

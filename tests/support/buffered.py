@@ -37,13 +37,13 @@ class Buffered:
         return Verdict("wait", buffered)
 
 
-def buffered(rules):
+def buffered(config):
     """Return the trigger; an entry in TRIGGERS."""
-    schedule = BackToBack(rules.every_s, rules.drain_s)
+    schedule = BackToBack(config.sync.every_s, config.session.drain_s)
     return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)
 
 
-def buffered_by_clock(rules):
+def buffered_by_clock(config):
     """Return the trigger with a periodic schedule."""
-    schedule = Periodic(rules.every_s, rules.drain_s)
+    schedule = Periodic(config.sync.every_s, config.session.drain_s)
     return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)

@@ -8,24 +8,24 @@ from __future__ import annotations
 from attrs import evolve
 from crash_point import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
 
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
 from fsl_async.tools.sim.split_processes import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 from fsl_async.tools.sim.world import FaultProfile
 
-_RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
+_RULES = SplitConfig(upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {
     "sl": evolve(_RULES, method="sl"),
     "splitfed-v1": evolve(_RULES, method="splitfed-v1"),
     "u-shape": evolve(_RULES, method="splitfed-v2", labels_at_home=True),
     "fsl-sage": evolve(_RULES, method="fsl-sage"),
-    "lockstep": evolve(_RULES, method="fsl-sage", lockstep=True),
+    "lockstep": evolve(_RULES, method="fsl-sage", mode="lockstep"),
 }
 HOURS = 0.04
 RETURN_S = 3.0

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+from configs import config_of, guard_of
 
 import fsl_transport as tp
+from fsl_async.config.settings_training import DataConfig
 from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import StoreError
 from fsl_async.store.settings import StoreSettings
@@ -92,16 +94,21 @@ class Later(AtOnce):
 class Server:
     """A parameter server's shell with stand-ins."""
 
-    def __init__(self, disk=None, shards=2, worker=None, store=None):
+    def __init__(self, disk=None, shards=2, worker=None, store=None, **settings):
         self.disk = disk or MemoryDisk()
         self.endpoint = Endpoint()
         self.notes = []
         self.ends = []
         self.scheduler = tp.VirtualScheduler()
         self.store = store or store_on(self.disk)
+        data = DataConfig(shards=shards, sharding="disjoint" if shards else "local")
         self.shell = ParameterServerShell(
-            ParameterServerMachine(ParameterServerRules(shards=shards), TokensWeighting(), "run"),
-            RunFacts("run", shards, {}),
+            ParameterServerMachine(
+                config_of("sync", trigger="clock", data=data, guard=guard_of(), **settings),
+                Merging(),
+                TokensWeighting(),
+                "run",
+            ),
             Surroundings(
                 store=self.store,
                 worker=worker or AtOnce(),

@@ -1,13 +1,13 @@
 """A driver of the split server's machine with a method for each kind of event."""
 
 import attrs
+from configs import config_of
 from machines import Driver
 
 from fsl_async.roles.machine import ClientLeft
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.methods import SplitRules
 from fsl_async.roles.split.server import SplitServerMachine
 
 HALVES = {"method": "m", "cut": "3", "server": "s"}
@@ -58,6 +58,7 @@ class SplitServerDriver(Driver):
 
 def split_server(method="cse-fsl", **rules):
     """Make a driver whose split server begins with an empty folder."""
-    driver = SplitServerDriver(SplitServerMachine(SplitRules(method=method, **rules), HALVES))
+    config = config_of("split", method=method, **{"alone_s": 0.0, **rules})
+    driver = SplitServerDriver(SplitServerMachine(config, HALVES))
     driver.feed(ev.SplitRecovered(SplitProgress()))
     return driver

@@ -7,7 +7,6 @@ from fsl_async import cli
 from fsl_async.commands import client
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
 from fsl_async.nodes.client.gang import options_from_wire, options_to_wire
@@ -71,8 +70,7 @@ def test_a_task_sees_what_was_checked_of_a_welcome():
     assert place.config["train"] == {**plain["train"], "batch": 7}
     assert place.config["data"] == {**plain["data"], "path": "here.txt"}
     assert set(place.config) == set(plain)
-    tuning = SiteTuning(columns="text=BODY")
-    place = context_of(ClientOptions("h:1", "a", data="x", tuning=tuning), member, print)
+    place = context_of(ClientOptions("h:1", "a", data="x", columns="text=BODY"), member, print)
     assert place.config["data"]["columns"] == "text=BODY", "a site's own choice reaches its task"
 
 

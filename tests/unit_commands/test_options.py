@@ -14,7 +14,6 @@ from fsl_async.commands.options import (
     WithJson,
     argument,
     option,
-    overrides_of,
     range_words,
     takes,
 )
@@ -53,12 +52,6 @@ def test_infinite_numbers_are_refused(text, capsys):
     assert "--grace" in capsys.readouterr().err
     assert cli.main(["sim", "--hours", text]) == 2
     assert "--hours" in capsys.readouterr().err
-
-
-def test_only_given_options_override():
-    """An option that is left out must not hide the file's setting."""
-    chosen = {"run.name": ("--name", 'a"b'), "train.threads": ("--threads", None)}
-    assert overrides_of(chosen) == (['run.name="a\\"b"'], {"run.name": "--name"})
 
 
 @pytest.mark.parametrize("role", [("ps",), ("server", "--with-ps")])

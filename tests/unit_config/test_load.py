@@ -16,7 +16,6 @@ from fsl_async.config import settings, settings_training
 from fsl_async.config.load import from_wire, load, resolved, to_dict, to_toml, to_wire
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import ConfigError
 
 TABLE_LIST = (
@@ -114,10 +113,6 @@ GOLDEN = [
     (
         "[transfer]\nstripes_limit = 65",
         "transfer.stripes_limit: must be at least 1 and at most 64, got 65",
-    ),
-    (
-        "[transfer]\nstripes_first = 8\nstripes_limit = 4",
-        "transfer.stripes_first: must not be above transfer.stripes_limit (4), got 8",
     ),
     (
         '[model]\npreset = "3M"',
@@ -433,11 +428,11 @@ def test_any_override_text_is_a_config_or_a_config_error(text):
 
 def test_presets_and_formats_are_the_ones_that_exist():
     """The settings repeat names that other packages define."""
-    from fsl_async.learn.models.gpt import PRESETS
+    from fsl_async.config.presets import SIZES
     from fsl_async.roles.sync.weighting import WEIGHTINGS
     from fsl_codecs.formats import FORMATS
 
-    assert get_args(settings_training.Preset) == tuple(PRESETS)
+    assert get_args(settings_training.Preset) == tuple(SIZES)
     # outer.aggregation implies "latest".
     assert set(get_args(settings.Weighting)) == {"auto", *WEIGHTINGS} - {"latest"}
     assert set(get_args(setting_rules.Format)) == set(FORMATS)
@@ -481,7 +476,7 @@ def test_the_smallest_windows_are_large_enough_for_the_transport():
     """
     least = 2 << 20
     transfer = TransferConfig(window_bytes=least, window_limit_bytes=least)
-    made = transport_settings(Config(transfer=transfer))
+    made = Config(transfer=transfer).transport()
     assert made.window_bytes == made.window_limit_bytes == made.chunk_limit_bytes
     with pytest.raises(SettingError):
         TransferConfig(window_bytes=least - 1)

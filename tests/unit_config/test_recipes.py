@@ -1,16 +1,17 @@
-"""The table of recipes: its page, its keys, and that what it advises is allowed."""
+"""The table of recipes, its page, and what the kind of a run implies."""
 
 from pathlib import Path
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load, setting_choices, to_toml
-from fsl_async.config.recipes import RECIPES
+from fsl_async.config.recipes import RECIPES, with_implied
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "ASYNCHRONOUS.md"
+BUFFER, LATEST = "sync.trigger=buffer", "outer.aggregation=latest"
+PRIVATE = ("tune.method=lora", "tune.dp_epsilon=6", "tune.rule=ffa", "run.rounds=9")
 
 
 def recipe_table():
@@ -46,20 +47,95 @@ def test_rows_name_settings_and_values_that_there_are():
 
 
 @pytest.mark.parametrize(
-    ("given", "key"),
+    ("given", "text"),
     [
-        (["sync.trigger=buffer", "sync.least_s=700"], "sync.least_s"),
-        (["sync.trigger=buffer", "sync.dylu=true", "sync.pace=own"], "sync.dylu"),
+        ([BUFFER, "sync.least_s=700"], "sync.least_s"),
+        ([BUFFER, "sync.dylu=true", "sync.pace=own"], "sync.dylu"),
         (["split.method=sl", "sync.trigger=clock"], "sync.trigger"),
         (["split.method=sl", "tune.method=lora"], "split.method"),
         (["model.family=resnet18"], "model.family"),
         (["tune.method=zeroth", "outer.optimizer=nesterov"], "outer.optimizer"),
         (["tune.method=lora", "tune.rule=rolora", "sync.trigger=clock"], "sync.trigger"),
+        ([BUFFER, "outer.optimizer=nesterov"],
+         r"outer.optimizer: moves .* 0.9 with every 2 deltas of 3 clients, .*momentum <= 0\.5"),
+        ([BUFFER, "sync.dylu=true"], "sync.local_steps.* set sync.local_steps"),
+        ([BUFFER, "sync.pace=own"], "train.task.* which the built-in one does not"),
+        ([BUFFER, "sync.pace=own", "sync.local_steps=9"], "sync.local_steps.* leave out one"),
+        ([BUFFER, "tune.method=lora", "tune.rule=bank"], "sync.trigger.* needs rounds"),
+        ([BUFFER, LATEST, "outer.optimizer=nesterov", "outer.momentum=0.5"],
+         "outer.optimizer.* would add up each use"),
+        ([BUFFER, LATEST, "sync.weighting=batch"],
+         "sync.weighting.* choose auto: a client's newest delta"),
+        ([LATEST, "sync.trigger=clock"], "sync.trigger.* again; choose buffer"),
+        ([BUFFER, LATEST, "tune.method=lora"], "tune.method.* is for pretraining"),
+        (["sync.buffer=2"], r"sync.buffer: is for sync\.trigger = buffer"),
+        (["sync.least_s=1"], r"sync.least_s: is for sync\.trigger = buffer"),
+        (["sync.local_steps=9"], r"sync.local_steps: is for sync\.trigger = buffer"),
+        (["sync.dylu=true"], r"sync.dylu: is for sync\.trigger = buffer"),
+        (["sync.pace=own"], r"sync.pace: is for sync\.trigger = buffer"),
+        ([*PRIVATE, "tune.rule=fedit"],
+         "tune.rule.* choose ffa or fedsvd, .* noise on both is multiplied, got fedit"),
+        ([*PRIVATE, "tune.rule=bank"], "tune.rule.* got bank"),
+        ([*PRIVATE, "run.rounds=0"], "run.rounds.* all rounds of the run; set run.rounds"),
+        ([*PRIVATE, "tune.method=zeroth"], "tune.method.* no private training: choose lora"),
+        ([*PRIVATE, "tune.method=none"], "tune.method.* no private training: choose lora"),
+        ([*PRIVATE, "sync.trigger=sequential"], "sync.trigger.* tune.dp_epsilon needs rounds"),
+        ([*PRIVATE, "sync.trigger=clock"], "sync.trigger.* tune.dp_epsilon needs rounds"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_named_by_its_key(given, text):
+    """In one line, which says why and what to choose, before anything is created on disk."""
+    with pytest.raises(ConfigError, match=f"^{text}") as caught:
+        with_implied(load(None, given))
+    assert text.startswith(caught.value.key)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("sets", "trigger"),
+    [
+        ([], "clock"),
+        ([BUFFER], "buffer"),
+        (["tune.method=lora"], "rounds"),
+        (["tune.method=lora", "sync.trigger=clock"], "clock"),
+        ([PRIVATE[0], *PRIVATE[2:], "sync.trigger=clock"], "clock"),
+        (PRIVATE, "rounds"),
+        (["split.method=sl"], "sequential"),
     ],
 )
-def test_what_does_not_go_together_is_named_by_its_key(given, key):
-    """In one line, before anything is created on disk; other rows have tests of their own."""
-    with pytest.raises(ConfigError, match=f"^{key}") as caught:
-        with_implied(load(None, given))
-    assert caught.value.key == key
-    assert "\n" not in caught.value.message
+def test_the_kind_of_a_run_chooses_its_trigger(sets, trigger):
+    """By rounds nothing is stale: by the clock a private site would make any number of steps."""
+    made = with_implied(load(None, sets)).sync
+    assert made.trigger == trigger
+    assert (made.max_staleness == 0) is (sets == PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer"),
+    [
+        (["sync.clients=4"], "average"),
+        (["sync.clients=4", "sync.buffer=4"], "growing"),
+        (["sync.clients=4", "sync.buffer=4", LATEST], "average"),
+        (["outer.optimizer=nesterov", "outer.momentum=0.5"], "nesterov"),
+        (["outer.optimizer=nesterov", "sync.buffer=3"], "nesterov"),
+    ],
+)
+def test_momentum_of_versions_of_a_few_clients(given, optimizer):
+    """Growing momentum stands for none there; the others are as asked for."""
+    assert with_implied(load(None, [BUFFER, *given])).outer.optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "staleness"),
+    [
+        ([], 2, 20),
+        (["sync.clients=9"], 5, 20),
+        (["sync.buffer=1", "sync.max_staleness=0"], 1, 0),
+        (["sync.clients=1"], 2, 20),
+    ],
+)
+def test_what_follows_from_the_number_of_clients(given, size, staleness):
+    """Half of them make a version, and older deltas count than with calls."""
+    sync = load(None, [BUFFER, *given]).sync
+    assert (sync.buffer_size, sync.staleness_limit) == (size, staleness)
+    assert load(None, []).sync.staleness_limit == 4

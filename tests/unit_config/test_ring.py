@@ -2,11 +2,11 @@
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
-from fsl_async.config.ring_rules import check_ring, ring_host, ring_rules
+from fsl_async.config.recipes import with_implied
+from fsl_async.config.servers import check_ring, ring_host
 from fsl_async.errors import ConfigError
-from fsl_async.roles.ring.rules import PIECE_VALUES
+from fsl_async.roles.ring.messages import PIECE_VALUES
 
 ROSTER = "north=tcp://10.0.0.1:7100, south=fsl://10.0.0.2:7100"
 
@@ -19,18 +19,16 @@ def test_the_first_name_coordinates():
     """The roster is ordered, and each address may have a key."""
     config = loaded("listen.address=tcp://10.0.0.2:7100")
     check_ring(config)
-    rules = ring_rules(config)
-    assert rules.roster == ("north", "south")
-    assert not rules.coordinates
-    assert rules.coordinator == "north"
+    assert tuple(config.ring.servers) == ("north", "south")
+    assert not config.leads
+    assert config.ring.coordinator == "north"
     assert ring_host(config) == "10.0.0.2"
-    assert rules.piece_values == PIECE_VALUES
+    assert config.ring.piece_values == PIECE_VALUES
 
 
 def test_pieces_are_small_where_the_rate_is_limited():
     """A heartbeat must not wait for seconds behind a piece."""
-    assert ring_rules(loaded("ring.bytes_per_s=1e6")).piece_values == 125_000
-    assert ring_rules(loaded("ring.every_s=60")).every == 0
+    assert loaded("ring.bytes_per_s=1e6").ring.piece_values == 125_000
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def play(point=None):
 
         def prepare(*process, group=group, inner=group._prepare):
             inner(*process)
-            role = "coordinator" if group.rules.coordinates else "member"
+            role = "coordinator" if group.config.leads else "member"
             points.watch(group.shell.node, role, group._server_is_dead)
 
         group._prepare = prepare

@@ -18,6 +18,7 @@ import msgpack
 import numpy as np
 import split_targets
 from attrs import evolve
+from configs import config_of, guard_of
 from target_parts import (
     ATTACKER,
     CHUNK_LIMIT,
@@ -49,16 +50,16 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.book.records import recordable
 from fsl_async.store.deltas.delta_kind import Mixed, Seeds
@@ -272,7 +273,10 @@ class World:
         self.link = Loopback()
         self.store = started_store(Path(folder) / "run")
         machine = ParameterServerMachine(
-            ParameterServerRules(every_s=5.0, shards=4), weighting_named("tokens"), "r"
+            config_of("sync", trigger="clock", every_s=5.0, shards=4, guard=guard_of()),
+            Merging(),
+            weighting_named("tokens"),
+            "r",
         )
 
         def listener(handle):
@@ -288,7 +292,6 @@ class World:
 
         self.shell = ParameterServerShell(
             machine,
-            RunFacts("r", 4, {}),
             Surroundings(
                 store=self.store,
                 worker=VirtualWorker(self.scheduler, lambda: 0.001),
@@ -421,7 +424,7 @@ def client_of(scheduler, link, outputs=Quiet()):  # noqa: B008 - it has no state
     """Make a client that dials."""
     learner = attached_learner()
     shell = ClientShell(
-        ClientMachine(ClientRules(), ATTACKER, 1),
+        ClientMachine(ATTACKER, 1),
         learner,
         attacker_dialer(link, scheduler),
         worker=VirtualWorker(scheduler, lambda: 0.001),

@@ -36,6 +36,8 @@ from torch import nn
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
+from fsl_async.config.settings import Config
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
@@ -49,11 +51,10 @@ from fsl_async.learn.split.server_training import (
 )
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.training import VirtualWorker
 from fsl_transport.session import frames
@@ -63,7 +64,6 @@ METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
 chooses.
 """
 INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
-FORMATS = Formats(up="fp32", down="fp32")
 
 
 def chosen_by(steps):
@@ -100,7 +100,7 @@ class SplitWorld:
     def __init__(self, folder, name, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
-        rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
+        rules = SplitConfig(method=name, checkpoint_every=2, align_every=1, up="fp32", down="fp32")
         server = SplitServer(
             linear(WIDTH, CLASSES),
             ServerSettings(
@@ -117,7 +117,7 @@ class SplitWorld:
         )
         workers = Workers(*(VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)))
         self.shell = SplitServerShell(
-            SplitServerMachine(rules, {"method": name}),
+            SplitServerMachine(Config(split=rules), {"method": name}),
             self.training,
             lambda take: tp.ListenerEndpoint(
                 self.link,
@@ -129,7 +129,6 @@ class SplitWorld:
                 rng=random.Random(0),
             ),
             workers=workers,
-            formats=FORMATS,
             traffic=Traffic(),
             scheduler=self.scheduler,
             journal=outputs.journal,
@@ -320,7 +319,7 @@ def server_seeds():
 
 def training_of(name):
     """Return a method's rules and a client's training, which never waits."""
-    rules = SplitRules(method=name, upload_every=1, align_every=1)
+    rules = SplitConfig(method=name, upload_every=1, align_every=1, up="fp32", down="fp32")
     chosen = method_of(rules)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
     training = SplitTraining(
@@ -342,11 +341,10 @@ def client_of(scheduler, link, name, outputs=Quiet()):  # noqa: B008 - it has no
     """Make a client that dials; returns its shell and its training."""
     rules, training = training_of(name)
     shell = SplitClientShell(
-        SplitClientMachine(rules, ATTACKER, 1),
+        SplitClientMachine(Config(split=rules), ATTACKER, 1),
         training,
         attacker_dialer(link, scheduler),
         facts=Facts("r", 0, {"method": name}),
-        formats=FORMATS,
         worker=VirtualWorker(scheduler, lambda: 0.001),
         traffic=Traffic(),
         scheduler=scheduler,

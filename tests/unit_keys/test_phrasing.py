@@ -9,10 +9,16 @@ import pytest
 import fsl_transport as tp
 from fsl_async.config.address import Address, parse
 from fsl_async.errors import AddressError, KeysError
-from fsl_async.keys.access_control import AccessControl
-from fsl_async.keys.dialling import EXPLAINED_S, HandshakeReports, split_curve
+from fsl_async.keys.access_control import AccessControl, at_server
+from fsl_async.keys.dialling import (
+    EXPLAINED_S,
+    LONGEST_S,
+    HandshakeReports,
+    LessOften,
+    at_client,
+    split_curve,
+)
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import LONGEST_S, LessOften, at_client, at_server
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.phrasing import AGAIN_S, BURST, MessageThrottle
 from fsl_transport.zmq.curve import UNKNOWN_KEY, HandshakeFailed, KeyPair

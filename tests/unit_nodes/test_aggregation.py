@@ -2,11 +2,11 @@
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.errors import ConfigError
-from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.node import rules_of, store_settings_of
+from fsl_async.nodes.ps.aggregation import check_aggregation, merging_of, rule_of, weighting_of
+from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.roles.sync.weighting import (
     BatchWeighting,
     LatestWeighting,
@@ -84,19 +84,17 @@ def test_valid_rules_are_accepted():
     check_aggregation(latest)
     assert isinstance(weighting_of(latest), LatestWeighting)
     assert store_settings_of(with_implied(latest)).reuse == 9
-    assert rules_of(latest).reuses
-    assert not rules_of(robust).reuses
+    assert merging_of(latest).reuses
+    assert not merging_of(robust).reuses
     assert isinstance(weighting_of(config()), BatchWeighting)
     assert isinstance(weighting_of(config("split.method=fedavg")), TokensWeighting)
     assert isinstance(weighting_of(config("sync.weighting=tokens")), TokensWeighting)
 
 
 def test_guards_fit_the_kind_of_deltas():
-    """Full weights are not clipped; adapters of zeroth order are compared apart, products whole."""
-    assert rules_of(config()).guard.clip_median == 1.5
-    assert rules_of(config("split.method=fedavg")).guard.clip_median == 0.0
+    """Full weights are not clipped, and products whole."""
+    assert with_implied(config()).guard.clip_median == 1.5
+    assert with_implied(config("split.method=fedavg")).guard.clip_median == 0.0
     tuned = with_implied(config("tune.method=lora", "tune.rule=bank"))
-    assert rules_of(tuned).guard.by_order
-    assert rules_of(tuned).clips_values
-    assert not rules_of(config()).guard.by_order
-    assert not rules_of(config()).clips_values
+    assert merging_of(tuned).clips_values
+    assert not merging_of(config()).clips_values

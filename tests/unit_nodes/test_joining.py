@@ -3,7 +3,6 @@
 import pytest
 
 import fsl_async
-from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import TaskError
 from fsl_async.nodes.client import joining
 
@@ -21,7 +20,7 @@ def test_a_script_chooses_how_its_site_tunes(monkeypatch):
         fsl_async.join("127.0.0.1:9", name="a", rank=4, order="zeroth", layers="0-2")
     with pytest.raises(TaskError, match="not here"):
         fsl_async.join("127.0.0.1:9", name="a")
-    assert [options.tuning for options in seen] == [
-        SiteTuning(rank=4, order="zeroth", layers="0-2"),
-        SiteTuning(),
+    assert [(one.rank, one.order, one.layers) for one in seen] == [
+        (4, "zeroth", "0-2"),
+        (0, None, ""),
     ]

@@ -1,12 +1,12 @@
 """A run directory and a place in a roster that do not go together."""
 
 import pytest
+from configs import config_of, roster_of
 
-from fsl_async.config.settings_ring import roster_of
+from fsl_async.config.settings import roster_of as servers_of
 from fsl_async.errors import ConfigError, RunDirError
 from fsl_async.nodes.ps.joining_ring import check_history, check_keys
 from fsl_async.roles.ring.events import Decision, RingRecovered
-from fsl_async.roles.ring.rules import RingRules
 
 ROSTER = ("north", "south")
 BEGUN = Decision(0, 0, "0" * 32, "5" * 32)
@@ -22,7 +22,7 @@ BEGUN = Decision(0, 0, "0" * 32, "5" * 32)
 def test_a_past_that_would_be_lost_or_not_continued_is_one_line(name, version, state, words):
     """A member's own run would be overwritten; a member that is made the first has no decisions."""
     with pytest.raises(RunDirError, match=words):
-        check_history(RingRules(name, ROSTER), version, state)
+        check_history(config_of("ring", name=name, roster=roster_of(ROSTER)), version, state)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_past_that_would_be_lost_or_not_continued_is_one_line(name, version, s
 )
 def test_new_groups_and_those_that_go_on(name, version, state):
     """The first one may bring a run of its own into the groups."""
-    check_history(RingRules(name, ROSTER), version, state)
+    check_history(config_of("ring", name=name, roster=roster_of(ROSTER)), version, state)
 
 
 KEYED = "north=fsl://10.0.0.1:7100?key=" + "k" * 40
@@ -50,5 +50,5 @@ PLAIN = "south=fsl://10.0.0.2:7100"
 def test_all_parameter_servers_encrypt_or_none(has_keys, words):
     """One without a key would dial for ever, or send in the clear what others encrypt."""
     with pytest.raises(ConfigError, match=words):
-        check_keys(roster_of(f"{KEYED}, {PLAIN}"), has_keys=has_keys)
-    check_keys(roster_of(f"{PLAIN}, {PLAIN.replace('south', 'east')}"), has_keys=False)
+        check_keys(servers_of(f"{KEYED}, {PLAIN}"), has_keys=has_keys)
+    check_keys(servers_of(f"{PLAIN}, {PLAIN.replace('south', 'east')}"), has_keys=False)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import from_wire, load, to_wire
+from fsl_async.config.recipes import with_implied
 from fsl_async.errors import ConfigError
-from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of
-from fsl_async.nodes.ps.node import rules_of, start_facts, store_settings_of
+from fsl_async.nodes.ps.aggregation import check_aggregation, merging_of, rule_of
+from fsl_async.nodes.ps.node import start_facts, store_settings_of
 from fsl_async.nodes.ps.own_rules import keep_texts, with_base_rule
 
 HEAD = """\
@@ -127,7 +127,7 @@ def test_an_own_aggregation_is_named_by_its_digest_and_reloaded_when_it_changes(
     first = settings.rule_name
     assert first.startswith("Mine@")
     assert rule_of(config).name == first
-    assert rules_of(config).compares
+    assert merging_of(config).compares
     facts = start_facts(config)["rules"]["outer.aggregation"]
     assert (facts["class"], facts["sha256"][:8]) == ("Mine", first.partition("@")[2])
     keep_texts(folder, config)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from attrs import evolve
+from configs import roster_of
 from deltas import delta_of
 from ps_shells import FP32, AtOnce, Later, Server, publish, store_on
 
 import fsl_transport as tp
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.files.memory_files import MemoryDisk
-from fsl_async.nodes.ps.node import run_facts
 from fsl_async.nodes.wire import Welcome, violation_in
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
@@ -64,12 +64,24 @@ def test_when_all_shards_are_taken_their_holders_are_named():
 def test_data_that_is_not_divided_has_a_part_for_each_client():
     """`sync.clients` is no limit where each site has its own data, as in fine-tuning."""
     config = with_implied(load(None, ["tune.method=lora", "sync.clients=2", "data.shards=2"]))
-    server = Server(shards=run_facts("run", config).shards)
+    server = Server(shards=config.shards)
     assert [server.hello(name) for name in "abc"] == [0, 1, 2]
     welcome = Welcome.from_wire(server.endpoint.last("welcome")[2])
     assert (welcome.shard, welcome.shards) == (2, 0)
     server.attach("c")
     assert Server(server.disk, shards=0).hello("c", 2, shard=2) == 2, "it may reconnect"
+
+
+def test_groups_have_parts_that_follow_each_other():
+    """Two groups of three clients: no two clients of them train on one part."""
+    parts, roster = [], roster_of(["north", "south"])
+    for name in ("north", "south"):
+        server = Server(shards=3, name=name, roster=roster)
+        parts += [server.hello(client) for client in "abc"]
+    assert parts == list(range(6))
+    assert Welcome.from_wire(server.endpoint.last("welcome")[2]).shards == 6
+    again = Server(server.disk, shards=3, name="south", roster=roster)
+    assert [again.hello("b", 2, shard=4), again.hello("c", 2, shard=1)] == [4, 5]
 
 
 def test_a_lease_is_on_disk_before_the_welcome():

@@ -4,12 +4,12 @@
 
 import numpy as np
 import pytest
+from configs import config_of, roster_of
 
 import fsl_transport as tp
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
-from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
@@ -70,18 +70,17 @@ class Side:
         self.store.recover()
         self.listener, self.dialer, now = Endpoint(), Endpoint(), Now()
         self.fed, self.said, self.models = [], [], []
-        rules = RingRules(name, ("north", "south", "east"))
+        config = config_of("ring", name=name, roster=roster_of(["north", "south", "east"]))
         self.shell = RingShell(
             RingOptions(
-                rules=rules, servers=dict.fromkeys(rules.roster, KEY), host="127.0.0.1",
-                timeout_s=5.0, bytes_per_s=0.0, keeps_momentum=True,
+                config=config, servers=dict.fromkeys(config.ring.servers, KEY), host="127.0.0.1",
             ),
             Group(
                 feed=self.feed, committed=lambda *_: None, use_model=self.models.append
             ),
             store=self.store, worker=now, scheduler=now, journal=now,
             say=lambda note: self.said.append(note.text), listener=self.listener,
-            dialer=None if rules.coordinates else self.take,
+            dialer=None if config.leads else self.take,
         )  # fmt: skip
 
     def take(self, handle):

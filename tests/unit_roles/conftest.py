@@ -4,15 +4,16 @@
 
 import attrs
 import pytest
+from configs import config_of, guard_of
 from deltas import delta_of, stored_of
 from machines import Driver, of, told
 
 from fsl_async.roles.machine import ClientLeft, Note, SessionLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 RUN = "run-1"
@@ -151,13 +152,14 @@ class ClientDriver(Driver):
 
 @pytest.fixture
 def make_server():
-    """Make a driven server machine; the arguments are its rules."""
+    """Make a driven server machine; the arguments are settings, and fields of `Merging`."""
 
-    def make(**rules):
+    def make(**given):
+        merging = {name: given.pop(name) for name in attrs.fields_dict(Merging) if name in given}
+        usual = {"trigger": "clock", "shards": 8, "decay_share": 0.3, "guard": guard_of()}
+        config = config_of("sync", **usual | given)
         driver = ServerDriver(
-            ParameterServerMachine(
-                ParameterServerRules(**{"shards": 8, **rules}), TokensWeighting(), RUN
-            )
+            ParameterServerMachine(config, Merging(**merging), TokensWeighting(), RUN)
         )
         driver.recover()
         return driver
@@ -174,7 +176,7 @@ def server(make_server):
 @pytest.fixture
 def client():
     """A client that has not dialed yet."""
-    return ClientDriver(ClientMachine(ClientRules(), "a", 1))
+    return ClientDriver(ClientMachine("a", 1))
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ import numpy as np
 from torch import nn
 
 from fsl_async.config.presets import DECAY_SHARES
-from fsl_async.config.settings_training import ExchangeConfig
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.config.site_policy import DELTAS
+from fsl_async.config.site import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
@@ -77,7 +76,7 @@ class Fed(FedBase):
     ) -> None:
         super().__init__(training, context)
         self._process = os.getpid()
-        training.buffers = ExchangeConfig(**self.config.get("exchange", {})).buffers
+        training.buffers = self.settings.exchange.buffers
         if not self.rank:
             training.log = self.log
         self.meter = training.meter
@@ -116,7 +115,7 @@ class Fed(FedBase):
         is not causal, RunFinishedError where the run ended meanwhile.
         """
         self._check_weights(model, exchange)
-        tune = TuneConfig(**self.config.get("tune", {}))
+        tune = self.settings.tune
         if tune.method == "lora" and tune.rule != FedIT.name:
             raise TaskError(
                 f"fed.attach: tune.rule = {tune.rule} merges the run's own adapters: give the base"
@@ -145,9 +144,9 @@ class Fed(FedBase):
         rank that the run cannot have), and what `attach` raises.
         """
         check_causal(model, self.log)
-        tune = TuneConfig(**self.config.get("tune", {}))
+        tune = self.settings.tune
         rule = adapter_rule_named(tune.rule)
-        site = self._context.tuning
+        site = self._context.site
         if site_rank is not None:
             site = attrs.evolve(site, rank=site_rank)
         if self.is_zeroth:
@@ -177,11 +176,11 @@ class Fed(FedBase):
     @property
     def is_zeroth(self) -> bool:
         """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
-        return self._context.tuning.is_zeroth(TuneConfig(**self.config.get("tune", {})))
+        return self._context.site.is_zeroth(self.settings.tune)
 
     def _check_zeroth(self, tune: TuneConfig) -> None:
         """Raise TaskError where the run cannot use a site of zeroth order."""
-        if self.config.get("sync", {}).get("trigger") == "clock":
+        if self.settings.sync.trigger == "clock":
             raise TaskError(
                 "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
                 " rounds; it needs --set sync.trigger=rounds"
@@ -205,16 +204,16 @@ class Fed(FedBase):
                 " (--order zeroth, or tune.method = zeroth): leave out --task, or send scalars by"
                 " fed.rounds and fed.end_round"
             )
-        elif TuneConfig(**self.config["tune"]).is_private:
+        elif self.settings.tune.is_private:
             self._refusal = (
                 "fed.step: this run trains privately (tune.dp_epsilon), and this task adds no"
                 " noise: leave out --task"
             )
-        if self.config.get("sync", {}).get("trigger", "clock") in {"clock", "buffer"}:
+        if self.settings.sync.trigger in {"auto", "clock", "buffer"}:
             return
         self._training.expect_rounds()
         if not self.is_zeroth:
-            self._training.round_steps = int(self.config["tune"]["steps"])
+            self._training.round_steps = self.settings.tune.steps
 
     def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
         training, view = self._training, adapters.view
@@ -381,7 +380,7 @@ class Fed(FedBase):
         `sync.pace = own`. Weights are copied in a step that follows; returns at once. Raises
         TaskError where the parameter server calls.
         """
-        trigger = self.config.get("sync", {}).get("trigger", "clock")
+        trigger = self.settings.sync.trigger
         if trigger != "buffer":
             raise TaskError(
                 f"fed.send: this run has sync.trigger = {trigger}, where the parameter server"
@@ -501,6 +500,5 @@ class LocalFed(Fed):
     @property
     def decays_from(self) -> float:
         """Progress at which learning rates begin to fall, by `train.decay_share`."""
-        train = self.config.get("train", {})
-        usual = DECAY_SHARES[train.get("optimizer", "muon")]
-        return 1.0 - (float(train.get("decay_share", 0.0)) or usual)
+        train = self.settings.train
+        return 1.0 - (train.decay_share or DECAY_SHARES[train.optimizer])

@@ -1,5 +1,6 @@
 """The half of `Fed` without a network: data, optimizers, and what a task may read."""
 
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.load import from_tables
+from fsl_async.config.settings import Config
+from fsl_async.config.site import SiteChoices, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
@@ -22,7 +24,7 @@ from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.script_values import NOT_GIVEN, Whole
 from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
+from fsl_async.learn.data.corpus import Corpus, windows
 from fsl_async.learn.data.packing import Position
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.roles.machine import Event
@@ -68,7 +70,7 @@ class ClientContext:
     log: Callable[[str], None] = print
     policy: SitePolicy = attrs.field(factory=SitePolicy)
     """What may leave this site."""
-    tuning: SiteTuning = attrs.field(factory=SiteTuning)
+    site: SiteChoices = attrs.field(factory=SiteChoices)
     """This site's choices where the run tunes a base model."""
     privacy_folder: Path | None = None
     """Where private training keeps what it has spent (`fsl_async.learn.tune.privacy`)."""
@@ -138,6 +140,11 @@ class FedBase:
         """The version of the run that the model was last moved onto; -1 before attach."""
         return self._own_training.version
 
+    @functools.cached_property
+    def settings(self) -> Config:
+        """`config`, checked: with attributes instead of keys, and defaults for what it lacks."""
+        return from_tables(self.config)
+
     @property
     def part(self) -> tuple[int, int]:
         """The part of the data that is this rank's, of how many.
@@ -146,7 +153,7 @@ class FedBase:
         its share: part * ranks + rank, of count * ranks.
         """
         index, count = self._context.shard_index, self._context.shard_count
-        if self.config.get("data", {}).get("sharding") == "local":
+        if self.settings.data.sharding == "local":
             index, count = 0, 1
         return index * self.ranks + self.rank, count * self.ranks
 
@@ -236,7 +243,10 @@ class FedBase:
         run, `train.rewarm_steps` for a client that joins later. See
         `fsl_async.learn.client.schedule`.
         """
-        schedule, training = Schedule.of(self.config.get("train", {})), self._own_training
+        train, training = self.settings.train, self._own_training
+        schedule = Schedule(
+            train.schedule, train.final_rate, train.warmup_steps, train.rewarm_steps
+        )
         return schedule.factor(
             self.progress,
             self.decays_from,
@@ -258,10 +268,10 @@ class FedBase:
         learning_rate=3e-4, optimizer="adamw". is_matrix: whether Muon steps a weight, by its name;
         by default `fsl_async.learn.client.optimizers.hidden_matrices`.
         """
-        settings = {**self.config.get("train", {}), **train}
+        settings = attrs.evolve(self.settings.train, **train)
         if self.adapters is None:
             return build_optimizer(model, settings, is_matrix=is_matrix)
-        rate = float(settings.get("learning_rate", 0.0)) or ADAPTER_RATE
+        rate = settings.learning_rate or ADAPTER_RATE
         # Factors are of low rank by themselves; decay would pull a frozen tail and B apart.
         optimizer = torch.optim.AdamW(self.adapters.trained(), lr=rate, weight_decay=0.0)
         self.track(optimizer)
@@ -307,10 +317,8 @@ class FedBase:
         if not isinstance(data, Corpus):
             if context is None:
                 raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
-            held_out = float(self.config.get("data", {}).get("holdout", HELD_OUT_SHARE))
-            data = Corpus.open(data, context=context, held_out=held_out)
-        size = batch or int(self.config.get("train", {}).get("batch", 1))
-        return self._text(data, self.part, size, max(self.version, 0))
+            data = Corpus.open(data, context=context, held_out=self.settings.data.holdout)
+        return self._text(data, self.part, batch or self.settings.train.batch, max(self.version, 0))
 
     def sampler(self, data: Sized, *, shuffle: bool = True, whole: bool = False) -> PartSampler:
         """A sampler of this client's own part of `data`, for a DataLoader.

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.fed import Fed
 
@@ -51,7 +50,7 @@ def hand_over(fed: Fed, model: nn.Module) -> None:
     A model that has adapters of its own keeps them, and they are exchanged. Raises TaskError for a
     run that such a loop cannot train, and what `fed.lora` and `fed.attach` raise.
     """
-    tune = TuneConfig(**fed.config.get("tune", {}))
+    tune = fed.settings.tune
     if tune.method == "zeroth":
         raise TaskError(
             "this run trains by losses alone (tune.method = zeroth), and this script by gradients:"

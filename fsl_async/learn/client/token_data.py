@@ -57,14 +57,13 @@ class TokenData:
     unit = "token"
 
     def __init__(self, fed: Fed, context: int, batch: int) -> None:
-        given = fed.config.get("data", {})
+        given = fed.settings.data
         index, count = fed.part
         part = (index // fed.ranks, count // fed.ranks)
-        held_out = float(given.get("holdout", HELD_OUT_SHARE))
         self.coder = run_coder(fed.config)
-        path = str(given.get("path") or sysconfig.get_path("stdlib"))
-        self.source = open_source(location_of(path), part, held_out)
-        self.holds_out = held_out > 0
+        path = given.path or sysconfig.get_path("stdlib")
+        self.source = open_source(location_of(path), part, given.holdout)
+        self.holds_out = given.holdout > 0
         self._fed = fed
         check = check_of(self.source.fingerprint, self.coder.digest, context, fed.seed, *part)
         self._states = None if fed.rank else fed.states_file

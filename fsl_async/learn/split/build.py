@@ -21,7 +21,6 @@ from fsl_async.accounting.sizes import ModelShapes, Part, label_width
 from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.schedule import Schedule
@@ -36,7 +35,7 @@ from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
 from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
-from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods import Method, method_of
 
 
 def check(method: Method, model: CutModel, auxiliary: nn.Module | None) -> None:
@@ -150,7 +149,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     Raises CutError for a cut that does not exist, AuxiliaryError, TaskError and ConfigError for
     sizes that do not fit.
     """
-    facts, chosen, method = facts_of(config), config.split, split_method(config)
+    facts, chosen, method = facts_of(config), config.split, method_of(config.split)
     aided = method.auxiliary != "none"
     pieces = _pieces(chosen.auxiliary) if aided else 0
     blocks = None
@@ -246,7 +245,7 @@ def build_server(
 ) -> tuple[SplitServer, Method, UploadShape, Parts]:
     """The split server of the run."""
     parts = build_parts(config, at_client=False)
-    method, facts, chosen = split_method(config), facts_of(config), config.split
+    method, facts, chosen = method_of(config.split), facts_of(config), config.split
     align = AlignSettings(
         chosen.align_passes,
         chosen.buffer_samples,
@@ -301,7 +300,7 @@ def shapes_of(config: Config) -> ModelShapes:
     adapted(config, whole, None)
     straight = split(models.build_model(config, facts), cut)
     extra = None
-    if split_method(config).auxiliary != "none":
+    if method_of(config.split).auxiliary != "none":
         extra = build_auxiliary(config.split.auxiliary, straight, batch)
     adapted(config, straight, extra)
     client, server = straight.client, straight.server

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsl_async.config.site_policy import ACTIVATIONS, LABELS
+from fsl_async.config.site import ACTIVATIONS, LABELS
 from fsl_async.errors import NotAllowedError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed
@@ -394,7 +394,7 @@ def open_training(
     this site's policy keeps here what the method sends.
     """
     if method.has_server:
-        sent = [ACTIVATIONS] if method.rules.labels_at_home else [ACTIVATIONS, LABELS]
+        sent = [ACTIVATIONS] if method.settings.labels_at_home else [ACTIVATIONS, LABELS]
         fed.policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
     labels_stay = not fed.policy.lets(LABELS)
     training = SplitTraining(part, method, fed, classes, features=features, labels_stay=labels_stay)

@@ -13,15 +13,13 @@ lies at `data.path`:
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from fsl_async.config.load import from_tables
+from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import open_corpus
@@ -40,11 +38,12 @@ from fsl_async.learn.data.facts import (
 )
 from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 from fsl_async.learn.split.build import build_parts, client_options, client_part
 from fsl_async.learn.split.remote import SplitTraining, open_training
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.memory import MemoryMark
+from fsl_async.roles.split.methods import method_of
 
 EVALUATED_BATCH = 64
 
@@ -273,19 +272,13 @@ def warm_up() -> None:
     MemoryMark.take()
 
 
-def config_of(fed: Fed) -> Config:
-    """The run's configuration, as this client was handed it."""
-    tables: dict[str, Any] = {name: dict(table) for name, table in fed.config.items()}
-    return from_tables(tables)
-
-
 def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     """Build this client's part of the run's model and open its session with the split server.
 
     For loops of your own too.
     """
-    config = config or config_of(fed)
-    method = split_method(config)
+    config = config or fed.settings
+    method = method_of(config.split)
     parts = build_parts(config, at_client=True)
     for module in (parts.model.client, parts.model.tail, parts.auxiliary):
         if module is not None:
@@ -314,7 +307,7 @@ def train(fed: Fed) -> None:
     """Train until the run ends."""
     training = _train(fed)
     method = training.method
-    if method.aligned and method.rules.align_every and not training.installed:
+    if method.aligned and method.settings.align_every and not training.installed:
         fed.log(
             f"{fed.client_name} has trained with the auxiliary model that it began with:"
             " the run ended before an aligned one was there"
@@ -323,7 +316,7 @@ def train(fed: Fed) -> None:
 
 def _train(fed: Fed) -> SplitTraining:
     warm_up()
-    config = config_of(fed)
+    config = fed.settings
     samples = open_samples(config, facts_of(config), fed.part)
     training = begin(fed, config)
     MemoryMark.take(_held(training))

@@ -71,7 +71,6 @@ from attrs import asdict, evolve, fields_dict, frozen
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, disk_words, one_line
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.files import locked_folder, replace_bytes
@@ -252,9 +251,8 @@ class Privacy:
 
         Every delta reports the epsilon that is spent, with what it follows from.
         """
-        tune = TuneConfig(**fed.config.get("tune", {}))
-        run = fed.config.get("run", {})
-        rounds, batch = int(run.get("rounds", 0)), int(fed.config["train"]["batch"])
+        tune, run = fed.settings.tune, fed.settings.run
+        rounds, batch = run.rounds, fed.settings.train.batch
         place = folder or fed.privacy_folder
         if not rounds:
             raise ConfigError("tune.dp_epsilon needs run.rounds: it is for all of them")
@@ -264,7 +262,7 @@ class Privacy:
             raise TaskError("private training needs a record")
         batch = min(batch, records)
         plan = Spent(
-            run=str(run.get("name", "run")),
+            run=run.name,
             client=fed.client_name,
             epsilon=tune.dp_epsilon,
             delta=tune.dp_delta,

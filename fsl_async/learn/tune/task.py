@@ -20,7 +20,6 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.pretrain import HeldOut, autocast
-from fsl_async.learn.data.corpus import HELD_OUT_SHARE
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import Tuning, objective_of
 from fsl_async.learn.tune.privacy import Privacy
@@ -40,8 +39,7 @@ class GradientSteps:
         self._scheduler = fed.scheduler(self._optimizer)
         groups = self._optimizer.param_groups
         self._trained = [weight for group in groups for weight in group["params"]]
-        clip_norm = float(fed.config.get("train", {}).get("clip_norm", 1.0))
-        self._clip_norm = clip_norm or math.inf
+        self._clip_norm = fed.settings.train.clip_norm or math.inf
 
     def step(self, batch: TokenBatch) -> tuple[int, dict[str, float]]:
         """Make a step; returns what the batch counts, and metrics.
@@ -67,8 +65,7 @@ EVALUATED_SAMPLES = 256
 
 def train(fed: Fed) -> None:
     """Train until the run ends, then report the metrics of the last version on held-out records."""
-    tune = TuneConfig(**fed.config.get("tune", {}))
-    threads = int(fed.config.get("train", {}).get("threads", 0))
+    tune, threads = fed.settings.tune, fed.settings.train.threads
     if threads:
         torch.set_num_threads(threads)
     site = Site(fed, tune)
@@ -195,12 +192,10 @@ class Site:
             bf16=fed.device.type == "cuda" and not fed.is_zeroth,
         )
         self.data = tokenized(records, base, tune)
-        holdout = float(data.get("holdout", HELD_OUT_SHARE))
-        self.mine, self.held = self.data.split(holdout)
+        self.mine, self.held = self.data.split(fed.settings.data.holdout)
         self.model = fed.lora(base.model, heads=base.drawn)
         self.objective = objective_of(tune)
-        share = float(fed.config.get("train", {}).get("evaluate_share", 0.0))
-        share = 0.0 if self.held is None else share
+        share = 0.0 if self.held is None else fed.settings.train.evaluate_share
         self.held_out = HeldOut(fed, lambda: self.measure(EVALUATED_SAMPLES), share)
         self.shares: dict[str, float] = {}
         self._balances = False
@@ -218,9 +213,8 @@ class Site:
     def batches(self) -> Iterator[TokenBatch]:
         """Batches of this site until the run ends."""
         fed = self._fed
-        size = int(fed.config.get("train", {}).get("batch", 16))
         # A client that comes back does not begin with the same samples again.
-        start = max(fed.version, 0) * int(fed.config.get("tune", {}).get("steps", 1))
+        start, size = max(fed.version, 0) * self.tune.steps, fed.settings.train.batch
         drawn = self.mine.shuffled(
             size, seed=fed.seed, name=fed.client_name, start=start, balanced=self._balances
         )

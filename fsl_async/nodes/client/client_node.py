@@ -24,8 +24,7 @@ from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import METRICS, receivers_of
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.site import METRICS, receivers_of
 from fsl_async.errors import (
     AddressError,
     ExitCode,
@@ -45,7 +44,6 @@ from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import ClientRules
 from fsl_async.store.deltas.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
 
@@ -389,8 +387,7 @@ class ClientNode:
         self._check_policy(welcome, config)
         configure_exchange(parts.exchange, config)
         # From here on both sides use the run's heartbeat and expiry.
-        self._endpoint.adopt(transport_settings(config))
-        parts.machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
+        self._endpoint.adopt(config.transport())
         if not parts.welcome.done():
             meter = parts.training.meter
             self._watch = TrainingWatch(self.loop, meter, config.train, parts.stop, parts.log)
@@ -403,7 +400,7 @@ class ClientNode:
         The first time, print what leaves this machine.
         """
         parts, policy = self._parts, self._parts.options.policy
-        zeroth = config.tune.is_on and parts.options.tuning.is_zeroth(config.tune)
+        zeroth = config.tune.is_on and parts.options.is_zeroth(config.tune)
         needed = receivers_of(
             config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth
         )

@@ -73,7 +73,7 @@ def checked(options: ClientOptions, member: Membership) -> None:
     """Raise UsageError for a run whose clients are one process each."""
     if member.config.split.is_on:
         raise UsageError("this run is of split learning, whose clients are one process each")
-    if options.tuning.is_zeroth(member.config.tune):
+    if options.is_zeroth(member.config.tune):
         raise UsageError("steps of zeroth order are made by a client of one process")
 
 

@@ -16,7 +16,7 @@ import attrs
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_tuning import Order, SiteTuning
+from fsl_async.config.site import Order
 from fsl_async.errors import DataError, FslError, StopError, TaskError, UsageError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
@@ -55,15 +55,17 @@ def context_of(
     # As checked, not as received: what a parameter server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
-    config["tune"] = {**config["tune"], "base": options.tuning.base}
-    for (table, key), code in options.code.settings().items():  # a site runs its own copies only
-        config[table] = {**config[table], key: code}
+    config["tune"] = {**config["tune"], "base": options.base}
+    if options.model:  # a site runs its own copies only
+        config["model"] = {**config["model"], "family": options.model}
+    if options.auxiliary:
+        config["split"] = {**config["split"], "auxiliary": options.auxiliary}
     if options.threads is not None:  # other programs may run on the site's machine
         config["train"] = {**config["train"], "threads": options.threads}
     if options.data is not None:  # the data's path differs from site to site
         config["data"] = {**config["data"], "path": options.data}
-    if options.tuning.columns:
-        config["data"] = {**config["data"], "columns": options.tuning.columns}
+    if options.columns:
+        config["data"] = {**config["data"], "columns": options.columns}
     if options.tokenizer is not None:
         config["data"] = {**config["data"], "tokenizer": options.tokenizer}
     keys = (options.keys or KeysFolder()).path
@@ -76,7 +78,7 @@ def context_of(
         shard_count=member.welcome.shards,
         log=log,
         policy=options.policy,
-        tuning=options.tuning,
+        site=options,
         privacy_folder=keys / PRIVACY,
         position=member.welcome.position,
         states_file=keys / STREAMS / f"{member.welcome.run}-{options.name}.json",
@@ -92,8 +94,8 @@ def built_in(config: Config, options: ClientOptions) -> Task:
             " --task FILE.py:FUNCTION"
         )
     if config.tune.is_on:
-        if not options.tuning.base or data is None:
-            missing = "--base MODEL_DIR" if not options.tuning.base else "--data PATH"
+        if not options.base or data is None:
+            missing = "--base MODEL_DIR" if not options.base else "--data PATH"
             raise DataError(
                 "this run tunes a base model that every site has, on each site's own data: give"
                 f" this client {missing}"
@@ -140,7 +142,7 @@ def join_run(options: ClientOptions, *, stop: Stopper, log: Callable[[str], None
     try:
         member = runtime.wait_welcome()
         if member.config.split.is_on:
-            options.code.check(member.config)
+            options.check_code(member.config)
         context = attrs.evolve(context_of(options, member, log), is_leaving=lambda: stop.requested)
         function = own or built_in(member.config, options)
         log(start_line(context, options.threads))
@@ -296,7 +298,9 @@ def join(
             run_dir=Path(run_dir) if run_dir is not None else None,
             keys=folder,
             policy=policy,
-            tuning=SiteTuning(rank=rank, order=order, layers=layers),
+            rank=rank,
+            order=order,
+            layers=layers,
         )
         if place is not None:
             return join_ranks(options, place, context_of, log)

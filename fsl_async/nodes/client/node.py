@@ -13,9 +13,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
-from fsl_async.config.site_policy import METRICS
-from fsl_async.config.split_rules import split_rules
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.site import METRICS
 from fsl_async.keys.dialling import split_curve
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Orders
@@ -25,7 +23,6 @@ from fsl_async.nodes.client.client_node import LoopSide
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.runtime import Worker
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
@@ -47,12 +44,11 @@ class SplitSession:
     ) -> None:
         loop = asyncio.get_running_loop()
         config, name = member.config, parts.options.name
-        settings = transport_settings(config)
+        settings = config.transport()
         place = addresses.seen_from(config.split.server, parts.address.fsl)
         curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
         link, reports = parts.dial(loop, place, curve, settings)
         incarnation = parts.machine.incarnation
-        split = config.split
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             self._endpoint = endpoint = tp.DialerEndpoint(
@@ -67,11 +63,10 @@ class SplitSession:
             return endpoint
 
         self._shell = SplitClientShell(
-            SplitClientMachine(split_rules(config), name, incarnation),
+            SplitClientMachine(config, name, incarnation),
             training,
             dialer,
             facts=Facts(member.welcome.run, member.welcome.shard, architecture),
-            formats=Formats(split.up, split.down, split.models, config.codec.step_log2),
             worker=worker,
             scheduler=loop,
             journal=parts.journal,

@@ -14,16 +14,14 @@ from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.config import address as addresses
 from fsl_async.config.address import Address
 from fsl_async.config.settings import Config
-from fsl_async.config.site_code import NOTHING_OWN, SiteCode
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SiteChoices, SitePolicy
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.capacity import check_client_files
 from fsl_async.nodes.client.training_watch import Steps
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ DELTAS_ONLY = SitePolicy()
 
 
 @frozen
-class ClientOptions:
+class ClientOptions(SiteChoices):
     """A site's options for its client."""
 
     server: str
@@ -88,10 +86,6 @@ class ClientOptions:
     """None: train.device."""
     threads: int | None = None
     """Threads of torch; None: train.threads."""
-    code: SiteCode = NOTHING_OWN
-    """The site's own models."""
-    tuning: SiteTuning = field(factory=SiteTuning)
-    """The site's choices where the run tunes a base model."""
     run_dir: Path | None = None
     """Folder of the journal; None: no journal."""
     keys: KeysFolder | None = None
@@ -136,7 +130,7 @@ class ClientParts:
         self.address = addresses.parse(options.server)
         self.keys = options.keys or KeysFolder()
         self.curve = curve_for(self.address, self.keys) if self.address.key else None
-        self.machine = ClientMachine(ClientRules(), options.name, time.time_ns())
+        self.machine = ClientMachine(options.name, time.time_ns())
         self.machine.version_sync.refuses_rollback = options.policy.refuses_rollback
         folder = options.run_dir
         self.journal = TraceHash() if folder is None else JournalWriter(folder / JOURNAL)

@@ -17,7 +17,7 @@ from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import PayloadError, Values
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.split_streams import Flow, Formats, IncomingVector, Outgoing
+from fsl_async.nodes.split_streams import Flow, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.machine import (
@@ -69,7 +69,6 @@ class SplitClientShell:
     training: SplitTraining
     _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint]
     facts: Facts
-    formats: Formats
     worker: Worker
     traffic: Traffic
     _scheduler: tp.Scheduler
@@ -246,9 +245,9 @@ class SplitClientShell:
         if isinstance(subject, UploadKey):
             features = self.machine.method.legs > 1 and not subject.leg
             category = Category.ACTIVATIONS if features else Category.GRADIENTS
-            flow = Flow(category, Direction.DOWN, self.formats.down)
+            flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
         else:
-            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
+            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.machine.config.split.models)
         self._incoming[stream] = incoming = IncomingVector(subject, flow, self.traffic)
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
             self.endpoint.accept(SERVER, stream, incoming)
@@ -264,8 +263,8 @@ class SplitClientShell:
             category = Category.GRADIENTS if key.leg else Category.ACTIVATIONS
             source = self._sources[place] = Outgoing(
                 lambda: self.training.payload(place),
-                Flow(category, Direction.UP, self.formats.up),
-                self.formats.step_log2,
+                Flow(category, Direction.UP, self.machine.config.split.up),
+                self.machine.config.codec.step_log2,
                 self.worker,
                 self.traffic,
             )

@@ -1,18 +1,30 @@
 """Watches a client's training thread: reports when it hangs, and ends the process if set so.
 
+A step hangs that takes much longer than steps usually take:
+
+    steps made    age of the present step          result
+    < FEWEST      any                              none: the first ones compile, load, and warm up
+    more          > max(least_s, factor x median)  Hung, once
+    after Hung    a step was made                  Recovered, once
+
+Times are seconds of the caller's clock. The median, unlike the mean, does not change when a few
+steps contain an evaluation or a checkpoint of the task.
+
 `ProgressLines` prints its progress now and then: by default versions are ten minutes apart.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from attrs import frozen
+
 from fsl_async.errors import ExitCode
-from fsl_async.process.hang import HangRules, HangWatch, Hung, Recovered
 
 if TYPE_CHECKING:
     from fsl_async.config.settings_training import TrainConfig
@@ -22,6 +34,63 @@ EVERY_S = 0.5
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 LEAVE_S = 3.0
 """Time for the goodbye of a client that sends nothing any more."""
+
+FEWEST = 5
+LEAST_S = 120.0
+
+
+@frozen
+class Hung:
+    """The present step has lasted `seconds`; a usual one takes `median_s`."""
+
+    seconds: float
+    median_s: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return (
+            f"training hangs: no step for {self.seconds:.0f} s,"
+            f" where one takes {self.median_s:.3g} s"
+        )
+
+
+@frozen
+class Recovered:
+    """A step was made after `Hung`."""
+
+
+class HangWatch:
+    """Checks a training thread when the caller looks; see the table above."""
+
+    def __init__(self, factor: float, least_s: float = LEAST_S) -> None:
+        """factor: times the median; 0 means that no step hangs."""
+        self._factor, self._least_s = factor, least_s
+        self._hung_since: float | None = None
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the thread hung at the last look."""
+        return self._hung_since is not None
+
+    def look(
+        self, begun: float | None, step_times_s: Sequence[float], now: float
+    ) -> Hung | Recovered | None:
+        """Check at `now`.
+
+        begun: when the present step began; None while the training thread waits for the run, or is
+            not in a step.
+        """
+        if self._hung_since is not None and begun != self._hung_since:
+            self._hung_since = None
+            return Recovered()
+        if begun is None or not self._factor or len(step_times_s) < FEWEST or self.is_hung:
+            return None
+        median_s = statistics.median(step_times_s)
+        if now - begun <= max(self._least_s, self._factor * median_s):
+            return None
+        self._hung_since = begun
+        return Hung(now - begun, median_s)
 
 
 class Steps(Protocol):
@@ -44,7 +113,7 @@ class TrainingWatch:
     ) -> None:
         self._loop, self._steps, self._stop, self._log = loop, steps, stop, log
         self._restart = settings.hang_restart
-        self._watch = HangWatch(HangRules(settings.hang_factor, settings.hang_least_s))
+        self._watch = HangWatch(settings.hang_factor)
         self._timer = loop.call_later(EVERY_S, self._look)
 
     def summary(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fsl_async.config.rules import is_own
 from fsl_async.errors import ConfigError
 from fsl_async.nodes.ps.own_rules import own_rule
+from fsl_async.roles.sync.ps_state import Merging
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.rules.adapters import adapter_rule_named
 from fsl_async.store.rules.aggregation import RULES
@@ -64,6 +65,17 @@ def weighting_of(config: Config) -> Weighting:
         by_data = config.split.sends_whole or config.tune.is_on
         name = "tokens" if by_data else "batch"
     return weighting_named(name, config.sync.staleness_exponent)
+
+
+def merging_of(config: Config) -> Merging:
+    """Return the facts about the run's rules for the machine. ConfigError as for `rule_of`."""
+    rule, adapters = rule_of(config), adapter_rule_of(config)
+    return Merging(
+        least_clients=rule.least,
+        reuses=rule.reuses,
+        compares=rule.by_rows,
+        clips_values=adapters is not None and adapters.merges_products,
+    )
 
 
 def check_aggregation(config: Config) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
-from fsl_async.config.ring_rules import ring_host, ring_rules
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.servers import ring_host
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
@@ -25,26 +24,26 @@ if TYPE_CHECKING:
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.observe.table import Reporter
     from fsl_async.roles.ring.events import RingRecovered
-    from fsl_async.roles.ring.rules import RingRules
     from fsl_async.store.store import Store
 
 ROLE = "group"
 """The role of a parameter server in its hello to the coordinator."""
 
 
-def check_history(rules: RingRules, version: int, state: RingRecovered) -> None:
+def check_history(config: Config, version: int, state: RingRecovered) -> None:
     """Raise RunDirError for a run directory whose past does not fit its place in the roster."""
-    if rules.coordinates:
+    name = config.run.name
+    if config.leads:
         if state.round >= 0 and state.decided is None:
             raise RunDirError(
-                f"ring.roster: {rules.name} is the first name now, and another server decided the"
+                f"ring.roster: {name} is the first name now, and another server decided the"
                 f" global weights {state.round} that it holds: put that one first again"
             )
     elif version >= 0 and state.round < 0:
         raise RunDirError(
             f"this run directory has a run without groups, at version {version}, which global"
-            f" weights of {rules.coordinator} would replace: give a new --run-dir, or put"
-            f" {rules.name} first in ring.roster"
+            f" weights of {config.ring.coordinator} would replace: give a new --run-dir, or put"
+            f" {name} first in ring.roster"
         )
 
 
@@ -79,39 +78,38 @@ def join_ring(
     """Make the shell take part in global rounds; None without a roster. Raises FslError."""
     if not config.ring.is_on:
         return None
-    ring, rules, loop = config.ring, ring_rules(config), asyncio.get_running_loop()
-    check_history(rules, store.version, store.ring.state)
+    ring, name, loop = config.ring, config.run.name, asyncio.get_running_loop()
+    check_history(config, store.version, store.ring.state)
     check_keys(ring.servers, has_keys=keys is not None)
     options = RingOptions(
-        rules=rules,
-        servers={name: one.key if keys is not None else "" for name, one in ring.servers.items()},
+        config=config,
+        servers={
+            server: one.key if keys is not None else "" for server, one in ring.servers.items()
+        },
         host=ring_host(config),
-        timeout_s=ring.timeout_s,
-        bytes_per_s=ring.bytes_per_s,
-        keeps_momentum=ring.momentum == "keep",
     )
     dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
-    if not rules.coordinates:
-        place = ring.servers[rules.coordinator]
-        settings = transport_settings(config)
+    if not config.leads:
+        place = ring.servers[ring.coordinator]
+        settings = config.transport()
         curve = None if keys is None or not place.key else curve_for(place, keys)
         reports = HandshakeReports(
             place,
             curve.pair.public if curve is not None else "",
-            rules.name,
+            name,
             scheduler=loop,
             journal=writer,
             log=lambda line: journal.say(Note(line, "warning")),
             is_reserved=True,
         )
         try:
-            link = ZmqDialer(place.tcp, rules.name, settings, curve, reports)
+            link = ZmqDialer(place.tcp, name, settings, curve, reports)
         except tp.LocalError as error:
             raise AddressError(f"ring.roster: {error}") from None
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
-                link, loop, settings, take, rules.name, incarnation=time.time_ns(), role=ROLE
+                link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
             )
 
     def make(group: Group) -> RingShell:

@@ -22,13 +22,10 @@ from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
-from fsl_async.config.implied import with_implied
-from fsl_async.config.load import to_wire
-from fsl_async.config.ring_rules import check_ring
-from fsl_async.config.settings import Config, SyncConfig
-from fsl_async.config.site_policy import needs_of
-from fsl_async.config.split_rules import with_split_server
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.recipes import with_implied
+from fsl_async.config.servers import check_ring, with_split_server
+from fsl_async.config.settings import Config
+from fsl_async.config.site import needs_of
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
@@ -37,6 +34,7 @@ from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, w
 from fsl_async.nodes.ps.aggregation import (
     adapter_rule_of,
     check_aggregation,
+    merging_of,
     optimizer_of,
     rule_of,
     weighting_of,
@@ -48,7 +46,7 @@ from fsl_async.nodes.ps.joining_ring import join_ring
 from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
-from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts, Surroundings
+from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.wire import exchanged_category
 from fsl_async.observe.journal import JournalWriter
@@ -57,11 +55,8 @@ from fsl_async.observe.table import GarbageWatch, Reporter
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.norm_guard import GuardRules
-from fsl_async.roles.sync.progress import RunLimits
-from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
-from fsl_async.roles.sync.ps_state import PaceRules
-from fsl_async.roles.sync.round import RoundRules
+from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.roles.sync.round import GRACE_MADS
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.deltas.seed_step import directions_of
@@ -73,8 +68,6 @@ from fsl_transport.zmq.link import ZmqListener
 
 JOURNAL = "journal.jsonl"
 GOODBYE_S = 5.0
-LEAST_SHARE_OF_PERIOD = 0.02
-"""Of sync.every_s between two versions: each writes files of the model's size."""
 LEAST_AWAY_S = 15.0
 """Time in which a running client reconnects after a restart: an attempt to connect may take 10 s,
 and begins some seconds after the one before."""
@@ -114,60 +107,6 @@ class Options:
     """Encrypt with this pair, and admit the keys on this list."""
 
 
-def _pace_of(sync: SyncConfig) -> PaceRules | None:
-    """How often clients send by themselves; None: they are called."""
-    if sync.trigger != "buffer":
-        return None
-    by_time = sync.pace == "run" and not sync.local_steps
-    return PaceRules(sync.local_steps, sync.every_s if by_time else 0.0, sync.dylu)
-
-
-def run_facts(run: str, config: Config) -> RunFacts:
-    """What all clients of a run are told; of groups, which part of the data this one has."""
-    names = list(config.ring.servers)
-    place = (names.index(config.run.name), len(names)) if names else (0, 1)
-    return RunFacts(run, config.shards, to_wire(config), *place)
-
-
-def _guard_of(config: Config) -> GuardRules:
-    """The limits of deltas. Norms of full weights are no lengths of changes, so none is clipped."""
-    rules = GuardRules(**attrs.asdict(config.guard), by_order=config.tune.method == "lora")
-    return attrs.evolve(rules, clip_median=0.0) if config.split.sends_whole else rules
-
-
-def rules_of(config: Config) -> ParameterServerRules:
-    """The part of the configuration that the machine uses."""
-    sync = config.sync
-    return ParameterServerRules(
-        trigger=sync.trigger,
-        every_s=sync.every_s,
-        round_cap_s=sync.round_cap_s,
-        round=RoundRules(sync.quorum, sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s),
-        min_clients=sync.min_clients,
-        max_staleness=sync.staleness_limit,
-        buffer=sync.buffer_size,
-        least_s=sync.least_s or LEAST_SHARE_OF_PERIOD * sync.every_s,
-        pace=_pace_of(sync),
-        limits=RunLimits(config.run.rounds, config.run.tokens, config.run.seconds),
-        decays_from=config.train.decays_from,
-        decays=config.train.schedule == "wsd",
-        drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
-        drain_cap_s=config.transfer.drain_cap_s,
-        keep_versions=config.store.keep_versions,
-        guard=_guard_of(config),
-        least_clients=rule_of(config).least,
-        aggregation=config.outer.aggregation,
-        reuses=rule_of(config).reuses,
-        compares=rule_of(config).by_rows,
-        clips_values=bool((adapters := adapter_rule_of(config)) and adapters.merges_products),
-        shards=config.shards,
-        history=config.tune.zo_history if config.tune.method == "zeroth" else 0,
-        epsilon=config.tune.dp_epsilon,
-        last_global_s=config.ring.hold_s if config.ring.is_on else 0.0,
-        publishes=not config.ring.is_on or next(iter(config.ring.servers)) == config.run.name,
-    )
-
-
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
     codec, adapters = config.codec, adapter_rule_of(config)
@@ -196,7 +135,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,
-        history=config.tune.zo_history if kind.is_scalars else 0,
+        history=config.tune.history,
     )
 
 
@@ -223,7 +162,7 @@ def start_facts(config: Config) -> dict[str, Any]:
     return {
         "every_s": sync.every_s if sync.trigger == "clock" else 0.0,
         "quorum": sync.quorum,
-        "grace": [sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s],
+        "grace": [GRACE_MADS, sync.grace_min_s, sync.first_grace_s],
         "needs": list(needs_of(config)),
         "counts": "samples" if config.split.is_on else "tokens",
         **({"rules": rules} if (rules := rule_facts(config)) else {}),
@@ -417,13 +356,15 @@ class _Server:
         self._loop = loop = asyncio.get_running_loop()
         self._begun = time.monotonic()
         options = self.options
-        self._settings = transport_settings(config, self.capacity.connections)
+        self._settings = config.transport(self.capacity.connections)
         self._link = _listener(config, self.access, self._settings)
         self._finished: asyncio.Future[Finish] = loop.create_future()
         self._worker = ThreadWorker(loop, "store")
         self._journal = Reporter(self.writer, options.log, loop.time, record=options.record)
         self._traffic = Traffic()
-        self._machine = ParameterServerMachine(rules_of(config), weighting_of(config), self.run)
+        self._machine = ParameterServerMachine(
+            config, merging_of(config), weighting_of(config), self.run
+        )
         self._relauncher = relauncher_of(
             options.launching or Launching(),
             self._machine,
@@ -434,7 +375,6 @@ class _Server:
         self._endpoint: tp.ListenerEndpoint
         self._shell = ParameterServerShell(
             self._machine,
-            run_facts(self.run, config),
             Surroundings(
                 store=self.store,
                 worker=self._worker,

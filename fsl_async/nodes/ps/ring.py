@@ -23,13 +23,13 @@ from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.member import COORDINATOR
-from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync import group_hold as group
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
     from fsl_async.store.book.records import Committed
     from fsl_async.store.store import Store
 
@@ -38,6 +38,8 @@ Helper: TypeAlias = (
     " Callable[[int, str], None]], RingProcess]"
 )
 REDIAL_S = 5.0
+TIMEOUT_S = 20.0
+"""A reduction fails after this long without a byte of a member."""
 
 
 @frozen(kw_only=True)
@@ -48,12 +50,9 @@ class RingOptions:
     at which the reduction listens.
     """
 
-    rules: RingRules
+    config: Config
     servers: dict[str, str]
     host: str
-    timeout_s: float
-    bytes_per_s: float
-    keeps_momentum: bool
 
 
 @frozen(kw_only=True)
@@ -89,7 +88,7 @@ class RingShell:
     _helper: Helper = RingProcess
 
     def __attrs_post_init__(self) -> None:
-        self.machine = RingMachine(self._options.rules)
+        self.machine = RingMachine(self._options.config)
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
@@ -122,11 +121,11 @@ class RingShell:
 
     def start(self) -> None:
         """Feed the state on disk, and dial the coordinator; once, after the group has started."""
-        state = self._store.ring.open(coordinates=self._options.rules.coordinates)
+        state = self._store.ring.open(coordinates=self._options.config.leads)
         if state.cut is not None:  # a view may come without a poll that takes a cut
             self.process.start()
         self.node.feed(state)
-        if self._options.rules.coordinates and self.machine.round < 0 and self._store.version >= 0:
+        if self._options.config.leads and self.machine.round < 0 and self._store.version >= 0:
             self.began()
         self._dial()
 
@@ -150,7 +149,7 @@ class RingShell:
         """Take a version of deltas, or version 0."""
         if version > 0:
             self.node.feed(ev.GroupVersion(version))
-        elif self._options.rules.coordinates:
+        elif self._options.config.leads:
             self.began()
 
     def began(self) -> None:
@@ -185,7 +184,7 @@ class RingShell:
             made = store.adopt_global(
                 effect.decision,
                 counted=effect.counted,
-                keeps_momentum=self._options.keeps_momentum,
+                keeps_momentum=self._options.config.ring.momentum == "keep",
             )
             return made, store.ring.state
 
@@ -224,8 +223,8 @@ class RingShell:
                     weights=tuple(share.weight for share in view.members),
                     piece_values=view.piece_values,
                     host=options.host,
-                    timeout_s=options.timeout_s,
-                    bytes_per_s=options.bytes_per_s,
+                    timeout_s=TIMEOUT_S,
+                    bytes_per_s=options.config.ring.bytes_per_s,
                     **paths,
                 )
             )
@@ -255,7 +254,7 @@ class RingShell:
         if self.dialer is not None:
             self.dialer.send(COORDINATOR, msg.to_wire(message))
         else:
-            self.node.feed(ev.RingMessage(self._options.rules.name, message))
+            self.node.feed(ev.RingMessage(self._options.config.run.name, message))
 
     def _summed(self, attempt: int) -> None:
         spec = self._spec
@@ -373,7 +372,7 @@ class RingShell:
             is_server = isinstance(msg.from_wire(event.hello), msg.RingHello)
         except MessageError:
             is_server = False
-        if not is_server or not self._options.rules.coordinates:
+        if not is_server or not self._options.config.leads:
             return f"{peer} is the name of a parameter server; start with another --name"
         return ""
 
@@ -390,7 +389,7 @@ class RingShell:
         try:
             self._take(event)
         except (MessageError, ManifestError) as error:
-            name = self._options.rules.coordinator
+            name = self._options.config.ring.coordinator
             text = f"{name} broke the protocol of groups: {problem_of(error)}; dialing again"
             self._say(Note(text, "warning"))
             assert self.dialer is not None
@@ -428,7 +427,7 @@ class RingShell:
         self._gone(code)
         if code not in self._refusals:
             self._refusals.add(code)
-            name = self._options.rules.coordinator
+            name = self._options.config.ring.coordinator
             self._say(
                 Note(f"{name} has no session for this group: {text}; trying again", "warning")
             )

@@ -26,8 +26,6 @@ from typing import Any
 import fsl_transport as tp
 from fsl_async.config import address as addresses
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_rules
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, KeysError
 from fsl_async.keys.dialling import HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
@@ -197,7 +195,7 @@ def notify_split_server(
     loop, split = asyncio.get_running_loop(), config.split
     if not (split.has_server and split.server):
         return RunEndNotifier(run)
-    settings = transport_settings(config)
+    settings = config.transport()
     try:
         # "Every interface" means this machine: the split server has the same configuration.
         place = addresses.seen_from(split.server, "127.0.0.1:1")
@@ -233,5 +231,6 @@ def notify_split_server(
             role=msg.PS_ROLE,
         )
 
-    redial_s = split_rules(config).reoffer_s
-    return RunEndNotifier(run, dialer, redial_s=redial_s, scheduler=loop, say=journal.say)
+    return RunEndNotifier(
+        run, dialer, redial_s=config.session.reoffer_s, scheduler=loop, say=journal.say
+    )

@@ -13,6 +13,7 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
+from fsl_async.config.load import to_wire
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.serving import Serving
@@ -52,30 +53,6 @@ from fsl_async.store.store import Store
 from fsl_codecs import CodecError, decode_seeds
 
 
-@frozen
-class RunFacts:
-    """The content of a welcome that all clients have in common.
-
-    shards: parts of the data of this group; 0 where it is not divided. group: its place among
-    `groups`, whose parts follow each other; each has as many.
-    """
-
-    run: str
-    shards: int
-    config: dict[str, Any]
-    group: int = 0
-    groups: int = 1
-
-    def part_of(self, shard: int) -> int:
-        """The part of all data that a shard of this group is."""
-        return self.group * self.shards + shard
-
-    def shard_of(self, part: int) -> int:
-        """The shard of this group that a part of all data is; -1: none."""
-        shard = part - self.group * self.shards
-        return shard if part >= 0 and 0 <= shard < self.shards else -1
-
-
 @frozen(kw_only=True)
 class Surroundings:
     """The parts of a process that the shell uses."""
@@ -97,12 +74,16 @@ class Surroundings:
 class ParameterServerShell:
     """Connects a ParameterServerMachine with an endpoint, a store and a worker."""
 
-    def __init__(
-        self, machine: ParameterServerMachine, facts: RunFacts, surroundings: Surroundings
-    ) -> None:
-        around = surroundings
+    def __init__(self, machine: ParameterServerMachine, surroundings: Surroundings) -> None:
+        around, config = surroundings, machine.config
         self.machine = machine
-        self.facts = facts
+        self.shards = config.shards
+        """Parts of the data of this group; 0 where it is not divided."""
+        groups = list(config.ring.servers) or [config.run.name]
+        self._parts = len(groups) * self.shards
+        self._first_part = groups.index(config.run.name) * self.shards
+        """The parts of groups follow each other; each has as many."""
+        self._tables = to_wire(config)
         self.manifest: Manifest | None = None
         self._ring: RingShell | None = None
         self.node = Node(
@@ -120,7 +101,7 @@ class ParameterServerShell:
             store,
             around.worker,
             self.node.feed,
-            shards=facts.shards,
+            shards=self.shards,
             scheduler=around.scheduler,
             say=around.say,
             after_commit=around.after_commit,
@@ -230,7 +211,9 @@ class ParameterServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        shard = self.facts.shard_of(hello.shard) if self.facts.groups > 1 else hello.shard
+        shard = hello.shard - self._first_part
+        if self._parts > self.shards and not 0 <= shard < self.shards:
+            shard = -1  # a part of another group
         held = (hello.run, hello.version, hello.digest, shard)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
@@ -342,10 +325,8 @@ class ParameterServerShell:
         self.node.feed(seen, number)
 
     def _welcome(self, effect: do.Welcome, number: int) -> None:
-        facts = self.facts
-        parts = facts.groups * facts.shards
-        position = self.store.position(effect.peer)
-        welcome = Welcome(facts.run, facts.part_of(effect.shard), parts, facts.config, position)
+        position, part = self.store.position(effect.peer), self._first_part + effect.shard
+        welcome = Welcome(self.machine.run, part, self._parts, self._tables, position)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 
     def _use_model(self, effect: do.UseModel, number: int) -> None:

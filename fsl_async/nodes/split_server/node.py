@@ -21,11 +21,9 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
-from fsl_async.config.implied import with_implied
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
-from fsl_async.config.split_rules import split_rules
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
@@ -40,7 +38,6 @@ from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import keep_freed_blocks, threads_here
@@ -171,10 +168,10 @@ class _Serving:
             self.config, choose_device(self.config.train.device)
         )
         self.training = ServerTraining(method, server, uploads, self._disk)
-        rules = split_rules(self.config)
+        config = self.config
         if self._with_ps:  # the run's end comes from this process
-            rules = attrs.evolve(rules, alone_s=0.0)
-        self.machine = SplitServerMachine(rules, parts.architecture)
+            config = attrs.evolve(config, split=attrs.evolve(config.split, alone_s=0.0))
+        self.machine = SplitServerMachine(config, parts.architecture)
         self.traffic = Traffic()
 
     def weights(self) -> dict[str, Vector]:
@@ -255,8 +252,7 @@ class _Serving:
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]
         split = config.split
-        formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
-        settings = transport_settings(config, self._max_connections)
+        settings = config.transport(self._max_connections)
         try:
             link = ZmqListener(
                 split.listen, settings, self._access.curve, self._access.handshake_failed
@@ -282,7 +278,6 @@ class _Serving:
             self.training,
             listener,
             workers=Workers(*workers),
-            formats=formats,
             traffic=self.traffic,
             scheduler=loop,
             journal=journal,

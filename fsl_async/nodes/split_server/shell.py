@@ -18,7 +18,7 @@ from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.split_streams import Flow, Formats, IncomingUpload, Outgoing
+from fsl_async.nodes.split_streams import Flow, IncomingUpload, Outgoing
 from fsl_async.nodes.wire import beat_of, problem_of
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -67,7 +67,6 @@ class SplitServerShell:
     training: ServerTraining
     _listener: Callable[[Callable[[tp.TransportEvent], None]], tp.ListenerEndpoint]
     workers: Workers
-    formats: Formats
     traffic: Traffic
     _scheduler: tp.Scheduler
     _journal: Journal
@@ -255,7 +254,7 @@ class SplitServerShell:
         if meta is None:
             return
         category = Category.GRADIENTS if effect.key.leg else Category.ACTIVATIONS
-        flow = Flow(category, Direction.UP, self.formats.up)
+        flow = Flow(category, Direction.UP, self.machine.config.split.up)
         incoming = IncomingUpload(effect.key, meta, flow, self.traffic)
         self._incoming[effect.peer, effect.stream] = incoming
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
@@ -286,7 +285,9 @@ class SplitServerShell:
         )
 
     def _outgoing(self, give: Callable[[], Payload | None], flow: Flow) -> Outgoing:
-        return Outgoing(give, flow, self.formats.step_log2, self.workers.code, self.traffic)
+        return Outgoing(
+            give, flow, self.machine.config.codec.step_log2, self.workers.code, self.traffic
+        )
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
         key = effect.key
@@ -296,7 +297,7 @@ class SplitServerShell:
         meta = msg.GradientMeta(key, loss, updates)
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
-        flow = Flow(category, Direction.DOWN, self.formats.down)
+        flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
         source = self._outgoing(lambda: self.training.answer(key), flow)
         # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
@@ -307,7 +308,7 @@ class SplitServerShell:
 
         def ready(vector: Values) -> None:
             payload = Payload(vector, vector.shape)
-            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
+            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.machine.config.split.models)
             source = self._outgoing(lambda: payload, flow)
             meta = msg.to_wire(msg.AuxiliaryMeta(effect.version, effect.round))
             stream = msg.auxiliary_stream(peer, effect.version)

@@ -36,19 +36,26 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict
 
 from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring import messages as msg
-from fsl_async.roles.ring.rules import RingRules
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
 
 LEAST = 2
 """Members of a global round."""
 MOST_DOUBLINGS = 16
 """Of the wait for the next attempt."""
+RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
+"""Wait after an attempt that came to nothing, twice as long after each further one."""
+STALENESS_EXPONENT = 0.5
 TRIES = 3
 """Attempts with all members before one is left out."""
 ROUNDS_OUT = 8
@@ -68,8 +75,11 @@ class CoordinatorPhase(enum.Enum):
 class RingCoordinator:
     """The state of the coordinator. `received` takes messages of members, also of its own."""
 
-    def __init__(self, rules: RingRules) -> None:
-        self.rules = rules
+    def __init__(self, config: Config) -> None:
+        self.name = config.run.name
+        self.ring = config.ring
+        self.roster = tuple(config.ring.servers)
+        self.codec = config.codec
         self.phase = CoordinatorPhase.IDLE
         self.decided: ev.Decision | None = None
         self.attempt = 0
@@ -145,7 +155,7 @@ class RingCoordinator:
         """Take one due deadline."""
         match name:
             case "every":
-                self.deadlines.set("every", now + self.rules.every_s)
+                self.deadlines.set("every", now + self.ring.every_s)
                 self.is_due = self.is_due or bool(self.versions)
                 return self._begin(now)
             case "again":
@@ -162,8 +172,8 @@ class RingCoordinator:
         self.decided, self.attempt = event.decided, event.attempt
         self.counted = dict(event.counted)
         self.is_due = event.cut is not None  # a round that this process did not see decided
-        if self.rules.every_s:
-            self.deadlines.set("every", now + self.rules.every_s)
+        if self.ring.every_s:
+            self.deadlines.set("every", now + self.ring.every_s)
         return []
 
     def begun(self, first: ev.Decision, now: float) -> list[Effect]:
@@ -218,15 +228,15 @@ class RingCoordinator:
         """Let groups end now if all are here, else once those away had time to come back."""
         if not self.ending:
             return []
-        if all(name in self.present for name in self.rules.roster):
+        if all(name in self.present for name in self.roster):
             return self._end()
         if self.deadlines.when("end") is None:
-            self.deadlines.set("end", now + self.rules.grace_s)
+            self.deadlines.set("end", now + self.ring.grace_s)
         return []
 
     def _end(self) -> list[Effect]:
         """Let all groups end, if all that are here have nothing that needs a round."""
-        here = {self.rules.name, *self.present}
+        here = {self.name, *self.present}
         hold_newest = all(self.present.get(name) == self.round for name in here)
         if self.phase is not CoordinatorPhase.IDLE or not hold_newest:
             return []
@@ -266,13 +276,13 @@ class RingCoordinator:
             return []
         self._versions_of[peer] = version
         made = self.versions[peer] = self.versions.get(peer, 0) + 1
-        if self.rules.every and made >= self.rules.every:
+        if not self.ring.every_s and made >= self.ring.every:
             self.is_due = True
         return self._begin(now)
 
     def _ready(self) -> list[str]:
         """The members that can be polled, in the order of the roster."""
-        here = [name for name in self.rules.roster if self.present.get(name) == self.round]
+        here = [name for name in self.roster if self.present.get(name) == self.round]
         fit = [
             name
             for name in here
@@ -286,7 +296,7 @@ class RingCoordinator:
         self._without = set()
         if turn >= 0:  # it may be another one that cannot
             self._out_until.clear()
-        others = [name for name in self._ready() if name != self.rules.name]
+        others = [name for name in self._ready() if name != self.name]
         if turn < 0 or len(others) < LEAST:
             return set()
         others.sort(key=lambda name: -self._failures.get(name, 0))
@@ -301,12 +311,12 @@ class RingCoordinator:
             return []
         self._without = self._suspect()
         ready = self._ready()
-        if len(ready) < LEAST or self.rules.name not in ready:
+        if len(ready) < LEAST or self.name not in ready:
             return []
         self.phase = CoordinatorPhase.POLLING
         self.promises.clear()
         self.deadlines.cancel("again")
-        self.deadlines.set("grace", now + self.rules.grace_s)
+        self.deadlines.set("grace", now + self.ring.grace_s)
         return [Send(name, msg.Poll(self.round)) for name in ready]
 
     def _promised(self, peer: str, promise: msg.Promise, now: float) -> list[Effect]:
@@ -326,11 +336,11 @@ class RingCoordinator:
     def _form(self, now: float) -> list[Effect]:
         """Fix the members of an attempt: those that have promised."""
         self.deadlines.cancel("grace")
-        names = [name for name in self.rules.roster if name in self.promises]
-        if len(names) < LEAST or self.rules.name not in names:
+        names = [name for name in self.roster if name in self.promises]
+        if len(names) < LEAST or self.name not in names:
             self.phase = CoordinatorPhase.IDLE
             self._turns += bool(self._without)
-            self.deadlines.set("again", now + self.rules.grace_s)
+            self.deadlines.set("again", now + self.ring.grace_s)
             return [Note(f"global round {self.round} waits: {len(names)} of {LEAST} members")]
         total = sum(self.promises[name].tokens for name in names)
         shares = [
@@ -345,7 +355,7 @@ class RingCoordinator:
             self.attempt,
             shares,
             min(self.promises[name].piece_values for name in names),
-            dict(self.rules.codec),
+            asdict(self.codec.spec_down),
         )
         self.phase = CoordinatorPhase.FORMING
         return [do.KeepAttempt(self.round, self.attempt)]
@@ -354,7 +364,7 @@ class RingCoordinator:
         """A group's part of the tokens, less for work that is rounds old; 0 if there are none."""
         if not promise.tokens:
             return 0.0
-        discount = float((1 + promise.behind) ** -self.rules.staleness_exponent)
+        discount = float((1 + promise.behind) ** -STALENESS_EXPONENT)
         return promise.tokens / total * discount
 
     def _names(self) -> list[str]:
@@ -389,7 +399,7 @@ class RingCoordinator:
             said = ", ".join(f"{name} {digest}" for name, digest in sorted(self.reports.items()))
             return self._drop(f"the results differ: {said}", now, [peer])
         if self.reports.keys() < set(self._names()):
-            self.deadlines.set("report", now + self.rules.hold_s)
+            self.deadlines.set("report", now + self.ring.hold_s)
             return []
         self.deadlines.cancel("report")
         self.phase = CoordinatorPhase.DECIDING
@@ -409,7 +419,7 @@ class RingCoordinator:
         # A member that cannot reduce, behind a firewall or with a full disk, answers at once each
         # time, and every attempt reads and writes the model at all members.
         doublings = min(self._dropped, MOST_DOUBLINGS)
-        wait_s = min(self.rules.retry_s * 2**doublings, self.rules.longest_retry_s)
+        wait_s = min(RETRY_S * 2**doublings, LONGEST_RETRY_S)
         self._dropped += 1
         self._not_before = now + wait_s
         self.deadlines.set("again", self._not_before)

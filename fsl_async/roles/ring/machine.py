@@ -6,21 +6,24 @@ The coordinator's own group is a member like the others: their messages to each 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from fsl_async.roles.machine import Effect, Event, Send, TimerFired
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import RingCoordinator
 from fsl_async.roles.ring.member import COORDINATOR, RingMember
-from fsl_async.roles.ring.rules import RingRules
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
 
 
 class RingMachine:
     """`handle` and `next_deadline` are the whole interface."""
 
-    def __init__(self, rules: RingRules) -> None:
-        self.rules = rules
-        self.member = RingMember(rules)
-        self.coordinator = RingCoordinator(rules) if rules.coordinates else None
+    def __init__(self, config: Config) -> None:
+        self.name = config.run.name
+        self.member = RingMember(config)
+        self.coordinator = RingCoordinator(config) if config.leads else None
 
     @property
     def round(self) -> int:
@@ -75,8 +78,8 @@ class RingMachine:
         while waiting:
             effect = waiting.popleft()
             if isinstance(effect, Send) and effect.peer == COORDINATOR:
-                more = self.coordinator.received(self.rules.name, effect.message, now)
-            elif isinstance(effect, Send) and effect.peer == self.rules.name:
+                more = self.coordinator.received(self.name, effect.message, now)
+            elif isinstance(effect, Send) and effect.peer == self.name:
                 more = self.member.received(effect.message, now)
             else:
                 left.append(effect)

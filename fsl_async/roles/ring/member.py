@@ -35,17 +35,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring import messages as msg
-from fsl_async.roles.ring.rules import RingRules
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
 
 COORDINATOR = ""
 """The peer of a member's messages."""
+
+RETRY_S = 0.5
 
 
 class MemberPhase(enum.Enum):
@@ -62,8 +66,9 @@ class MemberPhase(enum.Enum):
 class RingMember:
     """The state of one member. `handle` takes its events, `received` the coordinator's messages."""
 
-    def __init__(self, rules: RingRules) -> None:
-        self.rules = rules
+    def __init__(self, config: Config) -> None:
+        self.name = config.run.name
+        self.ring = config.ring
         self.phase = MemberPhase.FREE
         self.round = -1
         """Of the global weights that the group has adopted."""
@@ -160,7 +165,7 @@ class RingMember:
     def _wait(self, now: float) -> None:
         """Without the coordinator, which may have ended, a group ends that needs no round."""
         if self.ends and not self.is_here and self.deadlines.when("end") is None:
-            self.deadlines.set("end", now + self.rules.grace_s)
+            self.deadlines.set("end", now + self.ring.grace_s)
 
     def _end(self) -> list[Effect]:
         """Say that the group ends, and whether that needs one more round."""
@@ -211,7 +216,7 @@ class RingMember:
     def _promise(self, cut: ev.Cut) -> Send:
         behind = max(0, cut.round - self.since)
         promise = msg.Promise(
-            cut.round, cut.version, cut.digest, cut.begin, cut.end, behind, self.rules.piece_values
+            cut.round, cut.version, cut.digest, cut.begin, cut.end, behind, self.ring.piece_values
         )
         return Send(COORDINATOR, promise)
 
@@ -219,7 +224,7 @@ class RingMember:
         self.phase, self.cut = MemberPhase.FREE, event.cut
         if not self.is_here:
             return self._resume()
-        self.deadlines.set("hold", now + self.rules.hold_s)
+        self.deadlines.set("hold", now + self.ring.hold_s)
         return [self._promise(event.cut)]
 
     def _cut_failed(self, event: ev.CutFailed, now: float) -> list[Effect]:
@@ -230,13 +235,13 @@ class RingMember:
     def _view(self, view: msg.View) -> list[Effect]:
         ranks = [share.name for share in view.members]
         if self.phase in {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}:
-            return self._refuse(view, f"{self.rules.name} is {self.phase.value}")
+            return self._refuse(view, f"{self.name} is {self.phase.value}")
         cut = self.cut
-        if cut is None or cut.round != view.round or self.rules.name not in ranks:
-            return self._refuse(view, f"{self.rules.name} has no cut for round {view.round}")
-        rank = ranks.index(self.rules.name)
+        if cut is None or cut.round != view.round or self.name not in ranks:
+            return self._refuse(view, f"{self.name} has no cut for round {view.round}")
+        rank = ranks.index(self.name)
         if view.members[rank].digest != cut.digest:
-            return self._refuse(view, f"{self.rules.name} has another cut for round {view.round}")
+            return self._refuse(view, f"{self.name} has another cut for round {view.round}")
         effects: list[Effect] = []
         if self.phase is MemberPhase.REDUCING:
             effects += self._kill("another attempt begins")
@@ -308,7 +313,7 @@ class RingMember:
         if self.phase is not MemberPhase.FETCHING:
             return []
         self.phase, self.target = MemberPhase.FREE, None
-        self.deadlines.set("ask", now + self.rules.retry_s)
+        self.deadlines.set("ask", now + RETRY_S)
         return [Note(f"global weights {event.round} did not arrive: {event.reason}", "warning")]
 
     def _adopted(self, event: ev.Adopted) -> list[Effect]:
@@ -323,6 +328,6 @@ class RingMember:
             return []
         # The answer to the question leads through FETCHING, where a damaged file is replaced.
         self.phase, self.target = MemberPhase.FREE, None
-        self.deadlines.set("ask", now + 10 * self.rules.retry_s)
+        self.deadlines.set("ask", now + 10 * RETRY_S)
         text = f"global weights {event.round} could not be adopted: {event.reason}"
         return [Note(f"{text}; it is tried again", "warning")]

@@ -16,7 +16,6 @@ from attrs import field, frozen
 
 from fsl_async.roles.messages import Form, Message, MessageError, Table
 from fsl_async.roles.names import NAME
-from fsl_async.roles.ring.rules import LEAST_PIECE_VALUES
 from fsl_async.roles.sync.delta import DIGEST, OptionalDigest
 
 Digest = Annotated[str, DIGEST]
@@ -25,6 +24,9 @@ Name = Annotated[str, Form("the name of a parameter server", NAME.fullmatch)]
 MAX_MEMBERS = 1024
 MAX_TOKENS = 10**15
 MAX_PIECE_VALUES = 1 << 28
+PIECE_VALUES = 1 << 24
+LEAST_PIECE_VALUES = 1 << 14
+"""Smaller pieces take long for nothing: each is one exchange of all members."""
 MAX_BLOB = 4096
 """Bytes of an address as gloo gives it; it is about 175."""
 

@@ -2,7 +2,7 @@
 
 A checkpoint is due every `every` changes, and when one is requested and anything has changed. It is
 made between two trainings, so that book and tensors are consistent. One is written at a time; a
-failed one is tried again after `retry_s`.
+failed one is tried again after `RETRY_S`.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKey
 
+RETRY_S = 30.0
+
 
 @mutable
 class Checkpoints:
@@ -21,7 +23,6 @@ class Checkpoints:
 
     deadlines: Deadlines
     every: int
-    retry_s: float
     number: int = 0  # of the last one in this process
     since: int = 0  # changes since it was begun
     is_due: bool = False
@@ -56,7 +57,7 @@ class Checkpoints:
     def failed(self, now: float) -> None:
         """Record that it could not be written, and try again later."""
         self.writing, self.is_due = None, True
-        self.deadlines.set("retry", now + self.retry_s)
+        self.deadlines.set("retry", now + RETRY_S)
 
 
 def resumed(event: SplitRecovered) -> list[Effect]:

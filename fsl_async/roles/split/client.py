@@ -12,7 +12,7 @@ Rules
   up.
 - An upload that is not settled is offered again after every loss, with the same key. A gradient
   that the split server no longer has is given up: that batch trains nothing here.
-- The last `retain` settled uploads are kept until a checkpoint of the split server's has them. A
+- The last `RETAIN` settled uploads are kept until a checkpoint of the split server's has them. A
   split server that restarts without them is offered them again, without a gradient.
 - An auxiliary model that arrives is installed, whatever its version: the split server's is the one
   that counts. A training thread that waits for one goes on with the old one when the split server
@@ -48,8 +48,10 @@ Rules
     over      UploadReady, RoundEnded         AbandonUpload and FreeSlot; SettleRound
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import mutable
@@ -74,8 +76,16 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+
+
+RETAIN = 2
+"""Trained uploads that a client keeps until a checkpoint has them, to offer them again to a server
+that was killed."""
 
 
 @mutable
@@ -96,9 +106,9 @@ class Sent:
 class SplitClientMachine:
     """One client towards the split server. Shells use `hello`, `handle` and `next_deadline`."""
 
-    def __init__(self, rules: SplitRules, name: str, incarnation: int) -> None:
-        self.rules = rules
-        self.method = method_of(rules)
+    def __init__(self, config: Config, name: str, incarnation: int) -> None:
+        self.config = config
+        self.method = method_of(config.split)
         self.name = name
         self.incarnation = incarnation
         self.connected = False
@@ -201,7 +211,7 @@ class SplitClientMachine:
             return self._server_ended(msg.Ended(event.text), now)
         if event.code == "leaving":
             if not self.over:
-                self.deadlines.set("dial", now + self.rules.reoffer_s)
+                self.deadlines.set("dial", now + self.config.session.reoffer_s)
             return []
         return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
 
@@ -252,7 +262,7 @@ class SplitClientMachine:
 
     def _later(self, sent: Sent, now: float) -> list[Effect]:
         sent.at_server = "missing"
-        sent.not_before = now + self.rules.reoffer_s
+        sent.not_before = now + self.config.session.reoffer_s
         return self._offer(now)
 
     def _settle(self, sent: Sent, now: float) -> list[Effect]:
@@ -263,7 +273,7 @@ class SplitClientMachine:
             sent.settled = True
             effects.append(split.FreeSlot(sent.key))
         kept = [each for each in self.sent.values() if each.settled]
-        for old in kept[: max(0, len(kept) - self.rules.retain)]:
+        for old in kept[: max(0, len(kept) - RETAIN)]:
             del self.sent[old.key]
             effects.append(split.DropUpload(old.key))
         return [*effects, *self._advance(now)]
@@ -424,7 +434,7 @@ class SplitClientMachine:
         if event.error is not None or not self.unsettled:
             # Not the error's text: it may quote the data.
             return self._leave("training has ended" if event.error is None else "training failed")
-        self.deadlines.set("end", now + self.rules.drain_s)
+        self.deadlines.set("end", now + self.config.session.drain_s)
         return []
 
     def _leave(self, reason: str) -> list[Effect]:

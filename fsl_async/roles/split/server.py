@@ -60,9 +60,11 @@ Rules
     done       any but a hello             nothing
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -86,11 +88,17 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.checkpoints import Checkpoints, resumed
+from fsl_async.roles.split.checkpoints import RETRY_S, Checkpoints, resumed
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of, replicas_due
 from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+
+
+MAX_CLIENTS = 1000
 
 
 class SplitServerMachine:
@@ -99,9 +107,9 @@ class SplitServerMachine:
     Shells use `handle` and `next_deadline`; the state is there to be read.
     """
 
-    def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
-        self.rules = rules
-        self.method = method_of(rules)
+    def __init__(self, config: Config, architecture: Mapping[str, str]) -> None:
+        self.config = config
+        self.method = method_of(config.split)
         self.architecture = dict(architecture)
         self.run = ""
         self.round = -1
@@ -112,8 +120,8 @@ class SplitServerMachine:
         self.busy: Effect | None = None  # being carried out by the training thread
         self.shutdown = SplitShutdown()
         self.deadlines = Deadlines()
-        self.liveness = Liveness(self.deadlines, rules.alone_s)
-        self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
+        self.liveness = Liveness(self.deadlines, config.split.alone_s)
+        self.checkpoints = Checkpoints(self.deadlines, config.split.checkpoint_every)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
@@ -212,7 +220,7 @@ class SplitServerMachine:
         refusal = refusal_of(event, self.run, self.architecture)
         if self.shutdown.asked:
             refusal = self.shutdown.refusal()
-        elif event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
+        elif event.peer not in self.peers and len(self.peers) >= MAX_CLIENTS:
             kept = counted(len(self.peers), "client")
             refusal = "full", f"this server keeps the state of {kept} already"
         if refusal is not None:
@@ -440,7 +448,7 @@ class SplitServerMachine:
             self.checkpoints.written()
             return [Note(text, "warning"), *self._end(text)]
         self.checkpoints.failed(now)
-        return [Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
+        return [Note(f"{text}; next try in {RETRY_S:g} s", "warning")]
 
     # --- the end ---
 
@@ -452,7 +460,7 @@ class SplitServerMachine:
             return []
         self.shutdown.run_over = True
         if self.deadlines.when("over") is None:
-            self.deadlines.set("over", now + self.rules.drain_s)
+            self.deadlines.set("over", now + self.config.session.drain_s)
         return self._end_if_over(now)
 
     def _ps_ended(self, event: ev.PsEnded, now: float) -> list[Effect]:
@@ -471,7 +479,7 @@ class SplitServerMachine:
             return []
         self.shutdown.reason = reason
         self.deadlines.clear()
-        self.deadlines.set("drain", now + self.rules.drain_s)
+        self.deadlines.set("drain", now + self.config.session.drain_s)
         return [Note(f"ending: {reason}"), *self._next(now)]
 
     def _timers(self, event: TimerFired, now: float) -> list[Effect]:

@@ -93,13 +93,14 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client_shutdown import ClientShutdown
 from fsl_async.roles.sync.client_state import (
     ANSWER_S,
+    DRAIN_S,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
     EXIT_RELAUNCH,
+    REOFFER_S,
     SERVER,
     VIOLATIONS,
-    ClientRules,
     Held,
     lost_text,
 )
@@ -115,7 +116,6 @@ __all__ = [
     "EXIT_RELAUNCH",
     "SERVER",
     "ClientMachine",
-    "ClientRules",
     "Held",
 ]
 
@@ -123,7 +123,7 @@ __all__ = [
 class ClientMachine:
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
 
-    def __init__(self, rules: ClientRules, name: str, incarnation: int) -> None:
+    def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
         self.incarnation = incarnation
         self.run = ""
@@ -152,7 +152,7 @@ class ClientMachine:
         self.leading = Leading(self.deadlines)
         self.version_sync = VersionSync(self.deadlines)
         self.movement = Movement()
-        self.shutdown = ClientShutdown(rules, self.deadlines)
+        self.shutdown = ClientShutdown(self.deadlines)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             TimerFired: self._timers,
             ev.Attached: self._attached,
@@ -181,15 +181,6 @@ class ClientMachine:
             TrainingEnded: self._training_ended,
             ev.TransfersChecked: self.shutdown.transfers_checked,
         }
-
-    @property
-    def rules(self) -> ClientRules:
-        """The client's times. It receives those of its run in its welcome."""
-        return self.shutdown.rules
-
-    @rules.setter
-    def rules(self, rules: ClientRules) -> None:
-        self.shutdown.rules = rules
 
     @property
     def latest(self) -> Held:
@@ -253,7 +244,7 @@ class ClientMachine:
         what = lost_text(event.reason)
         if not self.shutdown.training:
             self.shutdown.session_lost(now)
-            meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
+            meanwhile = f"waiting {DRAIN_S:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
         self.pending_note = Note(f"{what}; {meanwhile}", "warning")
@@ -324,14 +315,14 @@ class ClientMachine:
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if event.stream.startswith("delta:"):
             if self.delta is not None and self.connected:
-                self.deadlines.set("offer", now + self.rules.reoffer_s)
+                self.deadlines.set("offer", now + REOFFER_S)
             return []
         if event.stream.startswith("initial:"):
             self.version_sync.publishing = False
             return []
         if event.stream == self.version_sync.replaying:
             self.version_sync.replaying = ""
-        self.version_sync.later(now, self.rules.reoffer_s)  # the stream failed, not the session
+        self.version_sync.later(now, REOFFER_S)  # the stream failed, not the session
         return []
 
     # --- versions, down ---
@@ -374,7 +365,7 @@ class ClientMachine:
         if not busy and self.version_sync.fits(event):
             return self.version_sync.receive(event)
         if self.version_sync.asked is not None:  # this may have been the answer: ask again later
-            self.version_sync.later(now, self.rules.reoffer_s)
+            self.version_sync.later(now, REOFFER_S)
         return [DeclineStream(SERVER, event.stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
@@ -389,7 +380,7 @@ class ClientMachine:
     def _base_lost(self, text: str, now: float) -> list[Effect]:
         self.busy = None
         self.version_sync.lost()
-        self.version_sync.later(now, self.rules.reoffer_s)
+        self.version_sync.later(now, REOFFER_S)
         return [Note(text, "warning"), *self._advance()]
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
@@ -520,7 +511,7 @@ class ClientMachine:
             return []
         self.shutdown.pace.interrupt()
         if event.code == "later":
-            self.deadlines.set("offer", now + self.rules.reoffer_s)
+            self.deadlines.set("offer", now + REOFFER_S)
             return []
         text = f"the parameter server refused a delta of {self.delta.tokens} tokens: {event.text}"
         if event.code == "stale":

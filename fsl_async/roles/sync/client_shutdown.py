@@ -1,13 +1,13 @@
 """Decides how a client ends: why, with which exit code, and how long it waits to send. Pure.
 
 First training ends. Then the progress since the last snapshot is sent, after the outstanding delta.
-The client waits for it while its bytes advance, at most `drain_cap_s`, and `drain_s` without a
+The client waits for it while its bytes advance, at most `DRAIN_CAP_S`, and `DRAIN_S` without a
 session.
 
-A preempted client has a deadline set by others. It leaves `goodbye_s` before it, whatever is still
+A preempted client has a deadline set by others. It leaves `GOODBYE_S` before it, whatever is still
 under way (timer "goodbye"). It does not begin its last delta if the slowest of its recent ones
 would arrive too late (timer "late"): part of a delta is useless, and its bytes are taken
-from the others on the path. Until then a training step may last longer than `drain_s`.
+from the others on the path. Until then a training step may last longer than `DRAIN_S`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from fsl_async.roles.machine import Deadlines, Effect, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client_state import (
+    DRAIN_S,
     EXIT_FAILED,
     EXIT_REFUSED,
     EXIT_RELAUNCH,
+    GOODBYE_S,
     LOSSES,
     MOMENT_S,
-    ClientRules,
 )
 from fsl_async.roles.sync.pace import Pace
+from fsl_async.roles.sync.shutdown import DRAIN_CAP_S, STALLED_S
 
 
 @mutable
@@ -35,7 +37,6 @@ class ClientShutdown:
     It shares the machine's deadlines; "end", "late" and "goodbye" are its own.
     """
 
-    rules: ClientRules
     deadlines: Deadlines
     reason: str | None = None  # None until the end was asked for
     exit_code: int = 0
@@ -61,7 +62,7 @@ class ClientShutdown:
         if self.asked:
             return []
         self.reason, self.exit_code = reason, exit_code
-        self.deadlines.set("end", now + self.rules.drain_s)
+        self.deadlines.set("end", now + DRAIN_S)
         return [do.EndTraining(reason)]
 
     def preempt(self, event: ev.Preempting, now: float) -> list[Effect]:
@@ -70,7 +71,7 @@ class ClientShutdown:
         known = self.deadlines.when("goodbye")
         if event.deadline is None or self.finished:
             return effects
-        goodbye = max(event.deadline - self.rules.goodbye_s, now)
+        goodbye = max(event.deadline - GOODBYE_S, now)
         if known is not None and known <= goodbye:
             return effects
         self.deadlines.set("goodbye", goodbye)
@@ -78,7 +79,7 @@ class ClientShutdown:
         takes_s = self.pace.slowest_s
         late = goodbye if takes_s is None else max(goodbye - takes_s, now)
         if self.training:
-            self.deadlines.set("end", max(late, min(now + self.rules.drain_s, goodbye)))
+            self.deadlines.set("end", max(late, min(now + DRAIN_S, goodbye)))
         self.deadlines.set("late", late)
         if late <= now and takes_s is not None:
             text = (
@@ -107,18 +108,18 @@ class ClientShutdown:
         if self.refusing or not joined:
             return self.finish()
         self.ended_at = now
-        self.deadlines.set("end", now + self.rules.drain_s)
+        self.deadlines.set("end", now + DRAIN_S)
         return []
 
     def session_lost(self, now: float) -> None:
         """Wait for another session; not longer if those end too before anything is sent."""
         self.losses += 1
         if self.losses <= LOSSES:
-            self.deadlines.set("end", now + self.rules.drain_s)
+            self.deadlines.set("end", now + DRAIN_S)
 
     def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
         """Go on waiting for the last delta while its bytes advance."""
-        until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
+        until = min(now + STALLED_S, self.ended_at + DRAIN_CAP_S)
         if not event.advanced or until <= now + MOMENT_S:
             return self.finish()
         self.losses = 0

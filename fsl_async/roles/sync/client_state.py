@@ -1,4 +1,4 @@
-"""The parts of a client's state: its rules, and a version that it holds. Pure."""
+"""A version that a client holds, and its times and exit codes. Pure."""
 
 from __future__ import annotations
 
@@ -31,20 +31,14 @@ EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
 EXIT_RELAUNCH = 64
 
+REOFFER_S = 5.0
+"""After that, a delta or a fetch that failed is offered again."""
 
-@frozen
-class ClientRules:
-    """Times in seconds."""
+DRAIN_S = 10.0
+"""Wait at the end for the training thread, for a session, and for a transfer to begin."""
 
-    reoffer_s: float = 5.0
-    drain_s: float = 10.0
-    """Wait at the end for the training thread, for a session, and for a transfer to begin."""
-    stalled_s: float = 60.0
-    """Wait at the end for a transfer to advance. Receivers report every 2 MiB at least."""
-    drain_cap_s: float = 3600.0
-    """Wait at the end for everything together."""
-    goodbye_s: float = 2.0
-    """Time before a deadline of others: to say goodbye and to end the process."""
+GOODBYE_S = 2.0
+"""Time before a deadline of others: to say goodbye and to end the process."""
 
 
 @frozen

@@ -92,7 +92,7 @@ class Counting:
 
     def _with_share(self, clients: list[MergedDelta], lines: list[str]) -> list[MergedDelta]:
         """Return clients with fewer tokens where the share of one is too large."""
-        max_share = self.guard.rules.max_share
+        max_share = self.guard.limits.max_share
         if not max_share or len(clients) < _LEAST_CLIENTS:
             return clients
         has_balance = any(BALANCE in one.delta.facts for one in clients)

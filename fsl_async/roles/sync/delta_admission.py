@@ -96,7 +96,7 @@ class DeltaAdmission:
             self.deltas.settled.settle(key, "quarantined")
             self.guard.stored(key.client, now)
             self.guard.hold(stored)
-            release = self.guard.rules.release
+            release = self.guard.limits.release
             done = "held back" if release else "quarantined"
             text = f"{done} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]

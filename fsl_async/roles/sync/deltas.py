@@ -25,7 +25,6 @@ from fsl_async.roles.sync.delta import (
     StoredDelta,
     one_each,
 )
-from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.outcomes import Outcomes, newest_of_clients
 from fsl_async.roles.sync.weighting import Weighting
 
@@ -45,7 +44,7 @@ class DeltaBook:
     epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
     version also has the newest merged delta of each client without a new one. weighs_unmoved:
     whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
-    counting: how much each counts in a version; default: each client once, without limits.
+    counting: how much each counts in a version.
     one_base: whether a version is made from deltas of the version before alone; those that became
     old on their way have no part in it.
     """
@@ -59,11 +58,11 @@ class DeltaBook:
         epsilon: float = 0.0,
         reuses: bool = False,
         weighs_unmoved: bool = False,
-        counting: Counting | None = None,
+        counting: Counting,
         one_base: bool = False,
     ) -> None:
         self.weighting = weighting
-        self.counting = counting or Counting(weighting, NormGuard())
+        self.counting = counting
         self._epsilon = epsilon
         self.max_staleness = max_staleness
         self.pending: dict[DeltaKey, StoredDelta] = {}

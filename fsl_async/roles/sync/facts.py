@@ -215,7 +215,7 @@ class FactBook:
         phase, pending = machine.phase.value, len(machine.deltas.pending)
         phase = _OTHER_WORDS.get(phase, phase)
         late = tuple(sorted(machine.rounds.late))
-        next_at = machine.deadlines.when("sync") if machine.rules.trigger == "clock" else None
+        next_at = machine.deadlines.when("sync") if machine.config.sync.trigger == "clock" else None
         open_ = machine.round
         if open_ is None or not open_.asked:  # clients that send by themselves are not called
             phase = "ready" if phase == "collecting" else phase
@@ -259,7 +259,7 @@ class FactBook:
         alive = {name for name, one in members if asked.get(name) == one.incarnation}
         absent = [name for name in asked if name not in in_time]
         empty = {name for name, contributed in round_.answered.items() if not contributed}
-        needed = math.ceil(machine.rules.round.quorum * len(alive | in_time))
+        needed = math.ceil(machine.config.sync.quorum * len(alive | in_time))
         losses = [one.delta.metrics.get("loss") for one in merged]
         finite = [one for one in losses if isinstance(one, int | float) and math.isfinite(one)]
         stale = [one.staleness for one in merged]

@@ -30,10 +30,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from attrs import field, frozen, mutable
+from attrs import field, mutable
 
 from fsl_async.roles.sync.delta import ORDER, Delta, DeltaKey, MergedDelta, StoredDelta, one_each
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import GuardConfig
 
 MEMORY = 64
 """Clients whose newest delta is remembered."""
@@ -46,35 +50,17 @@ MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
 
 
-@frozen
-class GuardRules:
-    """The limits; 0: no limit.
-
-    least: deltas that must have been accepted before medians of earlier versions count, and clients
-    whose norms a version is compared with. by_order: deltas of zeroth order are compared apart.
-    """
-
-    clip_norm: float = 0.0
-    clip_median: float = 0.0
-    outlier_median: float = 0.0
-    least: int = 5
-    max_tokens_per_s: float = 0.0
-    max_tokens_median: float = 0.0
-    max_share: float = 0.0
-    release: bool = False
-    by_order: bool = False
-
-
 @mutable
 class NormGuard:
     """Each client's newest delta, and deltas held back. Times in seconds of the caller's clock.
 
     growth: of a delta with its steps, as a power; 0: clients are weighed by their mean step, and
-    its norm is compared.
+    its norm is compared. by_order: deltas of zeroth order are compared apart.
     """
 
-    rules: GuardRules = field(factory=GuardRules)
+    limits: GuardConfig
     growth: float = 0.5
+    by_order: bool = False
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _newest: dict[str, StoredDelta] = field(factory=dict)
     """Of each client, the client of the newest one last."""
@@ -93,7 +79,7 @@ class NormGuard:
         self._accepted = len(usual)
         for one in usual:
             self._remember(one)
-        if self.rules.release:
+        if self.limits.release:
             self.held = {one.key: one for one in held}
 
     def advance(self) -> None:
@@ -116,13 +102,13 @@ class NormGuard:
         if before is not None and before[0] == key:
             return before[1], None
         counted, why = tokens, None
-        rules = self.rules
-        if rules.max_tokens_per_s:
+        limits = self.limits
+        if limits.max_tokens_per_s:
             seconds = max(0.0, now - self._since.get(key.client, now))
-            most = max(1, int(rules.max_tokens_per_s * seconds))
+            most = max(1, int(limits.max_tokens_per_s * seconds))
             if most < counted:
-                counted, why = most, f"{rules.max_tokens_per_s:g} a second for {seconds:.1f} s"
-        if self._accepted >= rules.least and len(self._newest) > 1:
+                counted, why = most, f"{limits.max_tokens_per_s:g} a second for {seconds:.1f} s"
+        if self._accepted >= limits.least and len(self._newest) > 1:
             most, reason = self.most_tokens(delta, [one.delta for one in self._newest.values()])
             if most < counted:
                 counted, why = most, reason
@@ -136,7 +122,7 @@ class NormGuard:
 
         deltas: of its client in the version.
         """
-        factor = self.rules.max_tokens_median
+        factor = self.limits.max_tokens_median
         if not factor:
             return delta.tokens, ""
         usual = median(one.tokens for one in known)
@@ -149,8 +135,8 @@ class NormGuard:
 
     def outlier(self, norm: float) -> str | None:
         """Why a delta of that norm is excluded, or None."""
-        factor = self.rules.outlier_median
-        if not factor or self._accepted < self.rules.least:
+        factor = self.limits.outlier_median
+        if not factor or self._accepted < self.limits.least:
             return None
         usual = median(one.norm for one in self._newest.values())
         if norm <= factor * usual:
@@ -159,10 +145,10 @@ class NormGuard:
 
     def clips(self, merged: Sequence[MergedDelta]) -> dict[DeltaKey, float]:
         """The factors, below 1, of the deltas of a version that count as shorter than they are."""
-        clip_norm = self.rules.clip_norm or math.inf
+        clip_norm = self.limits.clip_norm or math.inf
         moved = [one for one in merged if one.norm > 0.0]
         found: dict[DeltaKey, float] = {}
-        for zeroth in (False, True) if self.rules.by_order else (None,):
+        for zeroth in (False, True) if self.by_order else (None,):
             deltas = [one for one in moved if zeroth in (None, _is_zeroth(one.delta))]
             limit, usual = self._limit(one_each(deltas), zeroth)
             if zeroth and math.isinf(limit):  # only one client has scalars: a way out for a liar
@@ -185,14 +171,14 @@ class NormGuard:
         work = [(one.norm, one.delta.steps) for one in clients]
         for name, one in reversed(self._newest.items()):
             is_new = name not in names and one.key.base >= since and one.norm > 0.0
-            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.rules.least:
+            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.limits.least:
                 work.append((one.norm, one.delta.steps))
-        if not self.rules.clip_median or len(work) < 2:
+        if not self.limits.clip_median or len(work) < 2:
             return math.inf, 1.0
         usual = max(1.0, median(steps for _, steps in work))
         sizes = [self._size(norm, steps / usual, is_measure=True) for norm, steps in work]
         shortest = len(sizes) == 2
-        return self.rules.clip_median * (min(sizes) if shortest else median(sizes)), usual
+        return self.limits.clip_median * (min(sizes) if shortest else median(sizes)), usual
 
     def _size(self, norm: float, steps: float, *, is_measure: bool) -> float:
         """The norm as if the delta were of the median of steps. steps: in medians.
@@ -225,7 +211,7 @@ class NormGuard:
 
     def hold(self, one: StoredDelta) -> None:
         """Hold an excluded delta, if deltas may be released."""
-        if not self.rules.release:
+        if not self.limits.release:
             return
         self.held[one.key] = one
         of_client = [key for key in self.held if key.client == one.key.client]

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from attrs import Factory, field, mutable
 
@@ -21,7 +22,10 @@ from fsl_async.roles.machine import Effect, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.ps_state import Member, PaceRules
+from fsl_async.roles.sync.ps_state import Member
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import SyncConfig
 
 KEPT, LEAST_KEPT = 5, 3
 """Speeds of a client of which the median counts, and how many there must be."""
@@ -61,7 +65,7 @@ class _Speed:
 class Pacing:
     """Paces of a run's clients. It shares the machine's dict of members."""
 
-    rules: PaceRules | None
+    sync: SyncConfig
     members: Mapping[str, Member]
     _speeds: dict[str, _Speed] = field(factory=dict)
 
@@ -70,21 +74,21 @@ class Pacing:
         made: list[Effect] = []
         for effect in effects:
             made.append(effect)
-            if self.rules is not None and isinstance(effect, do.Welcome):
+            if self.sync.trigger == "buffer" and isinstance(effect, do.Welcome):
                 made.append(self._tell(effect.peer, self._steps(effect.peer)))
         return made
 
     def heard(self, event: ev.HeartbeatReceived, now: float) -> list[Effect]:
         """Count a client's steps; return the paces that change by that."""
         member = self.members.get(event.peer)
-        if self.rules is None or not self.rules.by_speed or member is None:
+        if not self.sync.dylu or member is None:
             return []
         step = event.payload.get("step")
         if type(step) is not int or step < 0:
             return []
         speed = self._speeds.get(event.peer)
         if speed is None or speed.incarnation != member.incarnation:
-            told = self.rules.steps if speed is None else speed.told
+            told = self.sync.local_steps if speed is None else speed.told
             self._speeds[event.peer] = _Speed(member.incarnation, step, now, told)
             return []
         before = self._fastest()
@@ -101,10 +105,9 @@ class Pacing:
         return [self._tell(name, steps)] if abs(steps - told) >= CHANGE * told else []
 
     def _tell(self, name: str, steps: int) -> Effect:
-        assert self.rules is not None
         if name in self._speeds:
             self._speeds[name].told = steps
-        return Send(name, msg.Pace(steps, math.ceil(1000 * self.rules.seconds)))
+        return Send(name, msg.Pace(steps, math.ceil(1000 * self.sync.send_every_s)))
 
     def _fastest(self) -> float:
         """Speed of the fastest client that is here; 0 while none is known."""
@@ -113,9 +116,8 @@ class Pacing:
 
     def _steps(self, name: str) -> int:
         """Steps of a client from one delta to the next."""
-        assert self.rules is not None
         speed, fastest = self._speeds.get(name), self._fastest()
-        if not self.rules.by_speed or speed is None or len(speed.kept) < LEAST_KEPT or not fastest:
-            return self.rules.steps
+        if not self.sync.dylu or speed is None or len(speed.kept) < LEAST_KEPT or not fastest:
+            return self.sync.local_steps
         share = max(LEAST_SHARE, median(speed.kept) / fastest)
-        return max(1, math.floor(min(1.0, share) * self.rules.steps + ROUNDING))
+        return max(1, math.floor(min(1.0, share) * self.sync.local_steps + ROUNDING))

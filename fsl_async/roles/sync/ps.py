@@ -52,7 +52,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -91,7 +91,7 @@ from fsl_async.roles.sync.ps_state import (
     EXIT_DAMAGED,
     EXIT_FAILED,
     Member,
-    ParameterServerRules,
+    Merging,
     Phase,
 )
 from fsl_async.roles.sync.publishing import Publishing
@@ -104,7 +104,10 @@ from fsl_async.roles.sync.triggers import trigger_of
 from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
 from fsl_async.roles.sync.weighting import Weighting
 
-__all__ = ["EXIT_FAILED", "Member", "ParameterServerMachine", "ParameterServerRules", "Phase"]
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+
+__all__ = ["EXIT_FAILED", "Member", "Merging", "ParameterServerMachine", "Phase"]
 
 
 class ParameterServerMachine:
@@ -113,25 +116,34 @@ class ParameterServerMachine:
     `handle` and `next_deadline` are the whole interface.
     """
 
-    def __init__(self, rules: ParameterServerRules, weighting: Weighting, run: str) -> None:
-        self.rules = rules
+    def __init__(self, config: Config, merging: Merging, weighting: Weighting, run: str) -> None:
+        self.config = config
         self.run = run
-        round_s = rules.every_s if rules.trigger == "clock" else 0.0
-        self.progress = RunProgress(rules.limits, rules.decays_from, round_s)
+        sync, train, tune = config.sync, config.train, config.tune
+        self.progress = RunProgress(
+            RunLimits(config.run.rounds, config.run.tokens, config.run.seconds),
+            train.decays_from,
+            sync.every_s if sync.trigger == "clock" else 0.0,
+        )
         self.members: dict[str, Member] = {}
-        trigger = trigger_of(rules)
-        self.guard = NormGuard(rules.guard, growth=weighting.growth)
+        trigger = trigger_of(config)
+        self.guard = NormGuard(
+            config.guard, growth=weighting.growth, by_order=tune.method == "lora"
+        )
         self.deltas = DeltaBook(
             weighting,
-            max_staleness=rules.max_staleness,
-            keep_versions=rules.keep_versions,
-            epsilon=rules.epsilon,
-            reuses=rules.reuses,
-            weighs_unmoved=rules.compares,
+            max_staleness=sync.staleness_limit,
+            keep_versions=config.store.keep_versions,
+            epsilon=tune.dp_epsilon,
+            reuses=merging.reuses,
+            weighs_unmoved=merging.compares,
             counting=Counting(
-                weighting, self.guard, trigger.clients_lead or rules.reuses, rules.clips_values
+                weighting,
+                self.guard,
+                trigger.clients_lead or merging.reuses,
+                merging.clips_values,
             ),
-            one_base=rules.clips_values or rules.history > 0,
+            one_base=merging.clips_values or tune.history > 0,
         )
         self.deadlines = Deadlines()
         self.serving = Serving(
@@ -141,16 +153,17 @@ class ParameterServerMachine:
             trigger.selection.announces_to_all,
             trigger.trains,
             LONGEST_CHAIN if trigger.clients_lead else 0,
-            rules.history,
+            tune.history,
         )
-        self.pacing = Pacing(rules.pace, self.members)
+        self.pacing = Pacing(sync, self.members)
         self.publishing = Publishing(
-            self.members, self.deadlines, rules.retry_s, over=not rules.publishes
+            self.members, self.deadlines, sync.retry_s, over=not config.leads
         )
-        self.membership = Membership(self.members, ShardLeases(rules.shards))
-        shutdown = RunShutdown(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
+        self.membership = Membership(self.members, ShardLeases(config.shards))
+        shutdown = RunShutdown(config.session.drain_s)
         self.rounds = RoundCoordinator(
-            rules,
+            config,
+            merging,
             self.members,
             self.deltas,
             deadlines=self.deadlines,
@@ -161,7 +174,7 @@ class ParameterServerMachine:
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
-        last_s = rules.last_global_s
+        last_s = config.ring.hold_s if config.ring.is_on else 0.0
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
@@ -256,7 +269,7 @@ class ParameterServerMachine:
         limits = self.progress.limits
         # If the limit was reached before this start, clients still get time to reconnect and offer
         # their deltas.
-        least_s = self.rules.drain_s if event.served_s else 0.0
+        least_s = self.config.session.drain_s if event.served_s else 0.0
         self._set_limit(max(limits.seconds - event.served_s, least_s), now)
         self.membership.recovered(event, now)
         if event.version < 0:
@@ -280,7 +293,7 @@ class ParameterServerMachine:
             self.deadlines.set("sync", trigger.schedule.after_start(event.since_version_s, now))
         else:  # killed between its last version and its end: let clients reconnect and fetch it
             self.end.begin(limit, now)
-            self.deadlines.set("linger", now + self.rules.drain_s)
+            self.deadlines.set("linger", now + self.config.session.drain_s)
         waiting = counted(len(event.pending), "delta")
         text = f"continuing at version {event.version} with {waiting} still to be merged"
         self.guard.recovered(usual, event.held)
@@ -405,14 +418,14 @@ class ParameterServerMachine:
         is_global = event.made_of != "deltas"
         tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
         self.progress.committed(event.version, tokens, now, is_global=is_global)
-        if is_global or (self.rules.is_group and event.version == 0):
+        if is_global or (self.config.ring.is_on and event.version == 0):
             self.serving.take_global(event)
         self.hold.committed()
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
             note = Note("version 0 is durable, training starts")
-            if not self.rules.publishes:
+            if not self.config.leads:
                 return [note, *self.hold.began(self.members)]
             return [note, *self.serving.announce(now), *self.hold.serve(now)]
         if is_global and self.end.asked and self.rounds.round is not None:
@@ -488,7 +501,7 @@ class ParameterServerMachine:
         progress = self.progress
         if self.end.asked or self.version < 0:
             return f"the run {'is ending' if self.end.asked else 'has not begun'}"
-        if not self.rules.decays:
+        if self.config.train.schedule != "wsd":
             return "learning rates follow another schedule; set train.schedule = wsd"
         position = progress.position(now)
         if not (position.is_planned or more.exist):

@@ -11,22 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import TYPE_CHECKING
 
-from attrs import Factory, field, frozen, mutable
+from attrs import Factory, field, mutable
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import SyncConfig
 
 MAX_OFFSETS = 64
 MIN_OFFSETS = 3
 
-
-@frozen
-class RoundRules:
-    """The rules of a round with quorum and grace window. Times in seconds."""
-
-    quorum: float = 0.5  # fraction of the expected clients, at least one client
-    grace_mad_factor: float = 4.0
-    grace_min_s: float = 1.0  # at least this long after the quorum
-    patience: float = 2.0  # caps after which a round without a quorum merges what it has
-    first_grace_s: float = 60.0  # this long after the quorum while too few arrivals are known
+GRACE_MADS = 4.0
+"""Median absolute deviations beyond the median of arrival times, at which a grace window ends."""
 
 
 def _newest(offsets_s: Iterable[float]) -> deque[float]:
@@ -39,20 +35,20 @@ class ArrivalHistory:
 
     offsets_s: deque[float] = field(factory=deque, converter=_newest)
 
-    def grace_until(self, rules: RoundRules, called_at: float, quorum_at: float) -> float:
+    def grace_until(self, sync: SyncConfig, called_at: float, quorum_at: float) -> float:
         """When the grace window ends, for a round with its call and its quorum at these times."""
         if len(self.offsets_s) < MIN_OFFSETS:
-            return quorum_at + rules.first_grace_s
+            return quorum_at + sync.first_grace_s
         middle = median(self.offsets_s)
         deviation = median(abs(offset - middle) for offset in self.offsets_s)
-        usual = called_at + middle + rules.grace_mad_factor * deviation
-        return max(usual, quorum_at + rules.grace_min_s)
+        usual = called_at + middle + GRACE_MADS * deviation
+        return max(usual, quorum_at + sync.grace_min_s)
 
-    def usual_s(self, rules: RoundRules) -> float:
+    def usual_s(self, sync: SyncConfig) -> float:
         """How long answers usually take; 0 while too few are known."""
         if len(self.offsets_s) < MIN_OFFSETS:
             return 0.0
-        return self.grace_until(rules, 0.0, 0.0)
+        return self.grace_until(sync, 0.0, 0.0)
 
 
 @mutable

@@ -8,6 +8,7 @@ in the table of `roles.sync.ps`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fsl_async.roles.machine import Deadlines, Effect, Note, Send
 from fsl_async.roles.messages import Message
@@ -17,11 +18,14 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.progress import RunProgress
-from fsl_async.roles.sync.ps_state import Member, ParameterServerRules, Phase
+from fsl_async.roles.sync.ps_state import Member, Merging, Phase
 from fsl_async.roles.sync.round import ArrivalHistory, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import Trigger, Verdict
 from fsl_async.roles.sync.version_serving import Serving
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
 
 
 class RoundCoordinator:
@@ -32,7 +36,8 @@ class RoundCoordinator:
 
     def __init__(
         self,
-        rules: ParameterServerRules,
+        config: Config,
+        merging: Merging,
         members: dict[str, Member],
         deltas: DeltaBook,
         *,
@@ -54,7 +59,8 @@ class RoundCoordinator:
         """Whether a ring holds merges (`group_hold`)."""
         self.late: set[str] = set()
         """Connected clients without an answer since a round that merged without them."""
-        self._rules = rules
+        self._config = config
+        self._merging = merging
         self._deadlines = deadlines
         self._shutdown = shutdown
         self._progress = progress
@@ -80,7 +86,7 @@ class RoundCoordinator:
     def call(self, now: float) -> list[Effect]:
         """Open a round if enough clients are here."""
         here = self._here()
-        needed = max(1, self._rules.min_clients if self.deltas.version == 0 else 1)
+        needed = max(1, self._config.sync.min_clients if self.deltas.version == 0 else 1)
         if len(here) < needed and not self._shutdown.asked:
             again = self.trigger.schedule.when_short(now)
             if again is not None:
@@ -89,7 +95,7 @@ class RoundCoordinator:
         self.phase = Phase.COLLECTING
         cap_s = self.trigger.schedule.cap_s
         if self._shutdown.asked:
-            cap_s = self._shutdown.first_wait_s(self._history.usual_s(self._rules.round))
+            cap_s = self._shutdown.first_wait_s(self._history.usual_s(self._config.sync))
         last = self._shutdown.asked or self._progress.is_last(self.deltas.version)
         opening = self.trigger.opening(here, self.deltas, last=last)
         waiting = list(opening.waiting)
@@ -197,11 +203,12 @@ class RoundCoordinator:
 
     def too_few(self) -> str:
         """Why too few clients have pending deltas for the aggregation rule; empty: enough have."""
-        clients, least = self.deltas.clients_pending, self._rules.least_clients
+        clients, least = self.deltas.clients_pending, self._merging.least_clients
         if clients >= least:
             return ""
+        rule = self._config.outer.aggregation
         return (
-            f"{self._rules.aggregation} needs deltas of {least} clients, there are {clients};"
+            f"{rule} needs deltas of {least} clients, there are {clients};"
             " they wait for the next round"
         )
 
@@ -243,8 +250,9 @@ class RoundCoordinator:
 
     def try_again(self, text: str, now: float) -> list[Effect]:
         """Merge again after a pause, longer after each failure."""
-        cap_s = self._rules.retry_cap_s
-        self._deadlines.set("retry", now + min(cap_s, self._rules.retry_s * 2**self._failures))
+        sync = self._config.sync
+        cap_s = sync.retry_cap_s
+        self._deadlines.set("retry", now + min(cap_s, sync.retry_s * 2**self._failures))
         self._failures += 1
         return [Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
 

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import LocalFed
@@ -125,7 +125,7 @@ class TunedModel:
             device=device,
             config=to_wire(config),
             log=lambda _: None,
-            tuning=SiteTuning(layers=layers),
+            site=SiteChoices(layers=layers),
         )
         self._fed = LocalFed(context, steps=steps)
         self._model = self._fed.lora(loaded.model, heads=loaded.drawn)

@@ -55,8 +55,8 @@ class Run:
     """One run of a comparison.
 
     method: its label. sets: its settings, TABLE.KEY=VALUE. clients: by name what `node` takes:
-    "data", "code" (`SiteCode`), "tuning" (`SiteTuning`). turns: versions of a round. ranks: of the
-    sites' adapters; empty: none.
+    "data", and `SiteChoices`. turns: versions of a round. ranks: of the sites' adapters; empty:
+    none.
     """
 
     method: str

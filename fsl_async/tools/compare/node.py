@@ -2,7 +2,7 @@
 
     python -m fsl_async.tools.compare.node client MARK
         a client, with what a file MARK holds once it is there, in JSON: {"address", "name",
-         "run_dir", "data", "code", "tuning"}, as `ClientOptions` takes them. Clients load their
+         "run_dir", "data" and `SiteChoices`}, as `ClientOptions` takes them. Clients load their
          libraries at the same time, and join in the order of shards
     python -m fsl_async.tools.compare.node server JSON
         {"sets": of the run, "folder", "listen": {"ps", "split", "reach"}, "scored": [every, rounds,
@@ -30,9 +30,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.load import load
-from fsl_async.config.site_code import SiteCode
-from fsl_async.config.site_policy import KINDS, SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import KINDS, SitePolicy
 from fsl_async.errors import FslError
 from fsl_async.files.files import make_folder
 from fsl_async.process.memory import keep_freed_blocks, peak_bytes
@@ -77,13 +75,10 @@ def _join(mark: Path) -> None:
 
     given = json.loads(_awaited(mark))
     options = ClientOptions(
-        given["address"],
-        given["name"],
-        data=given["data"],
-        run_dir=Path(given["run_dir"]),
-        code=SiteCode(**given["code"]),
-        tuning=SiteTuning(**given["tuning"]),
+        given.pop("address"),
+        run_dir=Path(given.pop("run_dir")),
         policy=SitePolicy(frozenset(KINDS)),  # all nodes are this machine's
+        **given,
     )
     join_run(options, stop=Stopper(), log=_log)
 

@@ -14,10 +14,9 @@ from attrs import frozen
 from fsl_async.config.load import parse_override
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
-from fsl_async.roles.split.methods import METHODS
+from fsl_async.roles.split.methods import METHODS, method_of
 from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
@@ -102,7 +101,7 @@ class SplitChoices(Choices):
             wanted["data.alpha"] = self.alpha
         own = {"model": self.model, "auxiliary": self.settings.get("split.auxiliary", "")}
         code = {name: value for name, value in own.items() if is_own(value)}
-        client = {"data": self.data[0], "code": code, "tuning": {}}
+        client = {"data": self.data[0], **code}
         return Run(
             method=method,
             sets=self.all_sets(usual, wanted),
@@ -159,7 +158,7 @@ class SplitScorer:
         from fsl_async.learn.split import build, task
 
         self._parts = parts = build.build_parts(config, at_client=False)
-        method = split_method(config)
+        method = method_of(config.split)
         self._has_server = config.split.has_server
         options = build.client_options(config)
         part = build.client_part(method, parts.model, options, parts.auxiliary)

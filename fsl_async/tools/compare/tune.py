@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from attrs import frozen
 
-from fsl_async.config.implied import with_implied
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings_tuning import RANK
-from fsl_async.config.site_tuning import Order, SiteTuning
+from fsl_async.config.site import Order, SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.rules.adapters import RULES
@@ -137,13 +137,15 @@ class TuningChoices(Choices):
             ranks = self.ranks
         orders = self.orders or (None,) * sites
         clients = {
-            name: {"data": data, "code": {}, "tuning": self._site(rank, order)}
+            name: {"data": data, **self._site(rank, order)}
             for name, data, rank, order in zip(self.names, self.data, ranks, orders, strict=True)
         }
         return Run(method=method, sets=run.sets, clients=clients, ranks=ranks)
 
     def _site(self, rank: int, order: Order | None) -> dict[str, Any]:
-        own = SiteTuning(self.base, rank, order, self.layers, self.columns)
+        own = SiteChoices(
+            base=self.base, rank=rank, order=order, layers=self.layers, columns=self.columns
+        )
         return attrs.asdict(own)
 
 

@@ -148,18 +148,18 @@ def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     import torch
 
     from fsl_async.config.load import load
-    from fsl_async.config.split_rules import split_method
     from fsl_async.learn.client.buffers import ModelWeights
     from fsl_async.learn.data.facts import described, facts_of
     from fsl_async.learn.split import build, task, weights
     from fsl_async.learn.split.server_disk import ServerDisk
+    from fsl_async.roles.split.methods import method_of
     from fsl_async.tools.versions import load_last
 
     torch.set_num_threads(1)
     config = described(load(None, overrides))
     parts = build.build_parts(config, at_client=False)
     options = build.client_options(config)
-    part = build.client_part(split_method(config), parts.model, options, parts.auxiliary)
+    part = build.client_part(method_of(config.split), parts.model, options, parts.auxiliary)
     load_last(run_dir / "ps", ModelWeights(part.part("client")))
     disk = ServerDisk(run_dir / "server")
     state = disk.recover()

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.config.ring_rules import ring_rules
 from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
@@ -38,7 +37,6 @@ from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, Wo
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
-TIMEOUT_S = 20.0
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
 
 
@@ -51,12 +49,10 @@ class GroupSimulation(Simulation):
             f"run.name={name}",
             f"ring.roster={roster}",
             f"ring.every={EVERY_VERSIONS}",
-            f"ring.timeout_s={TIMEOUT_S}",
         )
         super().__init__(settings, world=among.world, place=f"{name}-", config=config)
         self.name, self.among = name, among
         self.invariants.violated = lambda text: self.world.violated(f"{name}: {text}")
-        self.rules = ring_rules(config)
         self.shell: RingShell | None = None
         self.held_s = 0.0
         """For how long merges were held, in all; by this process, `_held_at` since when."""
@@ -77,11 +73,9 @@ class GroupSimulation(Simulation):
     def _prepare(
         self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
-        rules = self.rules
-
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
-                self.network.dialer(self.name, self.server_of(rules.coordinator)),
+                self.network.dialer(self.name, self.server_of(self.config.ring.coordinator)),
                 clock,
                 self._transport,
                 take,
@@ -92,12 +86,7 @@ class GroupSimulation(Simulation):
             )
 
         options = RingOptions(
-            rules=rules,
-            servers=dict.fromkeys(rules.roster, ""),
-            host=NO_ADDRESS,
-            timeout_s=TIMEOUT_S,
-            bytes_per_s=0.0,
-            keeps_momentum=True,
+            config=self.config, servers=dict.fromkeys(self.config.ring.servers, ""), host=NO_ADDRESS
         )
         listener = shell.endpoint
         assert isinstance(listener, tp.ListenerEndpoint)
@@ -112,7 +101,7 @@ class GroupSimulation(Simulation):
                 journal=self.journal,
                 say=lambda _: None,
                 listener=listener,
-                dialer=None if rules.coordinates else dialer,
+                dialer=None if self.config.leads else dialer,
                 helper=functools.partial(
                     FakeHelper,
                     self.among.ring,
@@ -162,7 +151,7 @@ class GroupSimulation(Simulation):
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
-        if isinstance(event, ev.RingRecovered | ev.Adopted) and self.rules.coordinates:
+        if isinstance(event, ev.RingRecovered | ev.Adopted) and self.config.leads:
             rounds.begun(self.name)
         for effect in effects:
             happened["attempts"] += isinstance(effect, do.KeepAttempt)

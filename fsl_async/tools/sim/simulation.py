@@ -21,20 +21,19 @@ from attrs import evolve, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import Config
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.client_node import configure_exchange
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.aggregation import weighting_of
-from fsl_async.nodes.ps.node import rules_of, run_facts, store_settings_of
+from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
+from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
-from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
 from fsl_async.store.errors import LearnError
@@ -165,7 +164,7 @@ class Simulation:
         self._ended: dict[str, VirtualTraining] = {}
         self._files = MemoryFiles(self.disk)
         """The disk as the newest process of the parameter server sees it."""
-        self._transport = self._dials_with = transport_settings(self.config)
+        self._transport = self._dials_with = self.config.transport()
 
     # --- running ---
 
@@ -296,7 +295,7 @@ class Simulation:
         incarnation = self._next_incarnation(self.server)
         self._files = MemoryFiles(self.disk, Faults())
         machine = ParameterServerMachine(
-            rules_of(self.config), weighting_of(self.config), self.run_name
+            self.config, merging_of(self.config), weighting_of(self.config), self.run_name
         )
 
         def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
@@ -315,7 +314,6 @@ class Simulation:
         store = self._store(clock)
         shell = ParameterServerShell(
             machine,
-            run_facts(self.run_name, self.config),
             Surroundings(
                 store=store,
                 worker=worker,
@@ -412,7 +410,7 @@ class Simulation:
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation(name)
-        machine = ClientMachine(ClientRules(), name, incarnation)
+        machine = ClientMachine(name, incarnation)
         chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
 
         def feed(event: Event) -> None:

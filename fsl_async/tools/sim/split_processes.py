@@ -16,15 +16,15 @@ from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.files.memory_files import MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.world import ProcessClock
 
 if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
     from fsl_async.learn.split.remote import SplitTraining
     from fsl_async.learn.split.server_training import ServerTraining
     from fsl_async.nodes.runtime import Journal
@@ -39,11 +39,13 @@ SPLIT_GOODBYE_S = 0.5
 class SplitServerSimulation(Simulation):
     """A simulation whose clients have sessions with a split server, if its method has one."""
 
-    def add_split_server(
-        self, rules: SplitRules, formats: Formats, conditions: tp.Conditions | None = None
-    ) -> None:
-        """Prepare for a split server, before the run begins. conditions: of its network."""
-        self.rules, self.method, self.formats = rules, method_of(rules), formats
+    def add_split_server(self, config: Config, conditions: tp.Conditions | None = None) -> None:
+        """Prepare for a split server, before the run begins.
+
+        config: its own, which may differ from that of the parameter server. conditions: of its
+        network.
+        """
+        self.split_config, self.method = config, method_of(config.split)
         network = tp.MemNetwork(
             self.scheduler, self.settings.seed + 1, conditions or tp.Conditions()
         )
@@ -115,7 +117,6 @@ class SplitServerSimulation(Simulation):
                 link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
             ),
             workers=Workers(*(self._worker(clock, name) for name in SPLIT_WORKERS)),
-            formats=self.formats,
             traffic=traffic,
             scheduler=clock,
             journal=journal,
@@ -185,13 +186,12 @@ class SplitServerSimulation(Simulation):
         rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}/split")  # noqa: S311
         link = self.split_network.dialer(name, SPLIT_NAME)
         shell = SplitClientShell(
-            SplitClientMachine(self.rules, name, incarnation),
+            SplitClientMachine(self.split_config, name, incarnation),
             training,
             lambda take: tp.DialerEndpoint(
                 link, clock, self._transport, take, name, incarnation=incarnation, rng=rng
             ),
             facts=facts,
-            formats=self.formats,
             worker=self._worker(clock, name),
             traffic=self.client_traffic,
             scheduler=clock,

@@ -30,22 +30,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from attrs import evolve
+
 from fsl_async.accounting.traffic import Traffic
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.nodes.client.split_shell import Facts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.ledger_audit import LEDGER, audit_split, fates_of
 from fsl_async.roles.machine import Effect, Event, Finish, Note
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.client import RETAIN, SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -69,8 +71,6 @@ from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, ProcessClo
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
-FORMATS = Formats("fp32", "fp32", "fp32")
-"""They keep every bit, so that what arrives can be compared with what was sent."""
 
 
 class SplitSimulation(SplitServerSimulation):
@@ -81,18 +81,21 @@ class SplitSimulation(SplitServerSimulation):
     def __init__(
         self,
         settings: SimulationSettings,
-        rules: SplitRules,
+        split: SplitConfig,
         *,
         keep_journal: Journal | None = None,
     ) -> None:
         config = settings.config(
-            f"sync.trigger={method_of(rules).trigger}",
+            f"sync.trigger={method_of(split).trigger}",
             f"sync.round_cap_s={ROUND_CAP_S}",
-            f"sync.min_clients={settings.clients if rules.lockstep else 1}",
+            f"sync.min_clients={settings.clients if split.lockstep else 1}",
             "outer.optimizer=average",
         )
         super().__init__(settings, keep_journal=keep_journal, config=config)
-        self.add_split_server(rules, FORMATS, self.network_conditions)
+        # Formats that keep every bit, so that what arrives can be compared with what was sent. A
+        # split server without clients waits for them: the simulation ends by its clock.
+        split = evolve(split, alone_s=0.0, up="fp32", down="fp32", models="fp32")
+        self.add_split_server(evolve(config, split=split), self.network_conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
@@ -104,12 +107,12 @@ class SplitSimulation(SplitServerSimulation):
         """Round -> client -> samples that it reported."""
         self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
-        self.architecture = {**ARCHITECTURE, "method": rules.method}
+        self.architecture = {**ARCHITECTURE, "method": split.method}
 
     # --- processes ---
 
     def _split_server(self, files: MemoryFiles) -> tuple[SplitServerMachine, CheckedTraining]:
-        machine = SplitServerMachine(self.rules, self.architecture)
+        machine = SplitServerMachine(self.split_config, self.architecture)
         return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
@@ -229,7 +232,7 @@ class SplitSimulation(SplitServerSimulation):
             self.settled[event.key] = "trained"
         elif isinstance(event, msg.UploadRefused) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
-        bound = machine.method.in_flight + machine.rules.retain
+        bound = machine.method.in_flight + RETAIN
         if len(machine.sent) > bound:
             self.world.violated(f"{machine.name} keeps more than {bound} uploads")
         # The effects of AuxiliaryReceived are carried out after this.
@@ -294,8 +297,8 @@ class SplitSimulation(SplitServerSimulation):
         """Events at the split server."""
         fates = Counter(fates_of(self._ledger()).values())
         return {
-            "method": self.rules.method,
-            "mode": "lockstep" if self.rules.lockstep else "free",
+            "method": self.split_config.split.method,
+            "mode": self.split_config.split.mode,
             "uploads": dict(sorted(fates.items())),
             "checkpoints": self.lineage.sealed,
             "bytes_by_category": {

@@ -42,6 +42,7 @@ from fsl_async.learn.split.server_training import ServerSettings, ServerTraining
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
+from fsl_async.roles.split.client import RETAIN
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
@@ -342,7 +343,7 @@ class CheckedSplitTraining(SplitTraining):
         """See `SplitTraining.free_slot`."""
         super().free_slot()
         assert self._slots <= self.method.in_flight, "slots are not made from nothing"
-        bound = self.method.in_flight + self.method.rules.retain
+        bound = self.method.in_flight + RETAIN
         assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
 
     def install(self, vector: Values) -> None:

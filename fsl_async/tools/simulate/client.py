@@ -20,9 +20,7 @@ from torch import nn
 from fsl_async.config.load import from_wire
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.config.site_code import SiteCode
-from fsl_async.config.site_policy import KINDS, SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import KINDS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange
@@ -301,12 +299,15 @@ class OwnTraining(Trainer):
 
     def _context(self, member: Membership) -> ClientContext:
         simulation, config = self._simulation, self._simulation.given
+        # The user's own models, which each site of a real run is given.
+        family, auxiliary = config.model.family, config.split.auxiliary
         options = ClientOptions(
             f"fsl://{SERVER_NAME}",
             self.name,
             data=config.data.path or None,
-            code=own_code(config),
-            tuning=SiteTuning(base=config.tune.base),
+            base=config.tune.base,
+            model=family if is_own(family) else "",
+            auxiliary=auxiliary if is_own(auxiliary) else "",
             keys=KeysFolder(simulation.folder / self.name),
             policy=_ALL,
         )
@@ -320,9 +321,3 @@ class OwnTraining(Trainer):
         part = (member.welcome.shard, member.welcome.shards)
         index, count = part if part[1] else (self._number, simulation.own.clients)
         return attrs.evolve(context, config=tables, shard_index=index, shard_count=count)
-
-
-def own_code(config: Config) -> SiteCode:
-    """Return the user's own models of split learning, which each site of a real run is given."""
-    model, auxiliary = config.model.family, config.split.auxiliary
-    return SiteCode(model if is_own(model) else None, auxiliary if is_own(auxiliary) else None)

@@ -27,9 +27,8 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.config.fixed import keep_settings
-from fsl_async.config.implied import with_implied
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import Config
-from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import FslError, RefusedError, RunDirError, UsageError
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.user_code import Task, own_failure
@@ -186,7 +185,7 @@ class OwnSimulation(Simulation):
         world.network = PlacedNetwork(world.scheduler, seed, self.places.is_here)
         super().__init__(around, world=world, config=config)
         self.own, self.root = settings, run_dir
-        self._transport = transport_settings(config, max(1024, 2 * settings.clients))
+        self._transport = config.transport(max(1024, 2 * settings.clients))
         self._dials_with = tp.TransportSettings()  # until the welcome brings the run's
         run_id = random.Random(f"{seed}/run").getrandbits(32)  # noqa: S311 - not for secrets
         self.run_name = f"{config.run.name}-{run_id:08x}"

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.config.split_rules import split_rules
 from fsl_async.errors import FslError, RefusedError
 from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.fed_base import choose_device
@@ -24,7 +23,6 @@ from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.node import SERVER as SPLIT_SERVER
-from fsl_async.nodes.split_streams import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.split.messages import PS_ROLE
@@ -43,9 +41,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        split = self.config.split
-        formats = Formats(split.up, split.down, split.models, self.config.codec.step_log2)
-        self.add_split_server(split_rules(self.config), formats)
+        self.add_split_server(self.config)
         self._set_links(self.split_network, SPLIT_NAME)
         self._notifier: RunEndNotifier | None = None
         """The notifier of the running process of the parameter server."""
@@ -57,7 +53,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
         server, method, uploads, parts = build_server(self.config, device)
         disk = ServerDisk(Path("/") / SPLIT_SERVER, files, self._wall, self.scheduler.time)
         training = ServerTraining(method, server, uploads, disk)
-        return SplitServerMachine(self.rules, parts.architecture), training
+        return SplitServerMachine(self.config, parts.architecture), training
 
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         folder = self.root / SPLIT_SERVER
@@ -117,7 +113,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
                 role=PS_ROLE,
                 rng=rng,
             ),
-            redial_s=self.rules.reoffer_s,
+            redial_s=self.config.session.reoffer_s,
             scheduler=clock,
         )
 

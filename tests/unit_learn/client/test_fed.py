@@ -8,7 +8,7 @@ import torch
 from client_sides import Sides
 from torch import nn
 
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SiteChoices
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device
@@ -246,7 +246,7 @@ def test_a_site_that_measures_losses_does_not_train_by_gradients(tune):
     """Its deltas would count as those of losses, with a weight of their own."""
     order = None if tune["method"] == "zeroth" else "zeroth"
     config = {"tune": tune, "sync": {"trigger": "rounds"}}
-    fed, _ = connected(config=config, tuning=SiteTuning(order=order))
+    fed, _ = connected(config=config, site=SiteChoices(order=order))
     fed.attach(nn.Linear(1, 1))
     with pytest.raises(TaskError, match="leave out --task"):
         fed.step(tokens=4)
@@ -256,7 +256,7 @@ def test_a_private_run_takes_no_scalars():
     """They have no noise, and leave as soon as they are measured."""
     tune = {"method": "lora", "rule": "ffa", "dp_epsilon": 4.0}
     config = {"tune": tune, "sync": {"trigger": "rounds"}}
-    fed, _ = connected(config=config, tuning=SiteTuning(order="zeroth"))
+    fed, _ = connected(config=config, site=SiteChoices(order="zeroth"))
     with pytest.raises(TaskError, match="gets no noise"):
         fed.lora(nn.Sequential(nn.Linear(1, 1)))
 

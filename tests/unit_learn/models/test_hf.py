@@ -12,6 +12,7 @@ import pytest
 import torch
 from split_lockstep import copies, start, whole_state
 
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
@@ -21,7 +22,7 @@ from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.program import to_install
-from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
+from fsl_async.roles.split.methods import METHODS, method_of
 
 needs_hf = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="needs the extra hf"
@@ -189,7 +190,10 @@ def test_one_client_trains_as_the_uncut_model_does(name, difference):
         optimizer.step()
     _still(model)
     run = start(
-        method_of(SplitRules("splitfed-v2")), split(model, 1), "a", OptimizerSpec("adamw", 1e-3)
+        method_of(SplitConfig(method="splitfed-v2")),
+        split(model, 1),
+        "a",
+        OptimizerSpec("adamw", 1e-3),
     )
     for _ in range(3):
         run.round({"a": [Batch(ids, labels)]})
@@ -220,7 +224,7 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
     example = Batch(tokens(), tokens())
     net = build_auxiliary("blocks:1", halves, example)
     run = start(
-        method_of(SplitRules(name, upload_every=1, align_every=1)),
+        method_of(SplitConfig(method=name, upload_every=1, align_every=1)),
         halves,
         "ab",
         OptimizerSpec("adamw", 1e-2),

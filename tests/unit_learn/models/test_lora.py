@@ -11,18 +11,20 @@ import torch
 from split_lockstep import start
 from torch import nn
 
+from fsl_async.config.presets import GPTConfig
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import apply_lora, inject
 from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 ADAM = OptimizerSpec("adamw", 1e-2)
@@ -60,7 +62,7 @@ def test_adapters_change_nothing_at_first_and_are_all_that_trains(build):
         for name, value in halves.server.named_parameters()
         if not value.requires_grad
     }
-    run = start(method_of(SplitRules("splitfed-v2")), halves, "ab", ADAM)
+    run = start(method_of(SplitConfig(method="splitfed-v2")), halves, "ab", ADAM)
     losses = [run.round({"a": [batch()], "b": [batch()]})["a"] for _ in range(8)]
     assert losses[-1] < losses[0] - 0.05
     now = dict(run.server.common.model.named_parameters())
@@ -73,7 +75,7 @@ def test_either_part_may_be_frozen():
     for which in ("client", "server"):
         halves = split(gpt(), 1)
         apply_lora(getattr(halves, which), rank=2)
-        run = start(method_of(SplitRules("splitfed-v1")), halves, "ab", ADAM)
+        run = start(method_of(SplitConfig(method="splitfed-v1")), halves, "ab", ADAM)
         start_sizes = run.clients["a"].export().size, run.server.common.export().size
         assert (start_sizes[0] < start_sizes[1]) == (which == "client")
         losses = [run.round({"a": [batch()], "b": [batch()]})["a"] for _ in range(4)]
@@ -88,7 +90,7 @@ def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
         apply_lora(part, rank=2, seed=3)
     settings = ServerSettings(ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2)))
     run = start(
-        method_of(SplitRules("fsl-sage", upload_every=1, align_every=1)),
+        method_of(SplitConfig(method="fsl-sage", upload_every=1, align_every=1)),
         halves,
         "a",
         ADAM,
@@ -109,8 +111,8 @@ def test_what_is_saved_is_the_adapters_and_enough(difference):
     halves = split(gpt(), 1)
     for part in (halves.client, halves.server):
         apply_lora(part, rank=2, seed=3)
-    first = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
-    second = start(method_of(SplitRules("splitfed-v2")), halves, "a", ADAM)
+    first = start(method_of(SplitConfig(method="splitfed-v2")), halves, "a", ADAM)
+    second = start(method_of(SplitConfig(method="splitfed-v2")), halves, "a", ADAM)
     first.round({"a": [batch(), batch()]})
     state = first.server.state()
     assert all("lora_" in name for name in state if name.startswith(("server/", "optimizer/")))

@@ -15,9 +15,11 @@ import torch.nn.functional as F  # noqa: N812
 from split_lockstep import start, whole_state
 from torch import nn
 
+from fsl_async.config.presets import GPTConfig
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.models.cuts import in_one, split
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
+from fsl_async.learn.models.gpt import GPT, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
@@ -26,7 +28,7 @@ from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_metho
 from fsl_async.plan.report import make_plan
 from fsl_async.plan.shapes import find_shapes
 from fsl_async.roles.split import methods
-from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
+from fsl_async.roles.split.methods import METHODS, method_of
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 
@@ -242,7 +244,7 @@ def flat(modules):
 
 def lockstep(name, halves, auxiliary, data, **settings):
     run = start(
-        method_of(SplitRules(name, upload_every=UPLOAD_EVERY, align_every=ALIGN_EVERY)),
+        method_of(SplitConfig(method=name, upload_every=UPLOAD_EVERY, align_every=ALIGN_EVERY)),
         halves,
         SHARES,
         SPEC,
@@ -308,7 +310,7 @@ def test_a_u_shaped_gpt_keeps_its_tie_and_trains_as_uncut(name, tail_cut, texts,
         optimizer.zero_grad()
         loss_of(uncut(batch.inputs), batch.labels).backward()
         optimizer.step()
-    run = start(method_of(SplitRules(name)), split(model, 1, tail_cut), "a", SPEC)
+    run = start(method_of(SplitConfig(method=name)), split(model, 1, tail_cut), "a", SPEC)
     assert len({id(weight) for weight in run.model().tail.parameters()}) > 1
     for number in range(ROUNDS):
         run.round({"a": data["a"][number]})
@@ -342,7 +344,7 @@ def test_splitfed_v2_is_not_fedavg(images, difference):
 
 def test_labels_stay_at_home_in_a_u_shape(texts):
     """The second cut is for that."""
-    run = start(method_of(SplitRules("splitfed-v2")), split(gpt(), 1, 2), "a", SPEC)
+    run = start(method_of(SplitConfig(method="splitfed-v2")), split(gpt(), 1, 2), "a", SPEC)
     steps = run.method.local_step(run.clients["a"], texts(names="a")["a"][0][0], None)
     first = steps.send(None)
     assert first.smashed.labels is None
@@ -356,7 +358,7 @@ def test_uploads_and_alignments_come_when_they_should(images):
     as the byte model counts.
     """
     run = start(
-        method_of(SplitRules("fsl-sage", upload_every=2, align_every=3)),
+        method_of(SplitConfig(method="fsl-sage", upload_every=2, align_every=3)),
         split(cnn(), 2),
         "a",
         SPEC,
@@ -386,7 +388,7 @@ def test_the_pages_example_is_a_method(monkeypatch):
     names = {}
     exec(compile(block, str(PAGE), "exec"), names)
     monkeypatch.setitem(methods.METHODS, "fsl-an", names["FslAn"])
-    rules = SplitRules(method="fsl-an", upload_every=2)
+    rules = SplitConfig(method="fsl-an", upload_every=2)
     method = method_of(rules)
     assert [step for step in range(7) if method.uploads_at(step)] == [0, 2, 4, 6]
 

@@ -12,11 +12,13 @@ from split_lockstep import start
 from split_stand_ins import RunAlone
 from torch import nn
 
+from fsl_async.config.presets import GPTConfig
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
 from fsl_async.learn.models.cuts import CutError, in_one, split
 from fsl_async.learn.models.forward import Batch, derived_seed
-from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.gpt import GPT
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
@@ -31,8 +33,8 @@ from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.learn.split.weights import evaluate
-from fsl_async.process.hang import HangRules, HangWatch, Hung
-from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
+from fsl_async.nodes.client.training_watch import HangWatch, Hung
+from fsl_async.roles.split.methods import METHODS, method_of
 from fsl_async.roles.split.methods.base import Activations, Position
 
 ADAM = OptimizerSpec("adamw", 1e-2)
@@ -70,7 +72,7 @@ def run_of(name, *, dropout=0.0, seed=0, names="ab", every=2):
     extra = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Dropout(dropout), nn.Linear(5, 4))
     settings = ServerSettings(ADAM, seed=seed, align=AlignSettings(2, 12, 5))
     return start(
-        method_of(SplitRules(name, upload_every=every, align_every=1)),
+        method_of(SplitConfig(method=name, upload_every=every, align_every=1)),
         halves,
         names,
         ADAM,
@@ -315,13 +317,13 @@ def test_misuse_is_named():
 def test_parts_that_a_method_cannot_use_are_refused():
     """One line, before a run begins."""
     with pytest.raises(CutError, match="sl needs a model that is cut"):
-        start(method_of(SplitRules("sl")), in_one(net()), "a", ADAM)
+        start(method_of(SplitConfig(method="sl")), in_one(net()), "a", ADAM)
     with pytest.raises(CutError, match="do not cut it"):
-        start(method_of(SplitRules("fedavg")), split(net(), 2), "a", ADAM)
+        start(method_of(SplitConfig(method="fedavg")), split(net(), 2), "a", ADAM)
     with pytest.raises(CutError, match="it has no U-shape"):
-        start(method_of(SplitRules("fsl-sage")), split(net(), 2, 4), "a", ADAM)
+        start(method_of(SplitConfig(method="fsl-sage")), split(net(), 2, 4), "a", ADAM)
     with pytest.raises(ConfigError, match="cse-fsl needs an auxiliary model"):
-        start(method_of(SplitRules("cse-fsl")), split(net(), 2), "a", ADAM)
+        start(method_of(SplitConfig(method="cse-fsl")), split(net(), 2), "a", ADAM)
 
 
 def test_averages_take_shares_of_those_present():
@@ -385,7 +387,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     """As with 33 images in batches of 32."""
     halves = in_one(net()) if name == "fedavg" else split(net(), 0)
     extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
-    one = method_of(SplitRules(name))
+    one = method_of(SplitConfig(method=name))
     training = SplitTraining(
         client_part(one, halves, ClientPartOptions(ADAM), extra), one, RunAlone(), classes=4
     )
@@ -421,7 +423,7 @@ def test_the_hang_watch_sees_steps_of_split_learning():
         def count(self, *_):
             now[0] += 2.0
 
-    one = method_of(SplitRules("cse-fsl", in_flight=1, upload_every=1))
+    one = method_of(SplitConfig(method="cse-fsl", in_flight=1, upload_every=1))
     meter = Meter(lambda: now[0])
     training = SplitTraining(
         client_part(one, split(net(), 0), ClientPartOptions(ADAM), nn.Linear(8, 4)),
@@ -429,7 +431,7 @@ def test_the_hang_watch_sees_steps_of_split_learning():
         Run(meter=meter),
         classes=4,
     )
-    watch = HangWatch(HangRules(factor=3.0, least_s=5.0))
+    watch = HangWatch(3.0, 5.0)
     training.begin_round(0)
     for batch in batches(6):
         now[0] += 1.0  # reading data

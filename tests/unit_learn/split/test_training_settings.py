@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fsl_async.config.implied import with_implied
 from fsl_async.config.load import load, resolved, to_toml
+from fsl_async.config.recipes import with_implied
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.counter import random_words
@@ -28,7 +29,7 @@ from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec, Rates
 from fsl_async.learn.split.smashed import IGNORED, Smashed
 from fsl_async.learn.split.task import flipped_and_cropped, held_out, open_samples
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.methods.base import Position
 
 CPU = torch.device("cpu")
@@ -141,14 +142,14 @@ def test_the_minibatch_of_an_alignment_is_a_setting():
 
 def test_alignment_can_be_off():
     """A run without it shows what alignment is worth."""
-    method = method_of(SplitRules("fsl-sage", align_every=0))
+    method = method_of(SplitConfig(method="fsl-sage", align_every=0))
     assert not any(method.aligns_at(Position(number, 0)) for number in range(30))
 
 
 @pytest.mark.parametrize(("every", "lines"), [(0, 0), (5, 1)])
 def test_a_client_reports_a_missing_alignment_only_where_one_was_due(monkeypatch, every, lines):
     """A run without alignment must not look like one that ended too early."""
-    method, said = method_of(SplitRules("fsl-sage", align_every=every)), []
+    method, said = method_of(SplitConfig(method="fsl-sage", align_every=every)), []
     monkeypatch.setattr(task, "_train", lambda _: SimpleNamespace(method=method, installed=0))
     task.train(SimpleNamespace(client_name="a", log=said.append))
     assert len(said) == lines

@@ -5,9 +5,7 @@ import os
 import pytest
 
 from fsl_async.config.load import load, to_wire
-from fsl_async.config.site_code import SiteCode
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import SitePolicy
 from fsl_async.errors import TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext
@@ -75,8 +73,8 @@ def test_options_and_welcome_arrive_as_they_were():
         "a",
         task="/t.py:train",
         threads=3,
-        code=SiteCode(model="m.py:f"),
-        tuning=SiteTuning(rank=4),
+        model="m.py:f",
+        rank=4,
         policy=SitePolicy(frozenset({"deltas", "metrics"})),
     )
     assert unpacked(packed(options, member())) == (options, member())
@@ -85,12 +83,12 @@ def test_options_and_welcome_arrive_as_they_were():
 def test_runs_of_single_processes_are_refused():
     """Split learning, and steps of zeroth order."""
     with pytest.raises(UsageError, match="one process"):
-        checked(ClientOptions("s", "a", tuning=SiteTuning(order="zeroth")), member())
+        checked(ClientOptions("s", "a", order="zeroth"), member())
     checked(ClientOptions("s", "a"), member())
 
 
 @pytest.mark.parametrize(
-    ("sharding", "parts"), [("parts", [(2, 6), (3, 6)]), ("local", [(0, 2), (1, 2)])]
+    ("sharding", "parts"), [("disjoint", [(2, 6), (3, 6)]), ("local", [(0, 2), (1, 2)])]
 )
 def test_ranks_share_the_part_of_their_client(sharding, parts):
     """No two ranks of a run draw from the same data."""

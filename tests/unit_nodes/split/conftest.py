@@ -13,8 +13,7 @@ import pytest
 
 from fsl_async.config.address import parse
 from fsl_async.config.load import load
-from fsl_async.config.site_code import SiteCode
-from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.config.site import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
@@ -133,7 +132,7 @@ class Nodes:
             name,
             self.task,
             self.data.get(name, self.config.data.path or None),
-            code=self.own.get(name, SiteCode()),
+            **self.own.get(name, {}),
             keys=self.keys,
             policy=self.policy,
         )

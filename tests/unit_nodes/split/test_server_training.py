@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fsl_async.config.load import load
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import build_server
@@ -23,7 +24,7 @@ from fsl_async.learn.split.server_training import (
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.methods import SplitRules, method_of
+from fsl_async.roles.split.methods import method_of
 
 KEY = UploadKey("a", 1, 0, 0)
 
@@ -91,7 +92,7 @@ def test_a_batch_that_the_model_cannot_train_is_refused(training):
 def test_an_alignment_that_fails_changes_nothing(tmp_path):
     """Batch norm behind the cut cannot use one image; that must not end the run for all."""
     torch.manual_seed(0)
-    found = method_of(SplitRules("fsl-sage"))
+    found = method_of(SplitConfig(method="fsl-sage"))
     server = SplitServer(
         nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)),
         ServerSettings(align=AlignSettings(passes=1)),

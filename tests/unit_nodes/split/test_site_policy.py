@@ -10,8 +10,8 @@ import pytest
 
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config.load import from_wire, load, to_wire
-from fsl_async.config.site_policy import SitePolicy
-from fsl_async.nodes.ps import node as node_ps
+from fsl_async.config.site import SitePolicy
+from fsl_async.nodes.ps import shell as shell_ps
 from fsl_async.observe.journal import JournalReader
 
 SECRET = "-----BEGIN PRIVATE KEY----- " + "MC4CAQAwBQYDK2VwBCIEIJ" * 60
@@ -41,7 +41,7 @@ def hostile_welcome(monkeypatch):
                 wire[table][key] = value
             return wire
 
-        monkeypatch.setattr(node_ps, "to_wire", welcome)
+        monkeypatch.setattr(shell_ps, "to_wire", welcome)
 
     return make
 

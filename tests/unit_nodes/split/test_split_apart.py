@@ -4,8 +4,7 @@ import pytest
 
 from fsl_async.config.address import Address, seen_from
 from fsl_async.config.load import load
-from fsl_async.config.split_rules import with_split_server
-from fsl_async.config.transport_settings import transport_settings
+from fsl_async.config.servers import with_split_server
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.split_server import node as node_server
@@ -71,7 +70,7 @@ def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkey
     nodes(config, apart=True)
     listeners, notifier, clients = 2, 2, 2 * 2 * 2
     assert len(used) >= listeners + notifier + clients
-    assert set(used.values()) == {transport_settings(config)}
+    assert set(used.values()) == {config.transport()}
 
 
 @pytest.mark.parametrize("reported", [True, False])

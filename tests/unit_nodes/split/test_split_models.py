@@ -14,7 +14,6 @@ import torch
 from split_lockstep import Lockstep, check_equal, kept
 
 from fsl_async.config.rules import LANGUAGE_FAMILIES
-from fsl_async.config.site_code import SiteCode
 from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
@@ -150,7 +149,7 @@ def test_a_custom_model_and_a_custom_auxiliary(nodes, configured, images, own):
         "data.classes=10",
         *LOCKSTEP,
     )
-    code = SiteCode(f"{own}:net", f"{own}:small")
+    code = {"model": f"{own}:net", "auxiliary": f"{own}:small"}
     run = nodes(config, own={"site-a": code, "site-b": code})
     found = kept(run)
     assert {name for name in found if name.startswith("server/")} == {
@@ -227,7 +226,7 @@ def test_a_custom_loop_trains_the_runs_parts(nodes, configured, own, tmp_path):
         "data.classes=10",
         "train.task=loop.py:train",
     )
-    code = SiteCode(f"{own}:net")
+    code = {"model": f"{own}:net"}
     run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
     assert run.summaries["server"].uploads == 6
     assert run.summaries["site-a"].tokens == 12
@@ -250,7 +249,7 @@ def test_a_client_of_another_architecture_is_refused(
     other = tmp_path / "other.py"
     text = OWN.replace("nn.ReLU(), nn.Linear(WIDTH, 7)", "nn.Linear(WIDTH, 7)", 1)
     other.write_text(OWN.replace("WIDTH = 5", "WIDTH = 6") if changed != "cut" else text)
-    run = nodes(config, names=("site-a",), own={"site-a": SiteCode(f"{other}:net")}, failing=True)
+    run = nodes(config, names=("site-a",), own={"site-a": {"model": f"{other}:net"}}, failing=True)
     error = run.errors["site-a"]
     assert isinstance(error, RefusedError)
     assert error.exit_code == 2
@@ -374,7 +373,7 @@ def test_a_pretrained_gpt2_trains_by_adapters_with_the_example(
         *(f"split.{one}" for one in sets),
         *LOCKSTEP,
     )
-    code = SiteCode(f"{example}:net")
+    code = {"model": f"{example}:net"}
     run = nodes(config, own={"site-a": code, "site-b": code})
     assert run.summaries["server"].uploads > 0
     found = check_equal(run, config)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fsl_async.config.load import load
-from fsl_async.config.site_policy import KINDS, SitePolicy
-from fsl_async.config.site_tuning import SiteTuning
+from fsl_async.config.site import KINDS, SitePolicy
 from fsl_async.files.files import Files
 from fsl_async.process.stopper import Stopper
 from fsl_async.store.rules.adapters import RULES
@@ -100,7 +99,8 @@ def run(config, run_dir, base, data, ranks):
             name,
             data=str(data[name]),
             policy=SitePolicy(frozenset(KINDS)),
-            tuning=SiteTuning(str(base), rank=ranks[name]),
+            base=str(base),
+            rank=ranks[name],
         )
         summaries[name] = joining.join_run(options, stop=Stopper(), log=print)
 

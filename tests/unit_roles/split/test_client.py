@@ -4,6 +4,7 @@
 
 import attrs
 import pytest
+from configs import config_of
 from machines import Driver, of, told
 
 from fsl_async.roles.machine import (
@@ -22,7 +23,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.methods import SplitRules
 from fsl_async.roles.sync.client import EXIT_REFUSED
 
 
@@ -58,7 +58,8 @@ class ClientDriver(Driver):
 @pytest.fixture
 def make():
     def make(method="splitfed-v2", **rules):
-        driver = ClientDriver(SplitClientMachine(SplitRules(method=method, **rules), "a", 1))
+        config = config_of("split", method=method, **rules)
+        driver = ClientDriver(SplitClientMachine(config, "a", 1))
         driver.welcome()
         return driver
 
@@ -121,7 +122,7 @@ def test_no_more_than_in_flight_in_order(make):
 
 def test_a_session_is_lost(make):
     """Unsettled uploads that the split server lacks are offered again, with the same keys."""
-    client = make(in_flight=2, retain=2)
+    client = make(in_flight=2)
     client.ready(0)
     client.answer(key(0))
     client.ready(1)
@@ -136,11 +137,11 @@ def test_a_server_that_was_killed(make):
 
     Kept uploads are offered again, without a gradient.
     """
-    client = make(in_flight=2, retain=2)
+    client = make(in_flight=2)
     for step in range(3):
         client.ready(step)
         effects = client.answer(key(step))
-    assert split.DropUpload(key(0)) in effects, "no more than `retain`"
+    assert split.DropUpload(key(0)) in effects, "no more than `RETAIN`"
     assert client.feed(msg.Durable(key(1))) == [split.DropUpload(key(1))]
     client.ready(3)
     client.lose()
@@ -259,7 +260,7 @@ def test_lockstep_waits_for_everything(make):
 
     So x_s is trained in the same order as in one process.
     """
-    client = make("cse-fsl", lockstep=True)
+    client = make("cse-fsl", mode="lockstep")
     client.ready(0, wants=False)
     assert client.ready(5, wants=False) == []
     client.trained(key(0))
@@ -269,7 +270,7 @@ def test_lockstep_waits_for_everything(make):
 
 def test_the_handshake_raises_the_incarnation(make):
     """What was made before is of this life all the same."""
-    client = ClientDriver(SplitClientMachine(SplitRules(method="cse-fsl"), "a", 1))
+    client = ClientDriver(SplitClientMachine(config_of("split", method="cse-fsl"), "a", 1))
     client.ready(0, wants=False)
     (offer,) = client.welcome(incarnation=77)
     assert offer.key == key(0, incarnation=77)
@@ -324,7 +325,7 @@ def test_a_server_that_leaves_is_waited_for(make):
     client.feed(SessionLost("bye"))
     assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert client.fire() == [split.DialAgain()]
-    assert client.now == client.machine.rules.reoffer_s
+    assert client.now == client.machine.config.session.reoffer_s
     assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert offered(client.welcome()) == [(0, True)]
     client.feed(SessionLost("bye"))

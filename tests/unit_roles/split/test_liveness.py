@@ -101,7 +101,7 @@ def test_alone_while_it_ends():
         server.arrive(key("a", step))
     server.feed(DrainAsked("SIGTERM"))
     server.leave("a")
-    assert server.machine.next_deadline() == server.machine.rules.drain_s
+    assert server.machine.next_deadline() == server.machine.config.session.drain_s
 
 
 def test_which_parameter_server_is_refused():

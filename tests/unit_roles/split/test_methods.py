@@ -7,8 +7,9 @@ from click import Context
 
 from fsl_async.commands import compare, demo, plan, sim
 from fsl_async.config import settings, settings_training
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.plan.methods import PLANNED
-from fsl_async.roles.split.methods import METHODS, SplitRules, method_of
+from fsl_async.roles.split.methods import METHODS, method_of
 
 TABLE = {
     #               free      lockstep  steps that upload    answer wait  replicas averaged
@@ -24,8 +25,8 @@ TABLE = {
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table(name):
     """What each method does, in one place."""
-    free = method_of(SplitRules(method=name, upload_every=3, align_every=4))
-    lock = method_of(SplitRules(method=name, lockstep=True))
+    free = method_of(SplitConfig(method=name, upload_every=3, align_every=4))
+    lock = method_of(SplitConfig(method=name, mode="lockstep"))
     steps = [step for step in range(7) if free.uploads_at(step)]
     row = (free.trigger, lock.trigger, steps, free.gradients, free.waits_at_round_end)
     assert (*row, free.replicas, free.averaged) == TABLE[name]

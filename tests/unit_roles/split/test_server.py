@@ -97,9 +97,10 @@ def test_what_is_not_taken():
     assert not of(server.offer(key("a", 9, number=2)), split.RecordUpload), "once in the ledger"
 
 
-def test_an_upload_that_has_become_stale_in_the_queue():
+def test_an_upload_that_has_become_stale_in_the_queue(monkeypatch):
     """Another client's later round was complete before it."""
-    server = split_server(max_stale_rounds=0)
+    monkeypatch.setattr("fsl_async.roles.split.methods.base.MAX_STALE_ROUNDS", 0)
+    server = split_server()
     server.join("a")
     server.join("b")
     server.join("c")

@@ -98,7 +98,7 @@ def test_checkpoints():
 
     Clients get the keys that are durable.
     """
-    server = split_server(checkpoint_every=2, retry_s=30.0)
+    server = split_server(checkpoint_every=2)
     server.join("a")
     assert not of(server.upload(key("a", 0)), split.Checkpoint)
     (first,) = of(server.upload(key("a", 1)), split.Checkpoint)
@@ -173,9 +173,10 @@ def test_who_is_refused(change, code, words):
     assert (refusal.code, words in refusal.text) == (code, True)
 
 
-def test_the_state_of_clients_is_bounded():
+def test_the_state_of_clients_is_bounded(monkeypatch):
     """Each costs memory for good."""
-    server = split_server(max_clients=1)
+    monkeypatch.setattr("fsl_async.roles.split.server.MAX_CLIENTS", 1)
+    server = split_server()
     server.join("a")
     assert server.join("b")[0].code == "full"
     assert isinstance(server.join("a", 2)[-1], split.AdmitSplit)

@@ -7,9 +7,7 @@ from fsl_async.roles.machine import DrainAsked
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
-from fsl_async.roles.sync.ps_state import PaceRules
 
 
 @pytest.fixture
@@ -17,7 +15,7 @@ def run(make_server):
     """Make a parameter server with versions of two deltas, and let clients join."""
 
     def make(*names, **rules):
-        rules = {"buffer": 2, "every_s": 100.0, "least_s": 2.0, "pace": PaceRules(20), **rules}
+        rules = {"buffer": 2, "every_s": 100.0, "least_s": 2.0, "local_steps": 20, **rules}
         server = make_server(trigger="buffer", **rules).begin(*names)
         server.fire()
         assert server.now == 2.0
@@ -71,7 +69,7 @@ def test_an_old_delta_counts(run, look):
 
 def test_it_opens_when_a_client_is_here(run, look, make_server):
     """Not by a timer: after a restart deltas may be pending for long."""
-    server = make_server(trigger="buffer", buffer=1, every_s=100.0, pace=PaceRules(20))
+    server = make_server(trigger="buffer", buffer=1, every_s=100.0, local_steps=20)
     server.recover(1, "d1", digests={1: "d1"})
     assert "no round" in look.notes(server.fire())
     assert server.machine.next_deadline() is None
@@ -99,7 +97,7 @@ def test_asked_to_end(run, look, pending):
 
 def test_the_last_round_by_count(run, look):
     """It is the one that reaches the limit, and waits for all up to its cap."""
-    server = run("a", "b", limits=RunLimits(rounds=2))
+    server = run("a", "b", rounds=2)
     led(server, "a")
     led(server, "b")
     server.committed(1)
@@ -134,7 +132,7 @@ def test_a_client_far_behind_gets_a_full_version(run):
 
 def test_the_end_waits_for_a_client_that_catches_up(run, look):
     """Small versions arrive between two looks at transfers."""
-    server = run("a", "b", drain_s=5.0, max_staleness=20)
+    server = run("a", "b", heartbeat_every_s=2.5, max_staleness=20)
     for version in range(3):
         led(server, "a", 2 * version + 1, version)
         led(server, "a", 2 * version + 2, version)

@@ -2,11 +2,12 @@
 
 import pytest
 from attrs import evolve
+from configs import guard_of
 from deltas import delta_of
 
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
-from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import WEIGHTINGS, weighting_named
 
 
@@ -18,7 +19,7 @@ def merged_of(client, sequence=1, tokens=8, steps=2, norm=1.0, **facts):
 def counted(merged, weighting="tokens", own_pace=False, **rules):
     """Each client's share of the average, the deltas as they count, and the lines."""
     one = weighting_named(weighting)
-    made = Counting(one, NormGuard(GuardRules(**rules)), own_pace)
+    made = Counting(one, NormGuard(guard_of(**rules)), own_pace)
     found, work, lines = made.count(merged)
     scale = one.scale(work, 2.0)
     shares = {}

@@ -2,19 +2,20 @@
 
 import pytest
 from attrs import evolve
+from configs import book_of, guard_of
 from deltas import delta_of, stored_of
 
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
-from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
 
 
 @pytest.fixture
 def book():
     """A book of a run at version 2."""
-    made = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1)
+    made = book_of(TokensWeighting(), max_staleness=2, keep_versions=1)
     for version in range(3):
         made.advance(version, f"d{version}")
     return made
@@ -32,7 +33,7 @@ def objection(book, one, tokens=8, steps=2, digest=None):
 
 def test_a_late_delta_takes_no_part_where_a_version_has_one_base():
     """Nor are its tokens in the scale: the average would be shorter than the others' mean."""
-    made = DeltaBook(TokensWeighting(), max_staleness=0, keep_versions=1, one_base=True)
+    made = book_of(TokensWeighting(), max_staleness=0, keep_versions=1, one_base=True)
     made.advance(2, "d2")
     late, fresh = key(1, base=1, client="a"), key(1, client="b")
     for one in (late, fresh):
@@ -89,7 +90,7 @@ def test_absurd_counts_are_refused(book, tokens, steps):
 )
 def test_a_private_run_takes_deltas_within_its_budget_only(facts, code):
     """A task that trains without noise must not end up in the model by mistake."""
-    private = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1, epsilon=6.0)
+    private = book_of(TokensWeighting(), max_staleness=2, keep_versions=1, epsilon=6.0)
     private.advance(0, "d0")
     offer = evolve(delta_of(key(1, base=0), 8, 2, base_digest="d0"), facts=facts)
     assert (private.objection(offer) or (None,))[0] == code
@@ -134,7 +135,7 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
 
 def latest_book(**rules):
     """A book of a run at version 0 that uses deltas again."""
-    weighting, guard = weighting_named("latest"), NormGuard(GuardRules(clip_norm=4.0))
+    weighting, guard = weighting_named("latest"), NormGuard(guard_of(clip_norm=4.0))
     made = DeltaBook(
         weighting,
         max_staleness=2,
@@ -193,7 +194,7 @@ def test_two_deltas_of_a_client_are_used_as_one():
     book.begin_merge()
     book.advance(1, "d1")
     assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.5 / 20))}
-    plain = DeltaBook(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
+    plain = book_of(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
     plain.advance(0, "d0")
     merge_of(plain, 1, ("a", 10))
     assert merge_of(plain, 2, ("b", 10))[0] == {}

@@ -1,6 +1,7 @@
 """The facts of a parameter server: what a machine decides, from the events of a run."""
 
 import pytest
+from configs import guard_of
 from deltas import key, stored_of
 
 from fsl_async.roles.client_facts import ClientFact
@@ -10,8 +11,6 @@ from fsl_async.roles.split.events import SplitClientHello
 from fsl_async.roles.split.facts import SplitClients
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
-from fsl_async.roles.sync.norm_guard import GuardRules
-from fsl_async.roles.sync.round import RoundRules
 
 
 class Told:
@@ -44,8 +43,7 @@ def newest(driver, kind):
 
 def test_a_round_from_the_call_to_the_version(told):
     """Each state once: who is waited for, when the window closes, and who is in the version."""
-    rules = RoundRules(quorum=0.3, first_grace_s=60.0)
-    server = told(round=rules)
+    server = told(quorum=0.3)
     server.begin("a", "b", "c", "d")
     ready = newest(server, RoundFact)
     assert (ready.phase, ready.next_at, ready.is_open) == ("ready", 600.0, False)
@@ -133,7 +131,7 @@ def test_clients_that_send_by_themselves_are_not_called(told):
 
 def test_what_a_client_does_and_what_became_of_its_deltas(told):
     """A state once, and only of the process that has the session."""
-    server = told(guard=GuardRules(clip_median=0))
+    server = told(guard=guard_of(clip_median=0))
     server.hello("a")
     server.attach("a")
     server.feed(ClientLeft("a", 9, "expired"))

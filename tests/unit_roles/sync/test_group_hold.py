@@ -1,6 +1,7 @@
 """A group in a ring: cuts and global weights come between two versions, and merges wait."""
 
 import pytest
+from configs import ROSTER
 from deltas import key
 from machines import of
 
@@ -19,11 +20,12 @@ from fsl_async.roles.sync.group_hold import (
     MergesResumed,
     TakeGroupCut,
 )
-from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
 BROUGHT = GlobalBrought(G1, counted=True)
+
+ENDS = {"name": "a", "roster": ROSTER, "hold_s": 7.0}
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_version_that_cannot_be_written_changes_nothing(group):
 @pytest.fixture
 def ending(make_server):
     """A group whose clients hold the version of its last round."""
-    server = make_server(last_global_s=7.0, limits=RunLimits(rounds=1)).begin("a")
+    server = make_server(**ENDS, rounds=1).begin("a")
     server.fire()
     server.store(key("a"), number=0)
     server.committed(1)
@@ -114,7 +116,7 @@ def test_a_group_without_clients_ends_after_a_last_global_round(ending):
 
 def test_a_group_that_joins_publishes_nothing(make_server, look):
     """Its clients wait for the run's weights, and show their models again then."""
-    server = make_server(publishes=False)
+    server = make_server(name="b", roster=ROSTER)
     effects = server.join("a")
     assert not look.sent(effects, "a")
     assert server.feed(GlobalBrought(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
@@ -124,7 +126,7 @@ def test_a_group_that_joins_publishes_nothing(make_server, look):
 
 def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
     """After version 0 such a group is like any other."""
-    server = make_server(publishes=False)
+    server = make_server(name="b", roster=ROSTER)
     server.recover(0, "d0", digests={0: "d0"})
     assert server.join("a")
     assert isinstance(server.machine.handle(ev.FetchAsked("a", -1, ""), 0.0)[0], do.SendVersion)
@@ -132,7 +134,7 @@ def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
 
 def test_global_weights_are_fetched_as_one_update_from_those_before(make_server):
     """By clients that kept those, whatever version they hold; others get the newest in full."""
-    server = make_server(last_global_s=7.0, keep_versions=9).begin("a")
+    server = make_server(**ENDS, keep_versions=9).begin("a")
 
     def asked(version, kept="", digest=None):
         found = server.feed(ev.FetchAsked("a", version, digest or f"d{version}", kept))
@@ -156,9 +158,7 @@ def test_global_weights_are_fetched_as_one_update_from_those_before(make_server)
 
 def test_versions_of_global_weights_are_no_rounds(make_server, look):
     """They end no run early, and make no delta stale; also after a restart."""
-    server = make_server(
-        last_global_s=7.0, max_staleness=1, limits=RunLimits(rounds=2), every_s=10.0
-    ).begin("a")
+    server = make_server(**ENDS, max_staleness=1, rounds=2, every_s=10.0).begin("a")
     server.feed(ev.VersionCommitted(1, "d1", 1, 0.1))
     for version in (2, 3, 4):
         server.feed(ev.VersionCommitted(version, f"d{version}", 1, 0.1, made_of="global"))
@@ -168,7 +168,7 @@ def test_versions_of_global_weights_are_no_rounds(make_server, look):
     assert server.machine.progress.position(0.0).progress == pytest.approx(0.5, abs=0.1)
     server.fire()
     assert server.machine.round.last
-    again = make_server(last_global_s=7.0, max_staleness=1, limits=RunLimits(rounds=2))
+    again = make_server(**ENDS, max_staleness=1, rounds=2)
     again.feed(
         ev.Recovered(
             4, "d4", {0: "d0", 4: "d4"}, global_version=4, global_base="d0",

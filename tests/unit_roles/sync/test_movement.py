@@ -1,7 +1,8 @@
 """Steps that change no weight: when a client says so, and what such a delta weighs."""
 
+from configs import book_of
+
 from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
-from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.movement import Movement
 from fsl_async.roles.sync.weighting import TokensWeighting
 
@@ -22,7 +23,7 @@ def test_two_rounds_without_a_change_are_one_line():
 
 def average(norms, **options):
     """The factors of deltas of 512 tokens in the average."""
-    book = DeltaBook(TokensWeighting(), max_staleness=4, keep_versions=3, **options)
+    book = book_of(TokensWeighting(), max_staleness=4, keep_versions=3, **options)
     book.version = 0
     for number, norm in enumerate(norms):
         delta = Delta(DeltaKey(f"client-{number}", 1, 0, 1), "", 512, 20)

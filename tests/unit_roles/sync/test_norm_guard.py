@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 from attrs import evolve
+from configs import guard_of
 from deltas import delta_of, key, stored_of
 
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import MergedDelta
-from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 
 
 def usual(norms, tokens=()):
@@ -21,8 +22,8 @@ def usual(norms, tokens=()):
     )
 
 
-def screen(norms=(), tokens=(), **rules):
-    made = NormGuard(GuardRules(**{"least": 3, **rules}))
+def screen(norms=(), tokens=(), by_order=False, **rules):
+    made = NormGuard(guard_of(**{"least": 3, **rules}), by_order=by_order)
     made.recovered(usual(norms, tokens), ())
     return made
 
@@ -163,7 +164,7 @@ def guarded(make_server):
     """A parameter server with rules and three clients, after a round of usual deltas."""
 
     def make(**rules):
-        server = make_server(guard=GuardRules(**{"least": 3, **rules}))
+        server = make_server(guard=guard_of(**{"least": 3, **rules}))
         server.begin("a", "b", "c")
         server.fire()
         for name in "abc":
@@ -179,7 +180,7 @@ def guarded(make_server):
 
 def test_a_delta_of_which_products_are_formed_is_multiplied(make_server, look):
     """A smaller weight does not bound a product, so the weight stays."""
-    server = make_server(guard=GuardRules(clip_median=1.5), clips_values=True)
+    server = make_server(guard=guard_of(clip_median=1.5), clips_values=True)
     server.begin("a", "b", "c")
     server.fire()
     server.store(key("a"), norm=6.0)
@@ -221,9 +222,7 @@ def test_a_held_outlier_is_released(guarded, look):
 
 def test_a_held_outlier_becomes_too_stale(make_server, look):
     """Beyond max_staleness it is not released."""
-    server = make_server(
-        guard=GuardRules(outlier_median=2.0, least=1, release=True), max_staleness=1
-    )
+    server = make_server(guard=guard_of(outlier_median=2.0, least=1, release=True), max_staleness=1)
     server.begin("a", "b")
     server.fire()
     server.store(key("b"))
@@ -237,7 +236,7 @@ def test_a_held_outlier_becomes_too_stale(make_server, look):
 
 def test_a_false_token_count_reaches_no_ledger(make_server, look):
     """The store gets the counted tokens, so ledger, weight and limit use the same number."""
-    server = make_server(guard=GuardRules(max_tokens_per_s=100.0))
+    server = make_server(guard=guard_of(max_tokens_per_s=100.0))
     server.begin("a")
     server.now += 5.0
     effects = server.offer(key("a"), tokens=10**9, number=0)
@@ -252,7 +251,7 @@ def test_a_false_token_count_reaches_no_ledger(make_server, look):
 
 def test_after_a_restart_the_same_is_excluded(make_server, look):
     """After a crash between a delta's ledger line and the decision, the decision is the same."""
-    rules = GuardRules(outlier_median=10.0, least=3)
+    rules = guard_of(outlier_median=10.0, least=3)
     server = make_server(guard=rules)
     pending = (stored_of(key("a", 2, 1), 50.0), stored_of(key("b", 2, 1), 1.5))
     effects = server.recover(

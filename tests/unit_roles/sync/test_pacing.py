@@ -4,7 +4,6 @@ import pytest
 
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.ps_state import PaceRules
 
 
 @pytest.fixture
@@ -12,7 +11,7 @@ def run(make_server):
     """Make a parameter server with these paces."""
 
     def make(**rules):
-        return make_server(trigger="buffer", pace=PaceRules(**rules), shards=9)
+        return make_server(trigger="buffer", shards=9, **rules)
 
     return make
 
@@ -41,14 +40,14 @@ def beats(server, seconds, **speeds):
 
 def test_a_pace_follows_the_welcome(run, look):
     """Of every session, in milliseconds."""
-    server = run(seconds=1.5)
+    server = run(every_s=1.5)
     assert look.sent(server.hello("a"), "a") == [msg.Pace(0, 1500)]
     assert look.sent(server.hello("a"), "a") == [msg.Pace(0, 1500)]
 
 
 def test_steps_by_speed(run):
     """H_w = floor(v_w / v_max * H), told once it differs by a tenth."""
-    server = run(steps=100, by_speed=True)
+    server = run(local_steps=100, dylu=True)
     for name in "ab":
         server.join(name)
     sent = beats(server, 12, a=4, b=1)
@@ -59,7 +58,7 @@ def test_steps_by_speed(run):
 
 def test_the_fastest_client_changes(run):
     """All paces follow it when it comes, and when it is gone."""
-    server = run(steps=100, by_speed=True)
+    server = run(local_steps=100, dylu=True)
     for name in "abc":
         server.join(name)
     beats(server, 12, a=4, b=2)
@@ -70,7 +69,7 @@ def test_the_fastest_client_changes(run):
 
 def test_a_step_longer_than_heartbeats(run):
     """The speed is that between two advances, not zero in between."""
-    server = run(steps=100, by_speed=True)
+    server = run(local_steps=100, dylu=True)
     for name in "ab":
         server.join(name)
     sent = beats(server, 100, a=0.2, b=0.1)
@@ -80,7 +79,7 @@ def test_a_step_longer_than_heartbeats(run):
 
 def test_a_false_speed(run):
     """Others are told a 64th of their steps at least, and one in any case."""
-    server = run(steps=640, by_speed=True)
+    server = run(local_steps=640, dylu=True)
     for name in "ab":
         server.join(name)
     assert beats(server, 12, a=10**15, b=1) == [("b", 10)]
@@ -88,7 +87,7 @@ def test_a_false_speed(run):
 
 
 def run_small(run):
-    server = run(steps=3, by_speed=True)
+    server = run(local_steps=3, dylu=True)
     for name in "ab":
         server.join(name)
     return server

@@ -84,7 +84,7 @@ def positions(effects):
 
 def test_announcements_carry_the_position(make_server):
     """Every client gets the same one, and a late joiner too."""
-    server = make_server(limits=RunLimits(rounds=4))
+    server = make_server(rounds=4)
     server.begin("a", "b")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
@@ -139,7 +139,7 @@ def test_a_decay_begins_now_and_ends_the_run_after_more(make_server, look):
 
 def test_a_decay_can_get_another_end(make_server, look):
     """A typing error is not final: rates go on falling from where they are, to the new end."""
-    server = version_1(make_server(limits=RunLimits(rounds=4), decays_from=0.0))
+    server = version_1(make_server(rounds=4, decay_share=1.0))
     before = server.machine.progress.position(server.now).fade
     assert before < 1.0
     decay, effects = ask(server, look, RunLimits(rounds=40))
@@ -164,13 +164,13 @@ def test_a_new_end_leaves_the_rate_where_it_is():
 
 def test_only_a_schedule_with_a_decay_can_be_asked_to_decay(make_server, look):
     """Cosine and constant are what they are; the answer says so."""
-    server = version_1(make_server(limits=RunLimits(rounds=4), decays=False))
+    server = version_1(make_server(rounds=4, schedule="constant"))
     assert "set train.schedule = wsd" in look.notes(server.feed(ev.DecayAsked()))
 
 
 def test_a_decay_in_rounds_takes_the_place_of_a_limit_in_seconds(make_server, look):
     """The old deadline must not end the run while its rates are still high."""
-    server = version_1(make_server(limits=RunLimits(seconds=9000.0)))
+    server = version_1(make_server(seconds=9000.0))
     assert server.machine.deadlines.when("limit") is not None
     ask(server, look, RunLimits(rounds=100))
     assert server.machine.deadlines.when("limit") is None

@@ -7,7 +7,6 @@ from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -74,7 +73,7 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
 
 def test_limit_by_rounds(make_server, look):
     """The last round is called as the last, so no other one follows."""
-    server = make_server(limits=RunLimits(rounds=2))
+    server = make_server(rounds=2)
     server.begin("a")
     assert look.sent(server.fire()) == [msg.Call(0)]
     server.store(key("a"))
@@ -91,7 +90,7 @@ def test_limit_by_rounds(make_server, look):
 
 def test_a_last_round_without_deltas_is_not_the_last(make_server, look):
     """The round is called again: the run must not end a version short of its limit."""
-    server = make_server(limits=RunLimits(rounds=1), every_s=100.0)
+    server = make_server(rounds=1, every_s=100.0)
     server.begin("a")
     server.fire()
     assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), Finish) == []
@@ -101,7 +100,7 @@ def test_a_last_round_without_deltas_is_not_the_last(make_server, look):
 
 def test_after_the_last_round_no_delta_is_accepted(make_server, look):
     """A useless delta is refused; during the last merge the answer is "later"."""
-    server = make_server(limits=RunLimits(rounds=1))
+    server = make_server(rounds=1)
     server.begin("a", "b")
     server.fire()
     server.store(key("a"))
@@ -117,9 +116,10 @@ def test_after_the_last_round_no_delta_is_accepted(make_server, look):
 
 
 @pytest.mark.parametrize("collecting", [True, False])
-def test_the_end_has_a_cap(make_server, look, collecting):
+def test_the_end_has_a_cap(make_server, look, collecting, monkeypatch):
     """An endless transfer must not delay the end forever."""
-    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=200.0)
+    monkeypatch.setattr("fsl_async.roles.sync.shutdown.DRAIN_CAP_S", 200.0)
+    server = make_server()
     server.begin("a")
     server.moving = ("a",)
     drain(server)
@@ -146,7 +146,7 @@ def test_the_last_round_waits_as_long_as_answers_take(make_server):
 
 def test_limit_by_time(make_server, look):
     """It ends like a drain, with a last round."""
-    server = make_server(limits=RunLimits(seconds=30.0))
+    server = make_server(seconds=30.0)
     server.begin("a")
     effects = server.fire()
     assert server.now == 30.0
@@ -156,7 +156,7 @@ def test_limit_by_time(make_server, look):
 
 def test_limit_by_time_goes_on_after_a_restart(make_server, look):
     """A restart does not reset the time of the run."""
-    server = make_server(limits=RunLimits(seconds=3000.0))
+    server = make_server(seconds=3000.0)
     server.recover(2, "d2", digests={2: "d2"}, served_s=2950.0)
     server.join("a")
     assert look.sent(server.fire()) == [msg.Call(2, last=True)]
@@ -165,7 +165,7 @@ def test_limit_by_time_goes_on_after_a_restart(make_server, look):
 
 def test_limit_by_time_during_the_drain_of_another(make_server):
     """A second reason to end changes nothing."""
-    server = make_server(limits=RunLimits(rounds=1, seconds=5.0), every_s=1.0)
+    server = make_server(rounds=1, seconds=5.0, every_s=1.0)
     server.begin("a")
     server.fire()
     server.store(key("a"))
@@ -218,7 +218,7 @@ def test_recovery_with_pending_deltas(make_server, look):
 
 def test_killed_between_its_last_version_and_its_end(make_server, look):
     """The restarted parameter server calls no round beyond the limit."""
-    server = make_server(limits=RunLimits(rounds=2))
+    server = make_server(rounds=2)
     server.recover(2, "d2", digests={2: "d2"})
     server.join("a")
     assert look.only(server.hold("a", 2), Finish) == [], "others may reconnect"

@@ -6,7 +6,6 @@ from fsl_async.roles.machine import ClientLeft, DeclineStream, EndSession, Note,
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -377,7 +376,7 @@ def test_a_run_whose_clients_are_all_done_tells_its_operator(make_server):
     assert words not in gone(server, "a", returns=True), "it is launched again"
     server.join("a")
     assert words not in gone(server, "a", reason="expired"), "it may be back"
-    limited = make_server(limits=RunLimits(seconds=60.0)).begin("a")
+    limited = make_server(seconds=60.0).begin("a")
     assert f"{words} until its limit of time" in gone(limited, "a")
     empty = make_server()
     empty.join("a")

@@ -2,10 +2,11 @@
 
 import pytest
 
-from fsl_async.roles.sync.round import ArrivalHistory, Round, RoundRules
+from fsl_async.config.settings import SyncConfig
+from fsl_async.roles.sync.round import ArrivalHistory, Round
 from fsl_async.roles.sync.triggers.completion import QuorumAndGrace
 
-RULES = RoundRules(quorum=0.5, grace_mad_factor=4.0, grace_min_s=1.0, first_grace_s=60.0)
+RULES = SyncConfig(quorum=0.5, grace_min_s=1.0, first_grace_s=60.0)
 
 
 def open_round(*names, cap_s=100.0):
@@ -20,6 +21,6 @@ def decide(open_, now, pending=1, history=None):
 def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
     """Half of four is two, and zero is never enough."""
     open_ = open_round("a", "b", "c", "d")
-    rules = RoundRules(quorum=quorum)
+    rules = SyncConfig(quorum=quorum or 1e-9)
     verdict = QuorumAndGrace(rules).verdict(open_, ArrivalHistory(), 1001.0, pending=0)
     assert verdict.reason.endswith(f"0 of 4 called clients sent a delta, {needed} needed")

@@ -2,20 +2,22 @@
 
 import pytest
 
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.roles.machine import DeclineStream, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.progress import RunLimits, RunPosition
+from fsl_async.roles.sync.progress import RunPosition
 
 HISTORY = 5
+ZEROTH = TuneConfig(method="zeroth", zo_history=HISTORY)
 
 
 @pytest.fixture
 def server(make_server):
     """A run of zeroth order with the clients a and b at version 0."""
-    made = make_server(trigger="rounds", history=HISTORY, min_clients=2, max_staleness=0)
+    made = make_server(trigger="rounds", tune=ZEROTH, min_clients=2, max_staleness=0)
     for name in ("a", "b"):
         made.join(name)
     made.feed(ev.InitialOffered("a", "initial:a/1"))
@@ -89,7 +91,7 @@ def test_a_client_that_fetches_a_version_in_full_waits_for_nothing_else(server):
 def test_no_version_is_made_of_late_deltas_alone(make_server):
     """Their directions are not those of the round: it waits for a delta of its own."""
     server = make_server(
-        trigger="rounds", history=HISTORY, max_staleness=0, min_clients=2, round_cap_s=100.0
+        trigger="rounds", tune=ZEROTH, max_staleness=0, min_clients=2, round_cap_s=100.0
     ).begin("a", "b")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
@@ -107,9 +109,7 @@ def test_no_version_is_made_of_late_deltas_alone(make_server):
 
 
 def test_a_position_is_sent_when_it_has_moved(make_server):
-    server = make_server(
-        trigger="rounds", history=HISTORY, max_staleness=0, limits=RunLimits(rounds=100)
-    )
+    server = make_server(trigger="rounds", tune=ZEROTH, max_staleness=0, rounds=100)
     server.join("a")
     server.feed(ev.InitialOffered("a", "initial:a/1"))
     server.committed(0)

@@ -8,7 +8,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -142,7 +141,7 @@ def test_turns_pass_over_lost_clients(run):
 
 
 def recover(make_server, trigger, pending=(), settled=(), version=1):
-    server = make_server(trigger=trigger, drain_s=10.0)
+    server = make_server(trigger=trigger)
     digests = {version: f"d{version}"}
     waiting = tuple(stored_of(each) for each in pending)
     merged = dict.fromkeys(settled, "merged")
@@ -253,7 +252,7 @@ def test_asked_to_end(run, look, trigger, when):
 
 def test_a_limit_of_tokens_needs_no_further_round(run, look):
     """It ends like a drain."""
-    server = run("rounds", "a", limits=RunLimits(tokens=8))
+    server = run("rounds", "a", tokens=8)
     server.fire()
     server.store(key("a"))
     server.committed(1)
@@ -262,7 +261,7 @@ def test_a_limit_of_tokens_needs_no_further_round(run, look):
 
 def test_a_restart_after_the_last_round(make_server, look):
     """Killed between its last version and its end, it serves the version and calls no round."""
-    server = make_server(trigger="rounds", limits=RunLimits(tokens=5), drain_s=10.0)
+    server = make_server(trigger="rounds", tokens=5)
     server.recover(1, "d1", digests={1: "d1"}, tokens_total=9)
     server.hello("a")
     server.attach("a")

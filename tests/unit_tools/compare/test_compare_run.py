@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from split_lockstep import start
 
-from fsl_async.config.split_rules import split_method
 from fsl_async.errors import DataError, FslError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.split import build, task, weights
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.split.methods import method_of
 from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.split import SplitChoices, SplitComparison
 from fsl_async.tools.compare.tune import TuningChoices
@@ -44,7 +44,7 @@ def play(choices, folder, said=None):
 def in_one_process(choices, method_name):
     """Return the scores of the same run without a network."""
     config = choices.run(method_name).config
-    facts, method = facts_of(config), split_method(config)
+    facts, method = facts_of(config), method_of(config.split)
     parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
     settings = ServerSettings(optimizer, seed=config.run.seed)
     found = start(

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.store.book.ring_book import RingBook
 from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.store import Store
@@ -110,10 +111,11 @@ def _count_again(monkeypatch):
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
     monkeypatch.setattr(groups_simulation, "LONGEST_END_S", 600.0)  # rounds do not end then
-    rules = groups_simulation.ring_rules
-    monkeypatch.setattr(
-        groups_simulation, "ring_rules", lambda config: evolve(rules(config), hold_s=10.0)
-    )
+
+    def short(config):
+        return RingMachine(evolve(config, ring=evolve(config.ring, hold_s=10.0)))
+
+    monkeypatch.setattr("fsl_async.nodes.ps.ring.RingMachine", short)
     advance = Store.advance
 
     def forget(self, average):

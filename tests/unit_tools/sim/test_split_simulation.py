@@ -6,6 +6,7 @@ Complete runs with production machines, and proof that the invariants can fail.
 import attrs
 import pytest
 
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.model_parts import ServerPart
 from fsl_async.learn.split.optimizers import Optimizer
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -13,7 +14,7 @@ from fsl_async.roles.machine import Note, Send
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.methods import METHODS, SplitRules, names_of
+from fsl_async.roles.split.methods import METHODS, names_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
@@ -42,11 +43,13 @@ WORSE = FaultProfile(
 and a second away."""
 
 
-def run(method, *, clients=3, hours=0.15, seed=2, faults="storm", **rules):
+def run(method, *, clients=3, hours=0.15, seed=2, faults="storm", lockstep=False, **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
     rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
-    simulation = SplitSimulation(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
+    simulation = SplitSimulation(
+        settings, SplitConfig(method=method, mode="lockstep" if lockstep else "free", **rules)
+    )
     simulation.run()
     return simulation
 
@@ -203,10 +206,9 @@ def _keep_everything(monkeypatch):
     original = SplitClientMachine._settle
 
     def settle(self, sent, now):
-        self.rules = attrs.evolve(self.rules, retain=10)
-        effects = original(self, sent, now)
-        self.rules = attrs.evolve(self.rules, retain=2)
-        return effects
+        with monkeypatch.context() as keeping:
+            keeping.setattr("fsl_async.roles.split.client.RETAIN", 10)
+            return original(self, sent, now)
 
     monkeypatch.setattr(SplitClientMachine, "_settle", settle)
     monkeypatch.setattr(SplitClientMachine, "_durable", lambda self, event, now: [])

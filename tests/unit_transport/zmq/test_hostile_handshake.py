@@ -14,7 +14,7 @@ from hostile_relay import DOWN, HANDSHAKE, UP, HostileRelay
 from waiting import until
 
 from fsl_async.config.address import Address
-from fsl_async.keys.phrasing import at_client
+from fsl_async.keys.dialling import at_client
 from fsl_transport import (
     DialerEndpoint,
     HelloReceived,

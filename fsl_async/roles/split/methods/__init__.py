@@ -4,15 +4,21 @@ To add one: a file beside these, and a line in METHODS. Settings, options and he
 planner, comparison, demo and simulator follow from it (docs/adding-a-method.md).
 """
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
 
-from fsl_async.roles.split.methods.base import Method, SplitRules
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from fsl_async.roles.split.methods.base import Method
 from fsl_async.roles.split.methods.cse_fsl import CseFsl
 from fsl_async.roles.split.methods.fedavg import FedAvg
 from fsl_async.roles.split.methods.fsl_sage import FslSage
 from fsl_async.roles.split.methods.sl import SplitLearning
 from fsl_async.roles.split.methods.splitfed_v1 import SplitFedV1
 from fsl_async.roles.split.methods.splitfed_v2 import SplitFedV2
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings_training import SplitConfig
 
 __all__ = [
     "ALIGNED",
@@ -22,7 +28,6 @@ __all__ = [
     "TRAINED",
     "WHOLE",
     "Method",
-    "SplitRules",
     "method_of",
     "names_of",
 ]
@@ -33,9 +38,9 @@ METHODS: Mapping[str, type[Method]] = {
 }
 
 
-def method_of(rules: SplitRules) -> Method:
-    """The method `rules.method`, with these rules; KeyError when there is none of that name."""
-    return METHODS[rules.method](rules)
+def method_of(split: SplitConfig) -> Method:
+    """The method of these settings; KeyError for a run that splits no model."""
+    return METHODS[split.method](split)
 
 
 def names_of(which: Callable[[type[Method]], bool] = lambda _: True) -> tuple[str, ...]:

@@ -35,11 +35,16 @@ At the end of a round the client-side parts named in `averaged` are averaged, in
 clients, with shares renormalized over those present, and `end_round` does the split server's part.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from attrs import frozen
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings_training import SplitConfig
 
 Tensor = Any
 """A torch.Tensor. This package does not import torch."""
@@ -49,39 +54,8 @@ Auxiliary = Literal["none", "trained", "aligned"]
 server, one per client.
 """
 
-
-@frozen
-class SplitRules:
-    """The run's configuration as far as it decides anything here. Times in seconds."""
-
-    method: str = "fsl-sage"
-    lockstep: bool = False
-    labels_at_home: bool = False
-    """U-shape: every step has two legs."""
-    upload_every: int = 5
-    """Steps from one upload to the next, for methods with an auxiliary model."""
-    align_every: int = 10
-    """Rounds from one alignment to the next; 0: never."""
-    in_flight: int = 2
-    """Uploads of one client that are not settled."""
-    retain: int = 2
-    """Trained uploads that a client keeps until a checkpoint has them, to offer them again to a
-    server that was killed."""
-    checkpoint_every: int = 100
-    """Uploads; also at the end of every round."""
-    max_stale_rounds: int = 1
-    """Uploads of an older round than this many behind the newest are declined."""
-    max_clients: int = 1000
-    reoffer_s: float = 5.0
-    drain_s: float = 10.0
-    retry_s: float = 30.0
-    """Before a checkpoint is tried again."""
-    alone_s: float = 0.0
-    """A split server that has a run ends after so long without a client and without the parameter
-    server.
-
-    0: it waits without limit.
-    """
+MAX_STALE_ROUNDS = 1
+"""Uploads of an older round than this many behind the newest are declined."""
 
 
 # --- what crosses the cut ---
@@ -171,7 +145,7 @@ class Server(Protocol):
 
 
 class Method(ABC):
-    """One method. It holds rules and no state: that is in the parts and in the machines."""
+    """One method. It holds settings and no state: that is in the parts and in the machines."""
 
     name: ClassVar[str]
     """As `split.method` has it."""
@@ -185,8 +159,8 @@ class Method(ABC):
     replicas: ClassVar[bool] = False
     """Whether the split server keeps one x_s per client, and averages them after a round."""
 
-    def __init__(self, rules: SplitRules) -> None:
-        self.rules = rules
+    def __init__(self, settings: SplitConfig) -> None:
+        self.settings = settings
 
     # --- decisions ---
 
@@ -205,7 +179,7 @@ class Method(ABC):
         """How the parameter server runs rounds (`sync.trigger`)."""
         if self.sequential:
             return "sequential"
-        return "turns" if self.rules.lockstep else "rounds"
+        return "turns" if self.settings.lockstep else "rounds"
 
     @property
     def in_flight(self) -> int:
@@ -213,12 +187,14 @@ class Method(ABC):
 
         The legs of a U-shape come in pairs, one pair at a time.
         """
-        return 1 if self.rules.lockstep or self.rules.labels_at_home else self.rules.in_flight
+        return (
+            1 if self.settings.lockstep or self.settings.labels_at_home else self.settings.in_flight
+        )
 
     @property
     def legs(self) -> int:
         """Uploads of a step."""
-        return 2 if self.rules.labels_at_home and self.gradients else 1
+        return 2 if self.settings.labels_at_home and self.gradients else 1
 
     @property
     def waits_at_round_end(self) -> bool:
@@ -227,7 +203,7 @@ class Method(ABC):
         With replicas the others' average is made of what it has then; where clients take turns, the
         next one trains with x_s as this one leaves it.
         """
-        return self.has_server and (self.rules.lockstep or self.replicas or self.sequential)
+        return self.has_server and (self.settings.lockstep or self.replicas or self.sequential)
 
     @property
     def max_stale_rounds(self) -> int:
@@ -235,12 +211,12 @@ class Method(ABC):
 
         A replica has been replaced at the end of its round.
         """
-        return 0 if self.replicas else self.rules.max_stale_rounds
+        return 0 if self.replicas else MAX_STALE_ROUNDS
 
     @property
     def upload_every(self) -> int:
         """Steps from one upload to the next; 1 where steps wait for gradients."""
-        return 1 if self.auxiliary == "none" else self.rules.upload_every
+        return 1 if self.auxiliary == "none" else self.settings.upload_every
 
     def uploads_at(self, step: int) -> bool:
         """Whether the batch of this local step, from 0 in each round, is sent."""
@@ -248,7 +224,7 @@ class Method(ABC):
 
     def aligns_in(self, round_: int) -> bool:
         """Whether the auxiliary model is aligned in this round, after its first upload."""
-        every = self.rules.align_every
+        every = self.settings.align_every
         return self.aligned and every > 0 and round_ % every == 0
 
     def aligns_at(self, at: Position) -> bool:
@@ -257,7 +233,7 @@ class Method(ABC):
 
     def waits_for_alignment(self) -> bool:
         """Whether the step waits for the aligned model; else the model is used once it is there."""
-        return self.aligned and self.rules.lockstep
+        return self.aligned and self.settings.lockstep
 
     # --- computations ---
 

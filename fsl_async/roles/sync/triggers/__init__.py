@@ -20,8 +20,8 @@ To add one, add a file with the new part, and an entry in TRIGGERS.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from fsl_async.roles.sync.ps_state import ParameterServerRules
 from fsl_async.roles.sync.triggers.completion import (
     AllAnswered,
     Buffered,
@@ -32,39 +32,44 @@ from fsl_async.roles.sync.triggers.schedule import BackToBack, Continuous, Perio
 from fsl_async.roles.sync.triggers.selection import Everyone, InTurns, OneByOne, Opening
 from fsl_async.roles.sync.triggers.trigger import Trigger
 
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+
 __all__ = ["TRIGGERS", "Opening", "Trigger", "Verdict", "trigger_of"]
 
 
-def _clock(rules: ParameterServerRules) -> Trigger:
-    schedule = Periodic(rules.every_s, rules.drain_s)
-    completion = QuorumAndGrace(rules.round)
+def _clock(config: Config) -> Trigger:
+    schedule = Periodic(config.sync.every_s, config.session.drain_s)
+    completion = QuorumAndGrace(config.sync)
     return Trigger(schedule, Everyone(skips_done=False), completion, trains=False)
 
 
-def _rounds(rules: ParameterServerRules) -> Trigger:
-    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
+def _rounds(config: Config) -> Trigger:
     completion = AllAnswered(passes=False)
-    return Trigger(schedule, Everyone(skips_done=True), completion, trains=True)
+    return Trigger(_back_to_back(config), Everyone(skips_done=True), completion, trains=True)
 
 
-def _turns(rules: ParameterServerRules) -> Trigger:
-    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
-    return Trigger(schedule, InTurns(), AllAnswered(passes=True), trains=True)
+def _turns(config: Config) -> Trigger:
+    return Trigger(_back_to_back(config), InTurns(), AllAnswered(passes=True), trains=True)
 
 
-def _sequential(rules: ParameterServerRules) -> Trigger:
-    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
-    return Trigger(schedule, OneByOne(), AllAnswered(passes=True), trains=True)
+def _sequential(config: Config) -> Trigger:
+    return Trigger(_back_to_back(config), OneByOne(), AllAnswered(passes=True), trains=True)
 
 
-def _buffer(rules: ParameterServerRules) -> Trigger:
-    schedule = Continuous(rules.every_s, rules.least_s, rules.drain_s)
-    completion = Buffered(rules.buffer, rules.every_s)
+def _back_to_back(config: Config) -> BackToBack:
+    return BackToBack(config.sync.round_cap_s, config.session.drain_s)
+
+
+def _buffer(config: Config) -> Trigger:
+    sync = config.sync
+    schedule = Continuous(sync.every_s, sync.version_gap_s, config.session.drain_s)
+    completion = Buffered(sync.buffer_size, sync.every_s)
     selection = Everyone(skips_done=False)
     return Trigger(schedule, selection, completion, trains=False, clients_lead=True)
 
 
-TRIGGERS: dict[str, Callable[[ParameterServerRules], Trigger]] = {
+TRIGGERS: dict[str, Callable[[Config], Trigger]] = {
     "clock": _clock,
     "rounds": _rounds,
     "turns": _turns,
@@ -73,6 +78,6 @@ TRIGGERS: dict[str, Callable[[ParameterServerRules], Trigger]] = {
 }
 
 
-def trigger_of(rules: ParameterServerRules) -> Trigger:
-    """A new trigger of the name in the rules; raises KeyError when there is none."""
-    return TRIGGERS[rules.trigger](rules)
+def trigger_of(config: Config) -> Trigger:
+    """A new trigger; raises KeyError for "auto" (`config.recipes.with_implied` replaces it)."""
+    return TRIGGERS[config.sync.trigger](config)

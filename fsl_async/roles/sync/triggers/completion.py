@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from attrs import frozen
 
 from fsl_async.roles.phrasing import share_of
-from fsl_async.roles.sync.round import ArrivalHistory, Round, RoundRules
+from fsl_async.roles.sync.round import ArrivalHistory, Round
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import SyncConfig
+
+PATIENCE = 2.0
+"""Caps after which a round without a quorum merges what it has."""
 
 
 @frozen
@@ -47,19 +53,18 @@ class QuorumAndGrace:
     - A quorum has answered: wait for the others during a grace window, computed from the times of
       answers in past rounds (median + k times the median absolute deviation, after hivemind#676:
       fixed timeouts have to be guessed), and never beyond the round's cap.
-    - No quorum at the cap: the round stays open for `patience` caps, then it merges the pending
+    - No quorum at the cap: the round stays open for `PATIENCE` caps, then it merges the pending
       deltas. Connected clients that hang must not stop the others.
     """
 
     any_delta: ClassVar[bool] = False
 
-    rules: RoundRules
+    sync: SyncConfig
 
     def verdict(
         self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
     ) -> Verdict:
         """Decide by quorum, then by grace window."""
-        rules = self.rules
         contributors = open_.contributors()
         sent = f"{share_of(contributors, open_.called)} sent a delta"
         # Evaluated after every answer, perhaps a thousand times: count first, and name the missing
@@ -68,11 +73,11 @@ class QuorumAndGrace:
             if pending:
                 return Verdict("merge", f"{sent}, all have answered")
             return Verdict("close", "no client had a delta to send")
-        needed = max(1, math.ceil(rules.quorum * len(open_.expected)))
+        needed = max(1, math.ceil(self.sync.quorum * len(open_.expected)))
         if contributors >= needed and pending:
             if open_.quorum_at is None:
                 open_.quorum_at = now
-            until = history.grace_until(rules, open_.called_at, open_.quorum_at)
+            until = history.grace_until(self.sync, open_.called_at, open_.quorum_at)
             until = min(until, max(open_.called_at + open_.cap_s, open_.quorum_at))
             if now >= until:
                 return Verdict(
@@ -82,7 +87,7 @@ class QuorumAndGrace:
                 )
             return Verdict("wait", f"quorum of {needed} reached", until)
         waited_s = now - open_.called_at
-        if pending and waited_s >= rules.patience * open_.cap_s:
+        if pending and waited_s >= PATIENCE * open_.cap_s:
             return Verdict(
                 "merge",
                 f"no quorum after {waited_s:.1f} s ({sent}, {needed} needed);"

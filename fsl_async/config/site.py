@@ -1,4 +1,4 @@
-"""Checks that a run sends only the kinds of data that a client's site allows. Pure.
+"""A site's own choices: what may leave it, its code, and its part in a tuning run. Pure.
 
 The parameter server chooses a run's configuration, so the configuration alone must not decide
 whether activations or labels leave a site. A client lists what may leave its machine (`--allow`, or
@@ -17,16 +17,22 @@ whether activations or labels leave a site. A client lists what may leave its ma
 Every client also sends what a session needs: its name, key and incarnation, its version with the
 digest, names and shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves
 (never the text of an exception). docs/SECURITY.md has the table of every field.
+
+Nor must a parameter server choose which code of a client's machine runs: its configuration has
+`own` where a run needs the user's code, and a client runs the file of its own command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from attrs import frozen
 
+from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.errors import NotAllowedError, UsageError
+from fsl_async.config.settings_tuning import TuneConfig
+from fsl_async.errors import NotAllowedError, TaskError, UsageError
 from fsl_async.roles.split.methods import METHODS
 
 DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
@@ -123,3 +129,64 @@ def receivers_of(
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
     needed = (SCALARS,) if is_zeroth else needs_of(config)
     return {kind: servers[kind not in weights] for kind in needed}
+
+
+Order = Literal["first", "zeroth"]
+
+
+@frozen(kw_only=True)
+class SiteChoices:
+    """Choices of a client's command line for its model.
+
+    The parameter server fixes rank, rule and objective of a run that tunes a base model; where the
+    base is on a site's disk, and how much of it the site trains, is up to the site.
+    """
+
+    base: str = ""
+    """Folder or file of the base model."""
+    rank: int = 0
+    """Rank of its adapters; 0: the run's."""
+    order: Order | None = None
+    """Order of its steps; None: by the run's method."""
+    layers: str = ""
+    """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
+    columns: str = ""
+    """Columns of its records, like "text=BODY"; empty: by their usual names."""
+    model: str = ""
+    """Split learning: the site's own model, as file.py:function."""
+    auxiliary: str = ""
+    """Its own auxiliary model."""
+
+    def check_code(self, config: Config) -> None:
+        """Raise TaskError where the run needs code that this site did not give."""
+        needed = {
+            "--model": ("model.family", config.model.family, self.model),
+            "--auxiliary": ("split.auxiliary", config.split.auxiliary, self.auxiliary),
+        }
+        for option, (key, value, given) in needed.items():
+            if is_own(value) and not given:
+                raise TaskError(
+                    f"this run has a {key} of its own: give this client its copy with {option}"
+                    " FILE.py:FUNCTION"
+                )
+
+    def rank_in(self, tune: TuneConfig, *, unequal: bool) -> int:
+        """Return the rank of this site's adapters. TaskError: the run cannot have it.
+
+        unequal: whether the run's rule merges adapters of several ranks.
+        """
+        most = tune.adapter_rank
+        if not self.rank or self.rank == most:
+            return most
+        if self.rank > most:
+            raise TaskError(f"--rank {self.rank}: the run's adapters have rank {most} (tune.rank)")
+        if not unequal:
+            raise TaskError(
+                f"--rank {self.rank}: all sites of a run with tune.rule = {tune.rule} have rank"
+                f" {most}; ranks of its own need tune.rule = bank"
+            )
+        return self.rank
+
+    def is_zeroth(self, tune: TuneConfig) -> bool:
+        """Whether this site estimates gradients from losses."""
+        return tune.method == "zeroth" or self.order == "zeroth"

@@ -1,21 +1,43 @@
-"""Checks that a run can have groups, and makes the rules of their machines. Pure."""
+"""Checks the addresses of a run's servers: its split server's, and those of groups. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
 
-from attrs import asdict
+import attrs
 
-from fsl_async.config.address import parse_listen
+from fsl_async.config.address import parse_announced, parse_listen
+from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError
-from fsl_async.roles.ring.rules import LEAST_PIECE_VALUES, PIECE_VALUES, RingRules
-
-if TYPE_CHECKING:
-    from fsl_async.config.settings import Config
 
 
-PIECE_S = 0.5
+def with_split_server(config: Config, key: str = "") -> Config:
+    """Add the address of a split server in another process, from `split.listen`.
+
+    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError
+    where the split server listens at any free port, and where clients would come here encrypted and
+    go there unencrypted.
+    """
+    split = config.split
+    if not split.has_server:
+        return config
+    if split.server:
+        address = parse_announced(split.server)
+        if key and not address.key and not address.is_loopback and not config.listen.insecure:
+            raise ConfigError(
+                f"split.server: {split.server} has no key, so clients would reach the split server"
+                " unencrypted; give the address that it prints, fsl://...?key=...",
+                "split.server",
+            )
+        return config
+    if parse_listen(split.listen).port == 0:
+        raise ConfigError(
+            "split.server is empty: say where clients reach the split server, which prints its"
+            " address when it starts",
+            "split.server",
+        )
+    at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
+    return attrs.evolve(config, split=attrs.evolve(split, server=at))
 
 
 def ring_host(config: Config) -> str:
@@ -63,24 +85,3 @@ def check_ring(config: Config) -> None:
             " authenticated: bind an address of a VPN or VPC, or accept it with ring.insecure",
             "ring.bind",
         )
-
-
-def ring_rules(config: Config) -> RingRules:
-    """The rules of the machines of a parameter server in a roster."""
-    ring = config.ring
-    return RingRules(
-        config.run.name,
-        tuple(ring.servers),
-        0 if ring.every_s else ring.every,
-        ring.every_s,
-        ring.hold_s,
-        ring.grace_s,
-        piece_values=_piece_values(ring.bytes_per_s),
-        codec=asdict(config.codec.spec_down),
-    )
-
-
-def _piece_values(bytes_per_s: float) -> int:
-    """Values that are reduced in one call: with a limit of the rate, in about half a second."""
-    wanted = int(bytes_per_s / 4 * PIECE_S) if bytes_per_s else PIECE_VALUES
-    return min(max(wanted, LEAST_PIECE_VALUES), PIECE_VALUES)
