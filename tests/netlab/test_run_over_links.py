@@ -16,8 +16,9 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.tools.demo.places import Sites
 from fsl_async.tools.demo.pretrain import pretrain
-from fsl_async.tools.demo.scenario import Choices, places_in
+from fsl_async.tools.demo.scenario import Choices
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 ROUNDED_S = 0.001
@@ -92,7 +93,7 @@ def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
     """
     lab.set("all", "campus")
     run_dir = tmp_path / "run"
-    places = places_in(lab)
+    places = Sites(lab)
     chosen = Choices(clients=2, format="e4m3", every_s=2.0, seed=3, run_dir=run_dir, places=places)
     demo = pretrain(chosen)
     log = tmp_path / "log"

@@ -5,8 +5,9 @@
          "run_dir", "data", "code", "tuning"}, as `ClientOptions` takes them. Clients load their
          libraries at the same time, and join in the order of shards
     python -m fsl_async.tools.compare.node server JSON
-        {"sets": of the run, "folder", "listen": {"ps", "split", "reach"}, "scored": [every, rounds,
-         turns], as `choices.is_scored` takes them}
+        {"sets": of the run, "folder", "listen": [where both servers listen, where clients reach
+         the split server if elsewhere], "scored": [every, rounds, turns], as `choices.is_scored`
+         takes them}
 
 The server is the parameter server, and in its loop a split server where the method has one. It
 differs from `--role ps` and `--role server` in one thing: a version that is to be scored is
@@ -89,12 +90,13 @@ def _join(mark: Path) -> None:
 
 
 def _serve(given: Mapping[str, Any]) -> None:
-    folder, listen, stop = Path(given["folder"]), given["listen"], Stopper()
+    folder, stop = Path(given["folder"]), Stopper()
+    listen, reached = given["listen"]
     config = load(None, given["sets"])
     config = attrs.evolve(
         config,
-        listen=attrs.evolve(config.listen, address=listen["ps"], insecure=True),
-        split=attrs.evolve(config.split, listen=listen["split"], server=listen["reach"]),
+        listen=attrs.evolve(config.listen, address=listen, insecure=True),
+        split=attrs.evolve(config.split, listen=listen, server=reached),
     )
 
     def committed(version: int, weights: Callable[[], Mapping[str, Any]] = dict) -> None:

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from fsl_async.config.implied import with_implied
-from fsl_async.config.settings_tuning import RANK
+from fsl_async.config.settings_tuning import RANK, AdapterRuleName
 from fsl_async.config.site_tuning import Order, SiteTuning
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
@@ -28,7 +28,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 
 POOLED, LOCAL = "pooled", "local"
 """One process on all records; each site alone on its own."""
-CENTRAL = "fedit"
+CENTRAL: AdapterRuleName = "fedit"
 """The rule of training alone: both factors train, in one basis."""
 
 

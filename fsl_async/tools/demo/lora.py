@@ -1,14 +1,11 @@
 """`demo lora`: a model that knows Python learns English at sites that keep their texts.
 
-1  a small base model is made from the standard library's source (`lora_work`), unless given
+1  a small base model is made from the standard library's source (`lora_base`), unless given
 2  English records are dealt to the sites, unless given
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
    quarter of them, is launched again and catches up; the others go on meanwhile
-4  the same number of steps is trained without federation, by each site alone and by one process
-   on all records (`lora_work`), and all are measured on the held-out records of all sites
-
-A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
-base is made or the run is played, not after.
+4  the same number of steps is trained without federation, by each site alone and on all records
+   (`fsl_async.tools.compare.alone`), and all are measured on the held-out records of all sites
 
 The English texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte.
 Each site gets whole topics, so what a site has tells it little about the others' texts. The last
@@ -20,7 +17,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -30,15 +26,21 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from fsl_async.cluster.supervisor import Child
-from fsl_async.config.load import load
-from fsl_async.errors import ConfigError, DataError, UsageError
-from fsl_async.files.private_files import make_folder, replace_bytes
+from fsl_async.config.load import load, resolved
+from fsl_async.errors import ConfigError, DataError, FslError, StopError, UsageError
+from fsl_async.files.private_files import make_folder
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
 RECORD_CHARACTERS = 320
 """A record is as many whole paragraphs as fit, and at least one."""
@@ -143,12 +145,6 @@ RATE, BATCH, CONTEXT = 1e-2, 4, 128
 """AdamW's rate for adapters of the demo's base, records in a step, tokens of a record at most."""
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""
-POOLED = "pooled"
-WORKER = "worker"
-ORDERS = "compare.json"
-"""A file in the run's directory: a list of two jobs, one for each of the worker's processes."""
-MADE = "made"
-"""Name of the worker's first record; the others are named after what it has measured."""
 _SUMS = ("steps", "tokens", "bytes")
 
 Work = dict[str, Counter[str]]
@@ -180,11 +176,15 @@ def lora(chosen: Choices) -> Scenario:
         "train.rewarm_steps": 5,
     }
     digests: list[str] = []
-    """The digests of the user's base, taken before the run."""
+    """The digest of the base, taken before the run."""
 
-    def prepare() -> None:
+    def prepare(stage: scenario.Stage) -> None:
         deal(run_dir, names, chosen.data)
-        digests.extend([digest_of(base)] if chosen.base else [])
+        if not chosen.base:
+            from fsl_async.tools.demo.lora_base import make_base
+
+            make_base(base, seed=chosen.seed, steps=BASE_STEPS, stage=stage)
+        digests.append(digest_of(base))
 
     def is_over(played: Played) -> bool:
         version, fault = played.state.ps.version, played.fault(victim)
@@ -193,16 +193,6 @@ def lora(chosen: Choices) -> Scenario:
         limit_s = chosen.seconds or LIMIT_S
         return (is_back and version >= chosen.rounds) or played.elapsed() >= limit_s
 
-    def ask() -> str:
-        steps = {name: sums["steps"] for name, sums in work_of(run_dir).items()}
-        if steps:
-            text = json.dumps(orders(chosen, settings, steps))
-            replace_bytes(run_dir / ORDERS, text.encode())
-        what = "training without federation, to compare: each site alone, and all in one place"
-        return what if steps else ""
-
-    arguments = (run_dir, base, chosen.seed, 0 if chosen.base else BASE_STEPS)
-    program = (sys.executable, "-P", "-m", "fsl_async.tools.demo.lora_work")
     options = ("--base", str(base))
     # A site lets adapters and metrics out, and nothing else.
     allowed = "adapters,metrics"
@@ -228,11 +218,6 @@ def lora(chosen: Choices) -> Scenario:
         ],
         is_over=is_over,
         drain_s=9.0 + 40.0 * chosen.late_s,
-        helper=scenario.Helper(
-            Child(WORKER, (*program, *map(str, arguments)), env=scenario.ONE_THREAD),
-            lambda played: bool(chosen.base) or MADE in results_of(played),
-            ask,
-        ),
         check=lambda: check(chosen, names),
         prepare=prepare,
         introduction=[
@@ -246,7 +231,8 @@ def lora(chosen: Choices) -> Scenario:
             f"files and logs: {run_dir}",
             "",
         ],
-        conclude=lambda played: conclude(played, digests),
+        conclude=lambda played, stage: conclude(played, stage, digests),
+        evaluates=True,
     )
 
 
@@ -275,12 +261,9 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
 def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
     """Deal the records to the sites. Raises DataError."""
     own = [own_records(Path(each)) for each in files]
-    sites = own or topic_records(len(names))
-    for number, part in enumerate((TRAIN_FILE, TEST_FILE)):
-        for name, site in zip(names, sites, strict=True):
-            write_lines(records_at(run_dir, name, part), site[number])
-        pooled = (line for site in sites for line in site[number])
-        write_lines(run_dir / POOLED / part, pooled)
+    for name, site in zip(names, own or topic_records(len(names)), strict=True):
+        for part, records in zip((TRAIN_FILE, TEST_FILE), site, strict=True):
+            write_lines(records_at(run_dir, name, part), records)
 
 
 def digest_of(folder: Path) -> str:
@@ -295,33 +278,42 @@ def digest_of(folder: Path) -> str:
     return found.hexdigest()
 
 
-def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The jobs of the two processes that train without federation, and measure all.
+def measured(
+    chosen: Choices, settings: Settings, names: Sequence[str], stage: scenario.Stage
+) -> dict[str, float]:
+    """Return losses by name: base, federated, alone (by site) and pooled, in nats a token.
 
-    steps: that each site has trained in the run; the pooled records get their sum.
+    Trains without federation as many steps as the sites have trained in the run; "pooled" trains
+    their sum. Nothing is measured where the run has no step.
     """
-    pooled = chosen.run_dir / POOLED
-    common = {
-        "overrides": scenario.overrides(settings),
-        "base": str(base_of(chosen)),
-        "test": str(pooled / TEST_FILE),
-        "run": str(chosen.run_dir),
+    from fsl_async.tools.compare.alone import TunedModel, joined, read_files
+    from fsl_async.tools.compare.tune import CENTRAL, POOLED
+
+    work, base, run_dir = work_of(chosen.run_dir), str(base_of(chosen)), chosen.run_dir
+    if not work:
+        return {}
+    stage.say("training without federation, to compare: each site alone, and all in one place")
+    config = resolved(load(None, scenario.overrides(settings)))
+    # What a rule changes between versions has no meaning in one process, which knows its end and
+    # so trains best with a rate that falls towards it.
+    tune = evolve(config.tune, rule=CENTRAL, rank=config.tune.adapter_rank)
+    central = evolve(config, tune=tune, train=evolve(config.train, schedule="wsd"))
+    trained, tested = (
+        read_files([str(records_at(run_dir, name, part)) for name in names], base, config.tune)
+        for part in (TRAIN_FILE, TEST_FILE)
+    )
+    held, own = joined(tested), dict(zip(names, trained, strict=True))
+    jobs = {name: (own[name], sums["steps"]) for name, sums in work.items()}
+    jobs[POOLED] = joined(trained), sum(steps for _, steps in jobs.values())
+    losses = {
+        "base": TunedModel(central, base, "base", held).score().loss,
+        "federated": TunedModel(config, base, "federated", held)(run_dir).loss,
     }
-    alone = [
-        {"name": name, "data": str(records_at(chosen.run_dir, name)), "steps": count}
-        for name, count in steps.items()
-    ]
-    data = str(pooled / TRAIN_FILE)
-    together = {"name": POOLED, "data": data, "steps": sum(steps.values())}
-    return [
-        {**common, "jobs": [together], "measures": True},
-        {**common, "jobs": alone, "measures": False},
-    ]
-
-
-def results_of(played: Played) -> dict[str, dict[str, Any]]:
-    """The worker's records, by name."""
-    return {str(record.get("name")): record for record in played.printed.get(WORKER, [])}
+    for name, (records, steps) in jobs.items():
+        model = TunedModel(central, base, name, held, steps)
+        model.train(records, stage)
+        losses[name] = model.score().loss
+    return losses
 
 
 def work_of(run_dir: Path) -> Work:
@@ -341,27 +333,33 @@ def sums_of(facts: Iterable[Mapping[str, Any]]) -> Work:
     return dict(sorted(sums.items()))
 
 
-def conclude(played: Played, digests: Sequence[str]) -> Conclusion:
-    """Sum up. digests: of a base of the user's before the run."""
-    before = [*digests, results_of(played).get(MADE, {}).get("digest")]
-    summary = summarize(
-        played, is_unchanged=digest_of(base_of(played.scenario.chosen)) == before[0]
-    )
+def conclude(played: Played, stage: scenario.Stage, digests: Sequence[str]) -> Conclusion:
+    """Measure, and sum up. digests: of the base, before the run."""
+    made, losses = played.scenario, dict[str, float]()
+    try:
+        losses = measured(made.chosen, made.settings, made.names, stage)
+    except StopError:
+        raise
+    except FslError as error:  # the run itself was good
+        played.problems.append(error.message)
+    is_unchanged = [digest_of(base_of(made.chosen))] == digests
+    summary = summarize(played, losses, is_unchanged=is_unchanged)
     return Conclusion(summary, lines(played, summary), problems_of(played, summary))
 
 
-def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
+def summarize(
+    played: Played, measured: Mapping[str, float], *, is_unchanged: bool
+) -> dict[str, Any]:
     """The last object of `demo lora --json`. Losses: nats a token of the held-out records.
 
     bytes_up: of a site's delta as sent, mean; bytes_up_fp32: the same in full precision.
-    base_bytes: of the base's files, which no site sends. is_unchanged: whether the run left them.
+    base_bytes: of the base's files, which no site sends. measured: losses by name. is_unchanged:
+    whether the run left the base's files as they were.
     """
-    chosen, names, measured = played.scenario.chosen, played.scenario.names, results_of(played)
+    chosen, names = played.scenario.chosen, played.scenario.names
     base, ps = base_of(chosen), played.state.ps
     files = [base] if base.is_file() else base.glob("*.safetensors")
-    losses = {
-        name: round(float(each["loss"]), 4) for name, each in measured.items() if "loss" in each
-    }
+    losses = {name: round(loss, 4) for name, loss in measured.items()}
     alone = {name: losses[name] for name in names if name in losses}
     total = sum(work_of(chosen.run_dir).values(), Counter[str]())
     return {
@@ -375,7 +373,7 @@ def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
         "loss_alone": round(sum(alone.values()) / len(alone), 4) if alone else None,
         "loss_alone_by_site": alone,
         "loss_federated": losses.get("federated"),
-        "loss_pooled": losses.get(POOLED),
+        "loss_pooled": losses.get("pooled"),
         "bytes_up": round(total["bytes"] / max(1, total["deltas"])),
         "bytes_up_fp32": 4 * ps.values,
         "base_bytes": sum(path.stat().st_size for path in files),

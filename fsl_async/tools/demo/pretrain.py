@@ -15,7 +15,14 @@ from fsl_async.config.load import load, to_dict
 from fsl_async.errors import FslError
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from fsl_async.tools.versions import Evaluated
@@ -68,8 +75,7 @@ def pretrain(
         return elapsed >= min(seconds, max(latest, 0.75 * seconds))
 
     source = f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"
-    is_here = chosen.places == scenario.HERE
-    where = "on this machine (127.0.0.1)" if is_here else "each in a site of its own"
+    where = "on this machine (127.0.0.1)" if chosen.places.is_here else "each in a site of its own"
     own = "a part of its own" if len(names) > 1 else "all of it"
     trip = f"a round trip takes {late_s + SHORT_TRIP_S:g} s here"
     return Scenario(
@@ -106,7 +112,7 @@ def pretrain(
     )
 
 
-def conclude(played: Played) -> Conclusion:
+def conclude(played: Played, _: scenario.Stage) -> Conclusion:
     """Audit the ledger, and evaluate the last checkpoint on held-out text."""
     from fsl_async.tools.versions import evaluate_last
 

@@ -13,7 +13,15 @@ from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.places import SERVER
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
 LIMIT_S = 600.0
 
@@ -39,7 +47,7 @@ def split(chosen: Choices) -> Scenario:
         "sync.min_clients": len(names),
         "split.method": chosen.method,
         "split.cut": 1,
-        "split.listen": chosen.listen,
+        "split.listen": chosen.places.listen,
         "split.samples": 64,
         "split.upload_every": 1,
         "split.align_every": 4,
@@ -75,7 +83,7 @@ def split(chosen: Choices) -> Scenario:
     )
 
 
-def conclude(played: Played) -> Conclusion:
+def conclude(played: Played, _: scenario.Stage) -> Conclusion:
     """Evaluate and sum up."""
     found, victim = summarize(played), played.scenario.victim
     done, wanted = found["rounds"], played.scenario.chosen.rounds
@@ -105,7 +113,7 @@ def summarize(played: Played) -> dict[str, Any]:
         for record in records
         if "traffic" in record
     }
-    result, fault = results.pop(scenario.SERVER, {}), played.fault(victim)
+    result, fault = results.pop(SERVER, {}), played.fault(victim)
     lives = trained_by_life(run_dir / "server", victim) if result else []
     return {
         "method": played.scenario.chosen.method,

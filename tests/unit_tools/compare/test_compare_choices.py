@@ -7,10 +7,10 @@ import pytest
 from fsl_async.cli import main
 from fsl_async.errors import ConfigError, FslError, UsageError
 from fsl_async.tools.compare.choices import is_scored, parse_names, parse_numbers
-from fsl_async.tools.compare.runner import net_of
 from fsl_async.tools.compare.split import SplitChoices
 from fsl_async.tools.compare.table import check_plot
 from fsl_async.tools.compare.tune import METHODS, ZEROTH, TuningChoices, is_tuning
+from fsl_async.tools.demo.places import net_of
 
 CLASSIFY = ("tune.objective=classify", 'tune.labels="no,yes"')
 
