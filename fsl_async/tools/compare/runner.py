@@ -1,7 +1,7 @@
 """Runs of a comparison: each is a scenario without faults, of nodes that are started once.
 
-A node that fails ends the run. Clients load their libraries at the same time, and join one by one,
-because shards go by arrival.
+A node that fails ends the run. Clients are what `--role client` runs, and load their libraries at
+the same time.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from typing import Any
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited
+from fsl_async.config.site_policy import KINDS, listed
 from fsl_async.errors import ExitCode, FslError, TaskError
-from fsl_async.files.private_files import make_folder
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.roles.phrasing import figure
+from fsl_async.tools.compare import server
 from fsl_async.tools.compare.choices import Choices, Run
-from fsl_async.tools.compare.node import DRAIN, mark_of, put
 from fsl_async.tools.compare.outcome import LINES, ClientCosts, Curve, Outcome, Point, Score, Scored
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.places import SERVER, Places
@@ -28,15 +28,12 @@ from fsl_async.tools.demo.runner import Runner
 from fsl_async.tools.demo.scenario import Node, Played, Scenario, Stage
 
 START_S = 300.0
-"""Seconds that the server has to listen, and then each client to join."""
+"""Seconds that the server has to listen, and then the clients to train."""
 END_S = 600.0
 """Seconds that clients have to end after the server: sites that hold records back measure the last
 version on them.
 """
-_NODE = "fsl_async.tools.compare.node"
 _LOG = "nodes.log"
-_JOINED = "joined run "
-"""A client prints it when it is welcomed, and has its shard."""
 
 Scorer = Callable[[Path], Score]
 """Scores the newest version of a run directory."""
@@ -57,42 +54,40 @@ class ComparedRun:
         self.curve = Curve(run.turns, {name: ClientCosts() for name in run.clients})
         self._choices, self._run, self._folder = choices, run, folder
         self._scorer, self._say = scorer, say
-        paths = {name: self._of_client(name) / JOURNAL for name in run.clients}
-        self._readers = {name: JournalReader(path, LINES) for name, path in paths.items()}
-        self._joining = list(run.clients)
-        """Clients that have not joined; the first one may."""
-        self._joins_by: float | None = None
-        """Until when it may, by the monotonic clock; None before it may."""
+        allowed = listed(KINDS)  # all nodes are this machine's
+        self._clients = [
+            scenario.client(name, folder, allowed, *words) for name, words in run.clients.items()
+        ]
+        self._readers = {
+            one.name: JournalReader(one.run_dir / JOURNAL, LINES) for one in self._clients
+        }
         self._unsaid: list[int] = []
         """Versions that are scored, whose line is not printed."""
         self._problem = ""
         self._memory: int | None = None
 
     def scenario(self, places: Places) -> Scenario:
-        """Return the run, for the runner. Its nodes find their options in files and arguments."""
+        """Return the run, for the runner."""
         choices, run, folder = self._choices, self._run, self._folder
         given = {
             "sets": run.sets,
             "folder": str(folder),
+            "clients": list(run.clients),
             "listen": [places.listen, places.split_server],
             "scored": [choices.score_every, choices.rounds, run.turns],
         }
-        options = {SERVER: ("server", json.dumps(given))}
-        options |= {name: ("client", str(self._mark_of(name))) for name in run.clients}
+        servers = Node(
+            name=SERVER,
+            role="server",
+            at="",
+            run_dir=folder,
+            options=(json.dumps(given),),
+            module=server.__name__,
+        )
         return Scenario(
             chosen=scenario.Choices(run_dir=folder, places=places),
             settings={},
-            nodes=[
-                Node(
-                    name=name,
-                    role="server" if name == SERVER else "client",
-                    at="",
-                    run_dir=folder,
-                    options=words,
-                    module=_NODE,
-                )
-                for name, words in options.items()
-            ],
+            nodes=[servers, *self._clients],
             faults=[],
             is_over=self._look,
             drain_s=0.0,
@@ -110,8 +105,6 @@ class ComparedRun:
         Raises the error of a node that failed, and the stopper's. For the main thread: the nodes
         end with the thread that has launched them.
         """
-        for name in self._run.clients:
-            make_folder(self._of_client(name))
         played = await Runner(self.scenario(places), stage, lambda *_: None).play()
         stage.check()
         if played.problems:
@@ -135,30 +128,12 @@ class ComparedRun:
             problem=self._problem,
         )
 
-    def _of_client(self, name: str) -> Path:
-        return self._folder / "clients" / name
-
-    def _mark_of(self, name: str) -> Path:
-        return self._of_client(name) / "options.json"
-
     def _look(self, played: Played) -> bool:
-        """Let the next client join; the run ends by itself. Raises TaskError for a late client."""
+        """Read journals; the run ends by itself. Raises TaskError where no client begins to."""
         self._read_journals()
-        now = time.monotonic()
-        if not self._joining or SERVER not in played.addresses:
-            return False
-        name = self._joining[0]
-        if self._joins_by is None:
-            self._joins_by = now + START_S
-            site = {
-                "address": played.addresses[SERVER],
-                "name": name,
-                "run_dir": str(self._of_client(name)),
-            }
-            put(self._mark_of(name), json.dumps({**site, **self._run.clients[name]}))
-        elif now > self._joins_by:
-            text = f"{self._run.method}: {name} did not join within {START_S:.0f} s"
-            raise TaskError(text)
+        is_begun = any(client.began is not None for client in self.curve.clients.values())
+        if not is_begun and played.elapsed() > 2 * START_S:
+            raise TaskError(f"{self._run.method}: no client trains within {2 * START_S:.0f} s")
         return False
 
     def _read_journals(self, *, is_over: bool = False) -> None:
@@ -187,16 +162,12 @@ class ComparedRun:
             self._unsaid.append(version)
             # Clients may not have written down yet what the round cost.
             at_target = self._outcome().is_at_target(self.curve.point(version))
-            answer = DRAIN if self._choices.stops_at_target and at_target else ""
-        put(mark_of(self._folder, version), answer)
+            answer = server.DRAIN if self._choices.stops_at_target and at_target else ""
+        server.let_go(self._folder, version, answer)
 
     def _read_line(self, _: Played, name: str, text: str) -> str:
         """Take a line that a node has printed."""
-        if name != SERVER:
-            if _JOINED in text and name in self._joining:
-                self._joining.remove(name)
-                self._joins_by = None
-        elif text.startswith("{"):
+        if name == SERVER and text.startswith("{"):
             record = json.loads(text)
             match record.get("event"):
                 case "committed":

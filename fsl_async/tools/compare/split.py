@@ -18,7 +18,7 @@ from fsl_async.config.split_rules import split_method
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.roles.split.methods import METHODS
-from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run
+from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run, words_of
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
 
@@ -102,7 +102,7 @@ class SplitChoices(Choices):
             wanted["data.alpha"] = self.alpha
         own = {"model": self.model, "auxiliary": self.settings.get("split.auxiliary", "")}
         code = {name: value for name, value in own.items() if is_own(value)}
-        client = {"data": self.data[0], "code": code, "tuning": {}}
+        client = words_of({"data": self.data[0], **code})
         return Run(
             method=method,
             sets=self.all_sets(usual, wanted),

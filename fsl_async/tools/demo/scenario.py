@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 Settings = Mapping[str, str | float | int]
 """A run's configuration by dotted key."""
 
-NO_KEYS = Path(__file__).parent / "no-keys"
-"""A folder that does not exist, because nodes of a scenario have no keys."""
 RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=6)
 # Processes share the cores, and waiting threads would cost more than they gain.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -135,8 +133,8 @@ class Node:
         head = (self.module,) if self.module else ("fsl_async.cli", *words)
         # -P: files of the current directory must not be imported instead of ours.
         argv = (sys.executable, "-P", "-m", *head, *self.options)
-        # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
-        env = {**ONE_THREAD, "FSL_KEYS": str(NO_KEYS), INTERRUPTED_BY: "the demo is over"}
+        # Nodes have no keys, and the user's site policy (site.toml beside them) is not theirs.
+        env = {**ONE_THREAD, "FSL_KEYS": str(self.run_dir / "keys"), INTERRUPTED_BY: "the demo is over"}
         return Child(self.name, (*places.command(self.name), *argv), env=env)
 
 
