@@ -52,7 +52,7 @@ def played(tmp_path, monkeypatch, server=SERVES, client=WAITS, **changes):
         lambda node, *_: Child(node.name, (sys.executable, "-S", "-c", texts[node.role])),
     )
     made = pretrain.pretrain(Choices(clients=2, run_dir=tmp_path))
-    made = evolve(made, rules=FAST, leave_s=0.2, drain_s=5.0, evaluates=False)
+    made = evolve(made, rules=FAST, leave_s=0.2, drain_s=5.0)
     made = evolve(made, **changes)
     return asyncio.run(runner.Runner(made, Stage(print, Stopper()), lambda *_: None).play())
 

@@ -1,6 +1,5 @@
 """`demo lora`: how records are dealt, what runs, when it ends, what it prints."""
 
-import json
 import re
 from collections import Counter
 
@@ -67,69 +66,37 @@ def test_records_keep_every_paragraph_in_order():
 
 
 @pytest.mark.parametrize("sites", [1, 2, 3, 7, 64])
-def test_each_topic_goes_to_one_site_and_each_site_gets_one(sites):
+def test_each_record_goes_to_one_site_and_each_site_gets_some(sites):
     """A topic at two sites would be on both sides of the test; a site without any cannot train."""
-    topics = lora.python_topics()
-    found = lora.dealt(topics, sites)
-    assert sorted(name for names in found for name in names) == sorted(topics)
+    found = lora.topic_records(sites)
+    topics = lora.python_topics().values()
+    wanted = Counter(record for topic in topics for record in lora.records_of(topic))
+    assert sum(map(Counter, found), Counter()) == wanted
     assert len(found) == sites
     assert all(found)
 
 
 def test_three_sites_get_about_the_same_amount_of_text():
     """Else the comparison with a site alone is one of amounts."""
-    topics = lora.python_topics()
-    sizes = [sum(len(topics[one]) for one in names) for names in lora.dealt(topics, 3)]
+    sizes = [sum(map(len, records)) for records in lora.topic_records(3)]
     assert max(sizes) < 1.5 * min(sizes)
 
 
-def test_too_few_topics_are_an_error():
+def test_too_few_topics_are_an_error(monkeypatch):
     """One line instead of a site without data."""
+    monkeypatch.setattr(lora, "python_topics", lambda: {"a": "text", "b": "text"})
     with pytest.raises(DataError, match="2 topics cannot be dealt to 3 clients"):
-        lora.dealt({"a": "text", "b": "text"}, 3)
+        lora.topic_records(3)
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 100])
-def test_test_records_are_not_trained_on(count):
-    """A loss on what was trained says nothing."""
-    train, test = lora.held_out([str(number) for number in range(count)])
-    assert sorted([*train, *test], key=int) == [str(number) for number in range(count)]
-    assert train
-    assert test
-    assert len(test) == max(1, count // 10)
-
-
-def test_one_record_cannot_be_divided():
-    """It would be trained on and tested with."""
-    with pytest.raises(DataError, match="at least two records"):
-        lora.held_out(["one"])
-
-
-def test_every_record_goes_to_one_site(chosen):
-    """They are lines of JSON; each site has some to train on, and some to test with."""
-    lora.deal(chosen.run_dir, NAMES, [])
-    found = [
-        lora.records_at(chosen.run_dir, name, part).read_text().splitlines()
-        for name in NAMES
-        for part in (lora.TRAIN_FILE, lora.TEST_FILE)
-    ]
-    assert all(found)
-    texts = Counter(json.loads(line)["text"] for lines in found for line in lines)
-    topics = lora.python_topics().values()
-    assert texts == Counter(record for topic in topics for record in lora.records_of(topic))
-
-
-def test_own_files_are_dealt_one_to_a_client(chosen, tmp_path):
-    """Records of any shape stay as they are."""
-    files = []
-    for name in NAMES:
-        files.append(tmp_path / f"{name}.jsonl")
-        rows = [{"prompt": name, "completion": str(number)} for number in range(16)]
-        files[-1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    lora.deal(chosen.run_dir, NAMES, files)
-    dealt = lora.records_at(chosen.run_dir, "client-2").read_text().splitlines()
-    assert len(dealt) == 15
-    assert {json.loads(line)["prompt"] for line in dealt} == {"client-2"}
+def test_the_records_that_are_held_out_are_of_all_texts(monkeypatch):
+    """The last part of a site's file is held out; a loss on what was trained says nothing."""
+    monkeypatch.setattr(lora, "records_of", str.split)
+    text = " ".join(map(str, range(100)))
+    monkeypatch.setattr(lora, "python_topics", lambda: {"a": text})
+    (records,) = lora.topic_records(1)
+    assert records[90:] == [str(number) for number in range(9, 100, 10)]
+    assert sorted(records, key=int) == text.split()
 
 
 # --- the run ---
@@ -141,15 +108,13 @@ def test_the_run_is_configured_as_asked(chosen):
     config = resolved(load(None, overrides(made.settings)))
     assert (config.tune.method, config.tune.rule, config.tune.adapter_rank) == ("lora", "ffa", 4)
     assert (config.sync.trigger, config.tune.steps, config.run.seed) == ("rounds", 4, 5)
-    assert config.data.holdout == 0.0  # the test records are apart
 
 
 def test_a_site_lets_adapters_out_and_nothing_else_of_its_model(chosen):
     """The demo shows that texts and base stay at home."""
     argv = lora.lora(chosen).clients[1].child(address="tcp://127.0.0.1:5").argv
     assert argv[argv.index("--allow") + 1] == "adapters,metrics"
-    site = chosen.run_dir / "sites" / "client-2"
-    assert argv[argv.index("--data") + 1] == str(site / "train.jsonl")
+    assert argv[argv.index("--data") + 1] == str(chosen.run_dir / "sites" / "client-2.jsonl")
     assert argv[argv.index("--base") + 1] == str(chosen.run_dir / "base")
     own = lora.lora(attrs.evolve(chosen, base="/models/own")).servers[0]
     assert own.options[:2] == ("--base", "/models/own")

@@ -61,8 +61,8 @@ def test_the_comparison_trains_as_many_steps_and_of_the_same_rank(tmp_path, monk
         files.append(tmp_path / f"{name}.jsonl")
         rows = [{"text": f"{name}: the sum of {n} and {n} is {2 * n}"} for n in range(32)]
         files[-1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    chosen = Choices(base=str(base), data=files, rule="rolora", rank=2, seed=5, run_dir=tmp_path)
-    lora.deal(tmp_path, names, files)
+    data = tuple(map(str, files))
+    chosen = Choices(base=str(base), data=data, rule="rolora", rank=2, seed=5, run_dir=tmp_path)
     steps = dict(zip(names, (12, 8), strict=True))
     monkeypatch.setattr(
         lora, "work_of", lambda _: {name: {"steps": count} for name, count in steps.items()}

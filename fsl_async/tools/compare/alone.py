@@ -16,7 +16,6 @@ from attrs import frozen
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_tuning import SiteTuning
 from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
@@ -54,29 +53,29 @@ class SiteRecords:
 
 
 def load_records(choices: TuningChoices) -> SiteRecords:
-    """Read and tokenize everything once, as the sites will.
+    """Read the records of a comparison, as `read_sites`."""
+    config = choices.run(choices.methods[0]).config
+    return read_sites(config, choices.base, choices.data, choices.held_out, choices.columns)
 
+
+def read_sites(
+    config: Config, base: str, paths: Sequence[str], held_out: str = "", columns: str = ""
+) -> SiteRecords:
+    """Read and tokenize a file for each site once, as the sites will.
+
+    held_out: a file of records to score on; "": what the sites hold out, together.
     Raises, in one line, ConfigError and DataError, before anything is started.
     """
-    config = choices.run(choices.methods[0]).config
-    tune = config.tune
-    paths = [*choices.data, *filter(None, [choices.held_out])]
-    found = read_files(paths, choices.base, tune, choices.columns)
-    sites = [one.split(config.data.holdout) for one in found[: len(choices.data)]]
+    tune, every = config.tune, [*paths, *filter(None, [held_out])]
+    # Records of a wrong kind are an error before the model is loaded.
+    opened = [Records(path, tune.objective, tune.label_names, columns=columns) for path in every]
+    loaded = load_base(base, tune.objective, labels=tune.label_names)
+    found = [tokenized(one, loaded, tune) for one in opened]
+    sites = [one.split(config.data.holdout) for one in found[: len(paths)]]
     held = found[len(sites) :] or [part for _, part in sites if part is not None]
     if not held:
         raise UsageError("no record is held out: give --eval FILE, or --set data.holdout=0.1")
     return SiteRecords(tuple(mine for mine, _ in sites), joined(held))
-
-
-def read_files(
-    paths: Sequence[str], base: str, tune: TuneConfig, columns: str = ""
-) -> list[Tokenized]:
-    """Read and tokenize files of records as a run of such settings does. columns: as `Records`."""
-    # Records of a wrong kind are an error before the model is loaded.
-    opened = [Records(path, tune.objective, tune.label_names, columns=columns) for path in paths]
-    loaded = load_base(base, tune.objective, labels=tune.label_names)
-    return [tokenized(one, loaded, tune) for one in opened]
 
 
 def joined(parts: Sequence[Tokenized]) -> Tokenized:

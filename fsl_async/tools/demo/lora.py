@@ -19,11 +19,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attrs import evolve
 
 from fsl_async.config.load import load, resolved
@@ -45,7 +43,6 @@ from fsl_async.tools.demo.scenario import (
 RECORD_CHARACTERS = 320
 """A record is as many whole paragraphs as fit, and at least one."""
 HELD_OUT_SHARE = 0.1
-TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -73,66 +70,24 @@ def records_of(text: str, characters: int = RECORD_CHARACTERS) -> list[str]:
     return found
 
 
-def dealt(topics: Mapping[str, str], sites: int) -> list[list[str]]:
-    """Names of the topics of each site: neighbors in the alphabet, about as much text for each.
+def topic_records(sites: int) -> list[list[str]]:
+    """Deal Python's topics to sites; return the records of each.
 
-    Raises DataError where there are fewer topics than sites.
+    Every so-manieth topic by length is a site's: about as much text for each. Every so-manieth
+    record is at the end, which is held out, so both parts are of all its texts. Raises DataError
+    where there are fewer topics than sites.
     """
+    topics, every = python_topics(), round(1 / HELD_OUT_SHARE)
     if len(topics) < sites:
         raise DataError(f"{len(topics)} topics cannot be dealt to {sites} clients")
-    order = sorted(topics)
-    ends = np.cumsum([len(topics[name]) for name in order])
-    cuts = [0]
-    for site in range(1, sites):
-        nearest = int(np.abs(ends - ends[-1] * site / sites).argmin()) + 1
-        # Each site gets at least one.
-        cuts.append(min(max(nearest, cuts[-1] + 1), len(order) - (sites - site)))
-    return [order[start:stop] for start, stop in pairwise([*cuts, len(order)])]
-
-
-def held_out(records: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide a site's records into those to train on and those to test with.
-
-    Every so-manieth is held out, so both parts are of all its texts. Raises DataError where there
-    are fewer than two.
-    """
-    if len(records) < 2:
-        raise DataError("a client needs at least two records: one to train on, one to test with")
-    every = min(round(1 / HELD_OUT_SHARE), len(records))
-    tested = set(range(every - 1, len(records), every))
-    return (
-        [record for place, record in enumerate(records) if place not in tested],
-        [records[place] for place in sorted(tested)],
-    )
-
-
-def topic_records(sites: int) -> list[tuple[list[str], list[str]]]:
-    """Deal Python's topics to sites: lines of JSON to train on, and to test with, of each."""
-    topics = python_topics()
-    return [
-        held_out(
-            [json.dumps({"text": record}) for topic in mine for record in records_of(topics[topic])]
-        )
-        for mine in dealt(topics, sites)
-    ]
-
-
-def own_records(path: Path) -> tuple[list[str], list[str]]:
-    """The same of a jsonl file of the user's, for one site. Raises DataError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data {str(path)!r} cannot be read: {error}") from None
-    try:
-        return held_out([line for line in text.splitlines() if line.strip()])
-    except DataError as error:
-        raise DataError(f"data {str(path)!r}: {error.message}") from None
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of text, in a folder that is made."""
-    make_folder(path.parent)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    order = sorted(topics, key=lambda name: (len(topics[name]), name))
+    dealt = []
+    for site in range(sites):
+        records = [record for name in order[site::sites] for record in records_of(topics[name])]
+        last = records[every - 1 :: every]
+        del records[every - 1 :: every]
+        dealt.append(records + last)
+    return dealt
 
 
 BASE_STEPS = 160
@@ -156,14 +111,14 @@ def lora(chosen: Choices) -> Scenario:
     names = scenario.names_of(chosen.clients or len(chosen.data) or 3)
     victim, kill_at = scenario.victim_of(names), max(1, chosen.rounds // 4)
     chosen = evolve(chosen, run_dir=chosen.run_dir.resolve())
-    run_dir, base = chosen.run_dir, base_of(chosen)
+    run_dir, base, files = chosen.run_dir, base_of(chosen), files_of(chosen, names)
     settings: Settings = {
         "run.name": "demo-lora",
         **chosen.common(len(names)),
         "sync.trigger": "rounds",
         "sync.min_clients": len(names),
         "sync.grace_min_s": 3.0,
-        "data.holdout": 0.0,  # the test records are kept apart
+        "data.holdout": HELD_OUT_SHARE,
         "tune.method": "lora",
         "tune.rule": chosen.rule,
         "tune.rank": chosen.rank,
@@ -174,12 +129,14 @@ def lora(chosen: Choices) -> Scenario:
         "train.schedule": "constant",
         "train.warmup_steps": 5,
         "train.rewarm_steps": 5,
+        "train.evaluate_share": 0.0,  # measured after the run
     }
     digests: list[str] = []
     """The digest of the base, taken before the run."""
 
     def prepare(stage: scenario.Stage) -> None:
-        deal(run_dir, names, chosen.data)
+        if not chosen.data:
+            write_records(files)
         if not chosen.base:
             from fsl_async.tools.demo.lora_base import make_base
 
@@ -204,10 +161,8 @@ def lora(chosen: Choices) -> Scenario:
         nodes=[
             scenario.server(chosen, settings, *options),
             *(
-                scenario.client(
-                    name, run_dir, allowed, *options, data=str(records_at(run_dir, name))
-                )
-                for name in names
+                scenario.client(name, run_dir, allowed, *options, data=file)
+                for name, file in zip(names, files, strict=False)  # `check` refuses another number
             ),
         ],
         faults=[
@@ -232,7 +187,6 @@ def lora(chosen: Choices) -> Scenario:
             "",
         ],
         conclude=lambda played, stage: conclude(played, stage, digests),
-        evaluates=True,
     )
 
 
@@ -241,9 +195,9 @@ def base_of(chosen: Choices) -> Path:
     return Path(chosen.base) if chosen.base else chosen.run_dir / "base"
 
 
-def records_at(run_dir: Path, name: str, part: str = TRAIN_FILE) -> Path:
-    """The file of a site's records."""
-    return run_dir / "sites" / name / part
+def files_of(chosen: Choices, names: Sequence[str]) -> Sequence[str]:
+    """Return the file of each site's records."""
+    return chosen.data or [str(chosen.run_dir / "sites" / f"{name}.jsonl") for name in names]
 
 
 def check(chosen: Choices, names: Sequence[str]) -> None:
@@ -258,12 +212,12 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
         )
 
 
-def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
-    """Deal the records to the sites. Raises DataError."""
-    own = [own_records(Path(each)) for each in files]
-    for name, site in zip(names, own or topic_records(len(names)), strict=True):
-        for part, records in zip((TRAIN_FILE, TEST_FILE), site, strict=True):
-            write_lines(records_at(run_dir, name, part), records)
+def write_records(files: Sequence[str]) -> None:
+    """Write the records of Python's help, a file for each site. Raises DataError."""
+    make_folder(Path(files[0]).parent)
+    for file, records in zip(files, topic_records(len(files)), strict=True):
+        lines = [json.dumps({"text": record}) + "\n" for record in records]
+        Path(file).write_text("".join(lines), encoding="utf-8")
 
 
 def digest_of(folder: Path) -> str:
@@ -286,7 +240,7 @@ def measured(
     Trains without federation as many steps as the sites have trained in the run; "pooled" trains
     their sum. Nothing is measured where the run has no step.
     """
-    from fsl_async.tools.compare.alone import TunedModel, joined, read_files
+    from fsl_async.tools.compare.alone import TunedModel, read_sites
     from fsl_async.tools.compare.tune import CENTRAL, POOLED
 
     work, base, run_dir = work_of(chosen.run_dir), str(base_of(chosen)), chosen.run_dir
@@ -298,19 +252,16 @@ def measured(
     # so trains best with a rate that falls towards it.
     tune = evolve(config.tune, rule=CENTRAL, rank=config.tune.adapter_rank)
     central = evolve(config, tune=tune, train=evolve(config.train, schedule="wsd"))
-    trained, tested = (
-        read_files([str(records_at(run_dir, name, part)) for name in names], base, config.tune)
-        for part in (TRAIN_FILE, TEST_FILE)
-    )
-    held, own = joined(tested), dict(zip(names, trained, strict=True))
+    sites = read_sites(config, base, files_of(chosen, names))
+    own = dict(zip(names, sites.trained, strict=True))
     jobs = {name: (own[name], sums["steps"]) for name, sums in work.items()}
-    jobs[POOLED] = joined(trained), sum(steps for _, steps in jobs.values())
+    jobs[POOLED] = sites.all_trained, sum(steps for _, steps in jobs.values())
     losses = {
-        "base": TunedModel(central, base, "base", held).score().loss,
-        "federated": TunedModel(config, base, "federated", held)(run_dir).loss,
+        "base": TunedModel(central, base, "base", sites.held).score().loss,
+        "federated": TunedModel(config, base, "federated", sites.held)(run_dir).loss,
     }
     for name, (records, steps) in jobs.items():
-        model = TunedModel(central, base, name, held, steps)
+        model = TunedModel(central, base, name, sites.held, steps)
         model.train(records, stage)
         losses[name] = model.score().loss
     return losses

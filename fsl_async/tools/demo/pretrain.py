@@ -108,7 +108,6 @@ def pretrain(
             "",
         ],
         conclude=conclude,
-        evaluates=True,
     )
 
 

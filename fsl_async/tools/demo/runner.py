@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import math
 import signal
@@ -180,14 +179,9 @@ class Runner:
             return
         begun = [node.name for node in self.scenario.nodes if node not in self._waiting]
         servers = [name for name in self._readers if name in begun]
-        loading = None
-        if not self._stop.requested and not self._is_hopeless():
-            if not self._ended.issuperset(servers):
-                text = "the time is over: one last round, then all nodes end"
-                self._report("ending", text)
-            if self.scenario.evaluates:
-                # Load it while the nodes finish; the evaluation needs it next.
-                loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
+        goes_on = not self._ended.issuperset(servers) and not self._is_hopeless()
+        if goes_on and not self._stop.requested:
+            self._report("ending", "the time is over: one last round, then all nodes end")
         # A machine that starts torch slowly does the last round slowly, too.
         drain_s = self.scenario.drain_s + (self.played.joined_s or 0.0)
         stops = asyncio.gather(
@@ -201,8 +195,6 @@ class Runner:
             self.played.late = [name for name in begun if children.pid(name) is not None]
         await children.stop(0.0 if self._stop.hard else 3.0)
         await stops
-        if loading is not None:
-            await loading
 
     # --- the journals ---
 

@@ -134,8 +134,8 @@ class Node:
         # -P: files of the current directory must not be imported instead of ours.
         argv = (sys.executable, "-P", "-m", *head, *self.options)
         # Nodes have no keys, and the user's site policy (site.toml beside them) is not theirs.
-        env = {**ONE_THREAD, "FSL_KEYS": str(self.run_dir / "keys"), INTERRUPTED_BY: "the demo is over"}
-        return Child(self.name, (*places.command(self.name), *argv), env=env)
+        env = {"FSL_KEYS": str(self.run_dir / "keys"), INTERRUPTED_BY: "the demo is over"}
+        return Child(self.name, (*places.command(self.name), *argv), env=ONE_THREAD | env)
 
 
 def names_of(clients: int, prefix: str = "") -> list[str]:
@@ -325,7 +325,6 @@ class Scenario:
     reads: takes each line that a node prints, but for the address of a parameter server. Returns
         news that the node is back, or "".
     shows: whether news of a server are shown.
-    evaluates: whether this process needs torch after the run.
     """
 
     chosen: Choices
@@ -348,7 +347,6 @@ class Scenario:
     sees: Callable[[str, Line], None] = lambda _name, _line: None
     reads: Callable[[Played, str, str], str] = lambda _played, _name, _text: ""
     shows: Callable[[str, News], bool] = lambda _name, _news: True
-    evaluates: bool = False
 
     @property
     def clients(self) -> list[Node]:

@@ -79,7 +79,6 @@ def split(chosen: Choices) -> Scenario:
             ),
         ],
         conclude=conclude,
-        evaluates=True,
     )
 
 
@@ -153,29 +152,17 @@ def whole_memory(overrides: list[str]) -> int:
 
 def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     """Loss of x_c and x_s together on text that no client has trained on, nats per byte."""
-    import torch
-
     from fsl_async.config.load import load
-    from fsl_async.config.split_rules import split_method
-    from fsl_async.learn.data.facts import described, facts_of
-    from fsl_async.learn.split import build, task, weights
+    from fsl_async.learn.data.facts import described
     from fsl_async.learn.split.server_disk import ServerDisk
-    from fsl_async.tools.versions import load_last
+    from fsl_async.tools.compare.split import SplitScorer
 
-    torch.set_num_threads(1)
-    config = described(load(None, overrides))
-    parts = build.build_parts(config, at_client=False)
-    options = build.client_options(config)
-    part = build.client_part(split_method(config), parts.model, options, parts.auxiliary)
-    load_last(run_dir / "ps", weights.weights_of(part.part("client")))
+    scorer = SplitScorer(described(load(None, overrides)), limit=64)
     disk = ServerDisk(run_dir / "server")
     state = disk.recover()
     disk.close()
-    assert parts.model.server is not None
     assert state.common is not None
-    weights.load_named(parts.model.server, "server/", state.common)
-    batches = list(task.held_out(config, facts_of(config), limit=64))
-    return round(weights.evaluate(parts.model, batches).loss, 4)
+    return round(scorer(run_dir, state.common).loss, 4)
 
 
 def lines(found: dict[str, Any], victim: str) -> list[str]:

@@ -12,7 +12,7 @@ from attrs import asdict, field, frozen, mutable
 
 from fsl_async.observe.table import sparkline
 from fsl_async.roles.sync.delta import MergedDelta
-from fsl_async.tools.compare.table import drawn
+from fsl_async.tools.compare.table import drawn, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,26 +206,18 @@ class Result:
 
     def figure(self) -> Figure:
         """Draw loss against tokens, bytes and virtual hours. Needs matplotlib (extra `plot`)."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        axes: tuple[tuple[str, Callable[[Point], float]], ...] = (
-            (f"merged {self.counts}", lambda point: point.tokens),
-            ("MB on the wire, both directions, all clients", lambda point: point.bytes / 1e6),
-            ("virtual hours", lambda point: point.hours),
-        )
-        figure = Figure(figsize=(13, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(axes), sharey=True)
-        for panel, (label, place) in zip(panels, axes, strict=True):
+        axes: dict[str, Callable[[Point], float]] = {
+            f"merged {self.counts}": lambda point: point.tokens,
+            "MB on the wire, both directions, all clients": lambda point: point.bytes / 1e6,
+            "virtual hours": lambda point: point.hours,
+        }
+        figure, panels = panels_of(list(axes), "loss")
+        for panel, place in zip(panels, axes.values(), strict=True):
             for name in ("loss", "eval_loss"):
                 found = [one for one in self.points if math.isfinite(getattr(one, name))]
                 if found:
                     heights = [getattr(one, name) for one in found]
                     panel.plot([place(one) for one in found], heights, marker=".", label=name)
-            panel.set_xlabel(label)
-            panel.grid(visible=True, alpha=0.25)
-        panels[0].set_ylabel("loss")
         panels[-1].legend(fontsize=8)
         return figure
 
