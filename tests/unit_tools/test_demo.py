@@ -25,7 +25,6 @@ from fsl_async.tools.demo.places import Linked, Places
 from fsl_async.tools.demo.pretrain import lines, pretrain, problems_of, summarize
 from fsl_async.tools.demo.runner import Runner, make_run_dir
 from fsl_async.tools.demo.scenario import Choices, Played, Stage, overrides
-from fsl_async.tools.versions import Evaluated
 
 KEYS = (
     "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches"
@@ -53,7 +52,7 @@ def demo_of(chosen, victim=(13.0, 16.0, 18.0, 19.0), audit=None, **changes):
 
 
 AUDIT = Audit(7, 20, 500, 20, 0, 0, (), (), ())
-EVALUATED = Evaluated(7, "d7", 2.5)
+EVALUATED = (7, "d7", 2.5)
 
 
 def test_the_keys_of_the_result_are_those_promised(chosen):
@@ -127,8 +126,8 @@ def test_each_missing_event_is_reported(chosen, victim, faults, text):
         (attrs.evolve(AUDIT, doubled=("a/1/0/1",)), EVALUATED, "merged twice: a/1/0/1"),
         (attrs.evolve(AUDIT, tokens=499), EVALUATED, "499 merged tokens"),
         (AUDIT, None, "no checkpoint"),
-        (AUDIT, Evaluated(6, "d6", 2.5), "last checkpoint is version 6"),
-        (AUDIT, Evaluated(7, "dx", 2.5), "last checkpoint is version 7"),
+        (AUDIT, (6, "d6", 2.5), "last checkpoint is version 6"),
+        (AUDIT, (7, "dx", 2.5), "last checkpoint is version 7"),
     ],
 )
 def test_each_failed_check_is_reported(chosen, audit, evaluated, text):
@@ -149,7 +148,7 @@ def test_no_round_is_a_failure(chosen):
     """Started processes without a merged round must not pass."""
     played = demo_of(chosen, audit=attrs.evolve(AUDIT, tokens=0))
     played.state.ps.version = played.state.ps.tokens = 0
-    found = problems_of(played, Evaluated(0, "d7", 5.0))
+    found = problems_of(played, (0, "d7", 5.0))
     assert found == ["no round was merged; give it more --seconds"]
 
 

@@ -166,6 +166,11 @@ def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def rows_of(columns: Mapping[str, Callable[[Any], str]], items: Iterable[Any]) -> list[str]:
+    """Return the lines of a table with a row for each item."""
+    return drawn(list(columns), [[text(one) for text in columns.values()] for one in items])
+
+
 def wrapped(begin: str, parts: Sequence[str]) -> list[str]:
     """Return parts with commas between them, on as many lines as they need."""
     found, line = [], begin

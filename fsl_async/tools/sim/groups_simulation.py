@@ -28,11 +28,7 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
-from fsl_async.tools.sim.simulation import (
-    LONGEST_END_S,
-    Simulation,
-    SimulationSettings,
-)
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
 
@@ -257,39 +253,28 @@ class GroupsSimulation:
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
-        scheduler = self.world.scheduler
         self.ring.is_calm = True
-        calm_s = max(group.calm() for group in self.groups)
-        give_up_s = calm_s + LONGEST_END_S
-        is_settled = False
-        while not self.violations and scheduler.time() < give_up_s:
-            scheduler.run_until(scheduler.time() + 10.0)
-            if scheduler.time() <= calm_s:
-                continue
-            if not is_settled:
-                is_settled = all(group.is_settled for group in self.groups)
-                if not is_settled:
-                    continue
-                self.global_rounds.settled()
-            self.is_ending = True
-            for group in self.groups:
-                group.ask_to_end()
-            if all(group.has_ended for group in self.groups):
-                break
-        if not is_settled and not self.violations:
+        self.world.end(self.groups, 10.0, self._is_settled)
+        if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
         if not self.violations:
             self.global_rounds.ended()
         for group in self.groups:
             group.check_end()
 
+    def _is_settled(self) -> bool:
+        """Whether no global round is under way, or was not when this was asked before."""
+        if not self.is_ending and all(group.is_settled for group in self.groups):
+            self.global_rounds.settled()
+            self.is_ending = True
+        return self.is_ending
+
     # --- partitions between parameter servers ---
 
     def _plan_cut(self) -> None:
         every_s = self.profile.ring_cut_every_s
         if every_s and not self.ring.is_calm:
-            scheduler = self.world.scheduler
-            scheduler.call_at(scheduler.time() + self._chance.expovariate(1.0 / every_s), self._cut)
+            self.world.at(self._chance.expovariate(1.0 / every_s), self._cut)
 
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
@@ -303,9 +288,7 @@ class GroupsSimulation:
         self.ring.parted.update(pairs)
         for pair in pairs:
             self._link(pair, cut=True)
-        seconds = self._chance.uniform(*self.profile.partition_s)
-        scheduler = self.world.scheduler
-        scheduler.call_at(scheduler.time() + seconds, self._heal, pairs)
+        self.world.at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
         self._plan_cut()
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:

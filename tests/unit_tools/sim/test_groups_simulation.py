@@ -109,7 +109,7 @@ def _count_again(monkeypatch):
 
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
-    monkeypatch.setattr(groups_simulation, "LONGEST_END_S", 600.0)  # rounds do not end then
+    monkeypatch.setattr(world, "LONGEST_END_S", 600.0)  # rounds do not end then
     rules = groups_simulation.ring_rules
     monkeypatch.setattr(
         groups_simulation, "ring_rules", lambda config: evolve(rules(config), hold_s=10.0)
@@ -144,7 +144,6 @@ def _forget_what_was_gained(monkeypatch):
     monkeypatch.setattr(RingStore, "_reference", lambda *_: None)
 
 
-@pytest.mark.sweep
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "defect",
