@@ -6,7 +6,6 @@ and nothing is downloaded. Needs the extra `hf`.
 
 import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from fsl_async.learn.client.optimizers import build_optimizer
+from fsl_async.learn.data.corpus import Corpus
 from fsl_async.learn.models.hf import collector_paused, extra
 from fsl_async.learn.tune.base import Base, quiet, save_base
 from fsl_async.roles.phrasing import figure
@@ -51,28 +51,11 @@ def make_base(folder: Path, *, seed: int, steps: int, stage: Stage) -> None:
 
 
 def _source(size: int) -> str:
-    """The standard library's source, without tests, from files in an order by name."""
-    texts: list[str] = []
-    total = 0
-    for path in _files(Path(sysconfig.get_path("stdlib"))):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        texts.append(text)
-        total += len(text)
-        if total >= size:
-            break
-    return "\n".join(texts)[:size]
-
-
-def _files(root: Path) -> Iterator[Path]:
-    # Modules of the first level, then packages; pydoc_data is the English that the demo tunes on.
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "pydoc_data"}
-    yield from sorted(root.glob("*.py"))
-    for path in sorted(root.glob("*/**/*.py")):
-        if not skipped & set(path.relative_to(root).parts):
-            yield path
+    """The first bytes of the standard library's source, in the order of names."""
+    corpus = Corpus.open(sysconfig.get_path("stdlib"), context=1)
+    found = np.empty(min(size, corpus.bytes), np.uint8)
+    corpus.read_into(0, found)
+    return found.tobytes().decode(errors="replace")
 
 
 def _tokenizer(source: str) -> Any:
