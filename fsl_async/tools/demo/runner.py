@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import signal
 import tempfile
 import time
@@ -145,15 +144,13 @@ class Runner:
         """Start the nodes that are due."""
         places, addresses = self.scenario.chosen.places, self.played.addresses
         for node in list(self._waiting):
-            address = ""
-            if node.role != "client":
-                if not node.when(self.played):
-                    continue
+            address = addresses.get(node.at, "")
+            if node.role == "client" and address:
+                address = places.dialed(node.name, address)
+            elif node.role != "client" and node.when(self.played):
                 self._listens_by[node.name] = time.time() + self.scenario.listen_s
-            elif node.at:
-                if node.at not in addresses:
-                    continue
-                address = places.dialed(node.name, addresses[node.at])
+            else:
+                continue
             self._waiting.remove(node)
             children.start(node.child(places, address))
 
@@ -187,11 +184,11 @@ class Runner:
         stops = asyncio.gather(
             *(children.stop_child(name, drain_s, signal.SIGINT) for name in servers)
         )
-        await self._until(stops.done, drain_s + 1.0, drains=True)
+        await self._until(stops.done, drain_s + 1.0)
         if not self._stop.hard:
             await stops
             is_empty = lambda: all(children.pid(name) is None for name in begun)  # noqa: E731
-            await self._until(is_empty, self.scenario.leave_s, drains=True)
+            await self._until(is_empty, self.scenario.leave_s)
             self.played.late = [name for name in begun if children.pid(name) is not None]
         await children.stop(0.0 if self._stop.hard else 3.0)
         await stops
@@ -201,20 +198,16 @@ class Runner:
     def _may_continue(self) -> bool:
         return not self._stop.requested and self._refused is None
 
-    async def _until(
-        self, is_done: Callable[[], bool], limit_s: float = math.inf, *, drains: bool = False
-    ) -> bool:
-        """Wait until `is_done()`; False after `limit_s`, or when the user or an error ends it.
+    async def _until(self, is_done: Callable[[], bool], limit_s: float) -> None:
+        """Wait until `is_done()`, at most `limit_s`, or until an error or the user ends it.
 
-        drains: go on after the user's first request.
+        The user's first request is that of a drained end, where the scenario has one.
         """
         deadline = time.monotonic() + limit_s
-        while not is_done():
-            stops = self._stop.hard if drains else self._stop.requested
-            if time.monotonic() >= deadline or stops or self._refused is not None:
-                return is_done()
+        while not is_done() and time.monotonic() < deadline and self._refused is None:
+            if self._stop.hard or (self._stop.requested and not self.scenario.drain_s):
+                break
             await self._tick()
-        return True
 
     async def _tick(self) -> None:
         await asyncio.sleep(_TICK_S)

@@ -109,8 +109,7 @@ class Choices:
 class Node:
     """A process of `fsl-node`, or of another module.
 
-    at: of a server, where it listens; of a client, the name of the server that it dials, or empty
-        where it finds its address by itself.
+    at: of a server, where it listens; of a client, the name of the server that it dials.
     journal: of a server, below its run directory.
     when: whether to start a server now.
     module: of another program than `fsl-node`; `options` are all of its words then.

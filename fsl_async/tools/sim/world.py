@@ -146,6 +146,16 @@ class ProcessClock:
             self.call_at(self.time(), callback, *args)
 
 
+class SilentJournal:
+    """Keeps nothing."""
+
+    def event(self, _event: Any, _now: float, _cause: int | None = None) -> int:
+        """Keep nothing."""
+        return 0
+
+    effect = fact = event
+
+
 class CheckedMachine:
     """A machine with a check after every event."""
 
