@@ -1,8 +1,6 @@
 """`demo split`: both servers in one process, clients that hold one block, one of them killed."""
 
-import json
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from fsl_async.tools.demo.scenario import (
 )
 
 LIMIT_S = 600.0
+WHOLE_STEPS = 3
 
 DEEP: Settings = {
     "model.layers": 8,
@@ -106,6 +105,7 @@ def summarize(played: Played) -> dict[str, Any]:
 
     run_dir, victim = played.scenario.chosen.run_dir, played.scenario.victim
     overrides = scenario.overrides(played.scenario.settings)
+    whole = whole_memory(overrides)
     results = {
         name: record
         for name, records in played.printed.items()
@@ -122,7 +122,7 @@ def summarize(played: Played) -> dict[str, Any]:
         "eval_loss": evaluate_split(run_dir, overrides) if result else None,
         **traffic_of(run_dir),
         "client_memory": max((one["memory_grown"] for one in results.values()), default=0),
-        "whole_memory": whole_memory(overrides),
+        "whole_memory": whole,
         "killed_s": None if fault is None else round(fault.begun - played.begun, 1),
         "back_s": played.launched.get(victim),
         "back_uploads": sum(lives[1:]),
@@ -140,14 +140,38 @@ def traffic_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     return account.as_dict()
 
 
-def whole_memory(overrides: list[str]) -> int:
-    """What training the whole model takes, in a process of its own."""
-    argv = [sys.executable, "-P", "-m", "fsl_async.tools.demo.whole_memory", *overrides]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    try:
-        return int(json.loads(done.stdout)["grown"])
-    except (ValueError, KeyError):
-        return 0
+def whole_memory(overrides: Sequence[str]) -> int:
+    """Return the bytes that training the whole model takes beyond those of the libraries.
+
+    By this process's peak: call it before anything else builds a model.
+    """
+    import torch
+
+    from fsl_async.config.load import load
+    from fsl_async.learn.data.facts import facts_of
+    from fsl_async.learn.models.families import build_model
+    from fsl_async.learn.split.build import optimizer_of
+    from fsl_async.learn.split.smashed import cross_entropy
+    from fsl_async.learn.split.task import warm_up
+    from fsl_async.process.memory import MemoryMark
+
+    torch.set_num_threads(1)
+    config = load(None, overrides)
+    facts, size = facts_of(config), config.train.batch
+    warm_up()
+    model = build_model(config, facts)
+    optimizer = optimizer_of(config).build(model.parameters())
+    for _ in range(WHOLE_STEPS):
+        if facts.language:
+            inputs = torch.randint(0, facts.classes, (size, *facts.shape))
+            labels = inputs.roll(-1, 1)
+        else:
+            inputs, labels = torch.rand(size, *facts.shape), torch.randint(facts.classes, (size,))
+        loss = cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return MemoryMark.grown()
 
 
 def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
