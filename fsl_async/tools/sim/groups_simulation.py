@@ -230,10 +230,10 @@ class GroupsSimulation:
         self.violations = self.world.violations
         self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
         self.happened: Counter[str] = Counter()
-        """Attempts, reductions that ended ok at some members only ("mixed"), and adoptions of
-        global weights; "late": without the group's cut, or after it merged on.
+        """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
+        merged on.
         """
-        self.ring = FakeRing(self._chance, self.profile, self.happened)
+        self.ring = FakeRing(self._chance, self.profile)
         self.is_ending = False
         """Whether clients wait for the end of the run."""
         self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
@@ -318,7 +318,7 @@ class GroupsSimulation:
             "global_rounds": decided,
             "attempts": happened["attempts"],
             "attempts_failed": happened["attempts"] - decided,
-            "reductions_mixed": happened["mixed"],
+            "reductions_mixed": sum(len(found) > 1 for found in self.ring.outcomes.values()),
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
             "adopted": happened["adopted"],
             "adopted_late": happened["late"],
