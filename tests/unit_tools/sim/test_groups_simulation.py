@@ -114,13 +114,13 @@ def _forget_the_cut(monkeypatch):
     monkeypatch.setattr(
         groups_simulation, "ring_rules", lambda config: evolve(rules(config), hold_s=10.0)
     )
-    advance = Store.advance
+    commit = Store.commit
 
-    def forget(self, average):
+    def forget(self, *given, **more):
         self.ring._book.cut = None
-        return advance(self, average)
+        return commit(self, *given, **more)
 
-    monkeypatch.setattr(Store, "advance", forget)
+    monkeypatch.setattr(Store, "commit", forget)
 
 
 def _use_numbers_again(monkeypatch):
