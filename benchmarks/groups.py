@@ -33,7 +33,7 @@ from attrs import evolve
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo.groups import GlobalRounds, groups
 from fsl_async.tools.demo.runner import Runner
-from fsl_async.tools.demo.scenario import Choices, Fault, Scenario
+from fsl_async.tools.demo.scenario import Choices, Fault, Scenario, Stage
 from fsl_async.tools.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ def measure(fault: str, seconds: float) -> dict[str, Any]:
             nodes = [late if node is last else node for node in scenario.nodes]
             begin = Fault(last.name, lambda _: bool(rounds.decided), lambda *_: "begins")
             scenario = evolve(scenario, nodes=nodes, faults=[begin])
-        played = asyncio.run(Runner(scenario, Stopper(), print, lambda *_: None).play())
-        found = scenario.conclude(played)
+        stage = Stage(print, Stopper())
+        played = asyncio.run(Runner(scenario, stage, lambda *_: None).play())
+        found = scenario.conclude(played, stage)
         at = played.faults[0].begun if played.faults else time.time()
         after = [moment - at for moment in rounds.decided if moment > at]
         row = {"fault": fault, "next_s": round(after[0], 1) if after else None}

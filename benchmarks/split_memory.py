@@ -26,13 +26,16 @@ from fsl_async.plan.methods import PLANNED, whole_model_memory
 from fsl_async.process.memory import MemoryMark
 from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.methods.base import Activations, CutGradient, Position
-from fsl_async.tools.demo import whole_memory
+from fsl_async.tools.demo.split import whole_memory
 
 STEPS = 4
 
 
-def client(overrides: list[str]) -> None:
-    """Train a client's part for some steps; answers of the split server are replaced by zeros."""
+def client(overrides: list[str]) -> int:
+    """Train a client's part for some steps; answers of the split server are replaced by zeros.
+
+    Returns the bytes that it took.
+    """
     torch.set_num_threads(1)
     config = described(load(None, overrides))
     task.warm_up()
@@ -56,7 +59,7 @@ def client(overrides: list[str]) -> None:
             answer = None
             if isinstance(crossing, Activations) and crossing.wants_answer:
                 answer = CutGradient(torch.zeros_like(crossing.smashed.values), 0.0, 0)
-    print(json.dumps({"grown": MemoryMark.grown()}))
+    return MemoryMark.grown()
 
 
 def measured(kind: str, overrides: list[str]) -> int:
@@ -74,7 +77,8 @@ def main() -> None:
     parser.add_argument("--only", choices=["client", "whole"])
     options = parser.parse_args()
     if options.only:
-        {"client": client, "whole": whole_memory.main}[options.only](options.set)
+        grown = {"client": client, "whole": whole_memory}[options.only](options.set)
+        print(json.dumps({"grown": grown}))
         return
     overrides = [f"split.method={options.method}", *options.set]
     config = described(load(None, overrides))

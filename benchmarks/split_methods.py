@@ -40,8 +40,9 @@ from split_tables import text_of
 
 from fsl_async.learn.data.facts import open_dataset
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.runner import Stage, net_of
 from fsl_async.tools.compare.split import SplitComparison
+from fsl_async.tools.demo.places import net_of
+from fsl_async.tools.demo.scenario import Stage
 
 RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
@@ -57,9 +58,9 @@ def measure(spec: Spec, path: str) -> dict[str, Any]:
     choices = spec.choices(path)
     with tempfile.TemporaryDirectory(prefix="split-methods-") as folder:
         stage = Stage(
-            net_of(spec.net or None, choices.names).make,
             lambda text: print(text, file=sys.stderr, flush=True),
             Stopper(),
+            net_of(spec.net or None, choices.names).make,
         )
         outcome = SplitComparison(choices).play(spec.method, Path(folder), stage)
     found = outcome.row({**spec.values, "data": spec.data})

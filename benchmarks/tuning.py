@@ -52,8 +52,8 @@ from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.alone import SiteRecords, TuningComparison, load_records
 from fsl_async.tools.compare.outcome import Outcome
-from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.tune import LOCAL, METHODS, POOLED, TuningChoices
+from fsl_async.tools.demo.scenario import Stage
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
 LOGISTIC = "logistic"
@@ -231,7 +231,7 @@ class Bench:
     def run(self, spec: Spec, choices: TuningChoices, folder: Path) -> Outcome:
         """Train a row by these choices."""
         comparison = TuningComparison(choices, self._records)
-        stage = Stage(Loopback, lambda text: print(text, file=sys.stderr, flush=True), Stopper())
+        stage = Stage(lambda text: print(text, file=sys.stderr, flush=True), Stopper())
         if spec.name == POOLED:
             return comparison.pooled(stage)
         if spec.name == LOCAL:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fsl_async.commands.node import node
 from fsl_async.commands.options import (
     Finite,
     RunDir,
@@ -36,6 +37,11 @@ def seconds_of(text: str) -> float:
     if not 0.0 < seconds <= _MAX_S:
         raise UsageError(f"--for {text[:40]}: give a time such as 90s, 5min or 1h")
     return seconds
+
+
+def options_of(words: Sequence[str]) -> dict[str, Any]:
+    """Read the options of a node's command line, as far as they can be read."""
+    return node.make_context(node.name, list(words), resilient_parsing=True).params
 
 
 class ChaosOptions(WithJson):
@@ -77,7 +83,7 @@ def command(options: ChaosOptions) -> int:
     if away[0] > away[1]:
         raise UsageError(f"--away {away[0]:g} {away[1]:g}: MIN is above MAX")
     kinds = tuple(kind for kind in KINDS if getattr(options, kind)) or KINDS[:2]
-    found = Run.at(options.run)
+    found = Run.at(options.run, options_of)
     try:
         log = FaultLog(found.run_dir / FILE)
     except OSError as error:

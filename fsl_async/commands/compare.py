@@ -168,8 +168,9 @@ def command(
     on all records in one process, and at each site alone.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.compare.runner import Stage, net_of
     from fsl_async.tools.compare.table import lines
+    from fsl_async.tools.demo.places import net_of
+    from fsl_async.tools.demo.scenario import Stage
 
     given = {name: value for name, value in options.items() if value not in {None, "", ()}}
     choices = _choices(methods, data, base, given)
@@ -187,7 +188,7 @@ def command(
     output = Output()
     clients = counted(len(choices.names), "client")
     output.say(f"{', '.join(choices.methods)}: {clients}, {between.words}; files: {folder}")
-    stage, found = Stage(between.make, output.say, Stopper()), []
+    stage, found = Stage(output.say, Stopper(), between.make), []
     with stop_on_signals(stage.stop):
         for seed in all_seeds:
             comparison.choices = attrs.evolve(choices, seed=seed)

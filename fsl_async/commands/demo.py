@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -19,10 +19,8 @@ from fsl_async.process.program import need_benchmarks
 from fsl_async.roles.split.methods import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fsl_async.process.stopper import Stopper
-    from fsl_async.tools.demo.scenario import Choices, Places, Played, Scenario
+    from fsl_async.tools.demo.places import Places
+    from fsl_async.tools.demo.scenario import Choices, Scenario
 
 # Options of this command by setting, for errors.
 _OPTIONS = {
@@ -111,11 +109,12 @@ def command(options: DemoOptions) -> int:
     import asyncio
 
     from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.observe.table import show_news
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.demo.runner import make_run_dir
-    from fsl_async.tools.demo.scenario import overrides
+    from fsl_async.tools.demo.runner import Runner, make_run_dir
+    from fsl_async.tools.demo.scenario import Stage, overrides
 
-    what, net = options.what, options.net
+    what = options.what
     output = Output(as_json=options.as_json, waits=False)
     chosen = _chosen(options)
     scenario = _scenario(what, chosen)
@@ -127,18 +126,18 @@ def command(options: DemoOptions) -> int:
         output.answer(to_dict(config), *to_toml(config, comments=False).rstrip().split("\n"))
         return 0
     chosen = evolve(chosen, run_dir=make_run_dir(options.run_dir, output.say))
-    stopper = Stopper()
-    with stop_on_signals(stopper):
-        with _network(net, scenario, output) as places:
+    note = f"; its files are in {chosen.run_dir}"
+    stage = Stage(output.say, Stopper(), what="demo", note=note)
+    with stop_on_signals(stage.stop):
+        with closing(_places(options, chosen, scenario, output)) as places:
             scenario = _scenario(what, evolve(chosen, places=places))
             output.say(*scenario.introduction)
-            scenario.prepare()
+            scenario.prepare(stage)
             # In the main thread: on Linux children die with the thread that launched them.
-            played = asyncio.run(_played(scenario, stopper, output))
-        if stopper.requested:
-            text = f"the demo was ended by {stopper.reason}; its files are in {chosen.run_dir}"
-            raise stopper.error(text)
-        found = scenario.conclude(played)
+            show = partial(show_news, output)
+            played = asyncio.run(Runner(scenario, stage, show).play())
+        stage.check()
+        found = scenario.conclude(played, stage)
     output.say("", *found.lines)
     for problem in found.problems:
         output.warn(problem)
@@ -186,13 +185,6 @@ def _scenario(what: str, chosen: Choices) -> Scenario:
     return made
 
 
-async def _played(scenario: Scenario, stopper: Stopper, output: Output) -> Played:
-    from fsl_async.observe.table import show_news
-    from fsl_async.tools.demo.runner import Runner
-
-    return await Runner(scenario, stopper, output.say, partial(show_news, output)).play()
-
-
 def _late_s(net: str | None) -> float:
     """A profile's round trip beyond `SHORT_TRIP_S`, in seconds. Raises UsageError."""
     from fsl_async.tools.demo.pretrain import SHORT_TRIP_S
@@ -204,18 +196,19 @@ def _late_s(net: str | None) -> float:
     return max(0.0, round(2e-3 * profiles.profile(net).delay_ms - SHORT_TRIP_S, 3))
 
 
-@contextmanager
-def _network(net: str | None, scenario: Scenario, output: Output) -> Iterator[Places]:
+def _places(options: DemoOptions, chosen: Choices, scenario: Scenario, output: Output) -> Places:
     """Open the places of the nodes. Raises FslError without a laboratory."""
-    from fsl_async.tools.demo.scenario import HERE, places_in
+    from fsl_async.tools.chaos.targets import FOLDER
+    from fsl_async.tools.demo.places import Linked, Places, Sites
 
+    net = options.net
+    if options.links:
+        return Linked(chosen.run_dir / FOLDER)
     if net is None:
-        yield HERE
-        return
+        return Places()
     from netlab import profiles
-    from netlab.laboratory import Laboratory
 
-    with Laboratory([node.name for node in scenario.nodes], profile=net) as lab:
-        words = profiles.words(profiles.profile(net))
-        output.say(f"network laboratory ({lab.backend}), {net}: {words}")
-        yield places_in(lab)
+    places = Sites.opened(net, scenario.names)
+    words = profiles.words(profiles.profile(net))
+    output.say(f"network laboratory ({places.lab.backend}), {net}: {words}")
+    return places

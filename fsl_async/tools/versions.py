@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
 from numpy.typing import NDArray
 
 from fsl_async.errors import RunDirError, TaskError, UsageError, disk_words
@@ -218,34 +217,6 @@ def _own(text: str, manifest: Manifest) -> Measure:
             ) from None
 
     return measure
-
-
-EVALUATED_BYTES = 1 << 15
-
-
-@frozen
-class Evaluated:
-    """A checkpoint and its loss in nats per byte."""
-
-    version: int
-    digest: str
-    loss: float
-
-
-def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
-    """Evaluate the newest checkpoint, in the built-in model, on the held-out tail of the data.
-
-    tables: the run's configuration ([model], [data]). The checkpoint is verified first.
-    Raises RunDirError, DataError.
-    """
-    # On a shared machine, threads that spin for each other can cost minutes instead of a second.
-    torch.set_num_threads(1)
-    config = gpt_config(tables)
-    model = GPT(config)
-    record = load_last(run_dir, ModelWeights(model))
-    corpus = open_corpus(tables, config.context)
-    loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
-    return Evaluated(record.version, record.digest, loss)
 
 
 def load_last(run_dir: Path, weights: ModelWeights) -> VersionRecord:

@@ -5,26 +5,29 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL
+from fsl_async.tools.demo.places import Sites
 from fsl_async.tools.demo.pretrain import pretrain
-from fsl_async.tools.demo.scenario import SERVER, Choices, Places
+from fsl_async.tools.demo.scenario import Choices
 
 LIMIT_S = 60 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def test_the_command_lines_of_sites(tmp_path):
     """The site's prefix must precede a node's command, and addresses must be reachable."""
-    places = Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")})
+    lab = SimpleNamespace(address=lambda _: "10.77.0.1", command=lambda site, _: ("ip", site))
+    places = Sites(lab)
     demo = pretrain(Choices(run_dir=tmp_path, places=places))
     server = demo.servers[0].child(places).argv
     client = demo.clients[0].child(places, "tcp://10.77.0.1:5").argv
-    assert server[:2] == ("ip", "s")
+    assert server[:2] == ("ip", "server")
     assert "tcp://10.77.0.1:0" in server
-    assert client[:2] == ("ip", "c")
+    assert client[:2] == ("ip", "client-1")
     assert "--insecure" in server
     assert "--insecure" in client
 

@@ -58,7 +58,7 @@ def test_a_storm_finds_the_links_of_a_run_and_restores_them(lab, tmp_path):
     """
     lab.set("client-2", "dsl")
     links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as another process reads them
-    before, run = links(), Run(tmp_path)
+    before, run = links(), Run(tmp_path, lambda _: {})
     with subprocess.Popen(lab.command("client-2", ["sleep", "60"])) as process:
         try:
             link = in_time(lambda: link_of(run, Node(process.pid, "b", "client")))

@@ -3,11 +3,8 @@
 Journal and ledger are checked.
 """
 
-import json
+import asyncio
 import os
-import signal
-import subprocess
-import time
 
 import pytest
 from attrs import evolve
@@ -15,41 +12,17 @@ from attrs import evolve
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
+from fsl_async.process.stopper import Stopper
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.tools.demo.places import Sites
 from fsl_async.tools.demo.pretrain import pretrain
-from fsl_async.tools.demo.scenario import Choices, places_in
+from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.scenario import Choices, Fault, Stage
 
-UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
+LONGEST_S = 50 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 ROUNDED_S = 0.001
 """Resolution of the times in the ledger."""
 CUT_OFF, OTHER = "client-1", "client-2"
-
-
-@pytest.fixture
-def start():
-    """Starts nodes, and kills them after the test."""
-    started = []
-
-    def begin(child, log):
-        environment = {**os.environ, **child.env}
-        process = subprocess.Popen(child.argv, env=environment, stdout=log, stderr=log)
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def in_time(find, seconds, log):
-    """Return the first true result of `find`."""
-    deadline = time.monotonic() + seconds * UNIT_S
-    while time.monotonic() < deadline:
-        if found := find():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
 
 
 def lines_of(run_dir):
@@ -62,14 +35,6 @@ def named(lines, name, **fields):
     """Return the lines of one type with these fields."""
     wanted = fields.items()
     return [line for line in lines if line["type"] == name and wanted <= line.items()]
-
-
-def listening(log):
-    """Return the address in the parameter server's "listening" line; "" before it."""
-    for line in log.read_text().splitlines():
-        if '"listening"' in line:
-            return json.loads(line)["address"]
-    return ""
 
 
 def versions_of(run_dir):
@@ -86,37 +51,46 @@ def has_part(run_dir, name, after=0):
 
 
 @pytest.mark.slow
-def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
+def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, tmp_path):
     """A cut longer than a session's expiry: every sync completes, the client returns without a
     restart, nothing is lost or doubled.
     """
     lab.set("all", "campus")
-    run_dir = tmp_path / "run"
-    places = places_in(lab)
+    run_dir, made = tmp_path / "run", []
+
+    def acting(act):
+        """A fault; it keeps the number of versions made before."""
+
+        def what(_, name):
+            made.append(len(versions_of(run_dir)))
+            act(name)
+            return f"{act.__name__} {name}"
+
+        return what
+
+    def is_missed(_):
+        left = made and named(lines_of(run_dir), "client_left", peer=CUT_OFF)
+        return left and len(versions_of(run_dir)) > made[0] + 1
+
+    places = Sites(lab)
     chosen = Choices(clients=2, format="e4m3", every_s=2.0, seed=3, run_dir=run_dir, places=places)
     demo = pretrain(chosen)
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        server = start(patient(demo.servers[0].child(places)), output)
-        address = in_time(lambda: listening(log), 20, log)
-        clients = [start(node.child(places, address), output) for node in demo.clients]
-        in_time(lambda: has_part(run_dir, CUT_OFF), 20, log)
-        cut_at, made = time.time(), len(versions_of(run_dir))
-        lab.cut(CUT_OFF)
-        in_time(lambda: named(lines_of(run_dir), "client_left", peer=CUT_OFF), 10, log)
-        in_time(lambda: len(versions_of(run_dir)) > made + 1, 10, log)
-        healed_at, made = time.time(), len(versions_of(run_dir))
-        lab.heal(CUT_OFF)
-        in_time(lambda: has_part(run_dir, CUT_OFF, made), 20, log)
-        server.send_signal(signal.SIGINT)  # one last sync, then all end
-        codes = [process.wait(20 * UNIT_S) for process in (server, *clients)]
-    assert codes == [130, 0, 0], log.read_text()
-    check_run(run_dir, cut_at, healed_at)
-
-
-def patient(server):
-    """The server, which merges what was trained before the cut however late it comes."""
-    return evolve(server, argv=(*server.argv, "--set", "sync.max_staleness=100"))
+    # It merges what was trained before the cut however late it comes.
+    patient = (*demo.servers[0].options, "--set", "sync.max_staleness=100")
+    demo = evolve(
+        demo,
+        nodes=[evolve(demo.servers[0], options=patient), *demo.clients],
+        faults=[
+            Fault(CUT_OFF, lambda _: has_part(run_dir, CUT_OFF), acting(lab.cut)),
+            Fault(CUT_OFF, is_missed, acting(lab.heal)),
+        ],
+        is_over=lambda run: (
+            (len(made) == 2 and has_part(run_dir, CUT_OFF, made[1])) or run.elapsed() > LONGEST_S
+        ),
+    )
+    played = asyncio.run(Runner(demo, Stage(print, Stopper()), lambda *_: None).play())
+    assert (played.problems, played.late) == ([], [])
+    check_run(run_dir, *(fault.begun for fault in played.faults))
 
 
 def check_run(run_dir, cut_at, healed_at):

@@ -20,16 +20,6 @@ from fsl_async.roles.sync import effects
 from fsl_async.tools.sim.training import VirtualWorker
 
 
-class NoJournal:
-    """A journal that keeps nothing."""
-
-    def event(self, *_):
-        """Ignore an event or an effect."""
-        return 0
-
-    effect = fact = event
-
-
 class Scheduler(tp.VirtualScheduler):
     """A scheduler that goes on after a process has died in a call."""
 

@@ -6,7 +6,7 @@ A configuration of `fsl_async.tools.sim.split_simulation`.
 from __future__ import annotations
 
 from attrs import evolve
-from crash_point import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
+from crash_point import Killed, Point, Points, Scheduler, WatchedWorker
 
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
@@ -17,7 +17,7 @@ from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
 from fsl_async.tools.sim.split_processes import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
-from fsl_async.tools.sim.world import FaultProfile
+from fsl_async.tools.sim.world import FaultProfile, SilentJournal
 
 _RULES = SplitConfig(upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {
@@ -58,7 +58,7 @@ class CrashSplit(SplitSimulation):
     def __init__(self, kind, point=None):
         module.PROFILES["crash points"] = LOSSY
         settings = SimulationSettings(3, HOURS, 6, "crash points", every_s=30.0)
-        super().__init__(settings, KINDS[kind], keep_journal=NoJournal())
+        super().__init__(settings, KINDS[kind], keep_journal=SilentJournal())
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)
         self.rare = set()

@@ -5,7 +5,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.errors import UsageError
 from fsl_async.process import program as clone
-from fsl_async.tools.compare.runner import net_of
+from fsl_async.tools.demo.places import net_of
 
 ALL = [
     ["bench", "codec", "--quick"],

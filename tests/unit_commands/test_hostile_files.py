@@ -20,7 +20,7 @@ from fsl_async.observe.table import client_lines, header, news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo.pretrain import pretrain
 from fsl_async.tools.demo.runner import Runner
-from fsl_async.tools.demo.scenario import Choices
+from fsl_async.tools.demo.scenario import Choices, Stage
 from fsl_transport.loop import run as run_loop
 
 HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e\x9b2J\x7f"
@@ -179,7 +179,7 @@ def test_the_answer_of_a_launcher_is_one_printable_line(stream):
 
 def test_the_last_line_of_a_child_is_printable(tmp_path):
     """The line is shown in the demo's news and in its error."""
-    demo = Runner(pretrain(Choices(run_dir=tmp_path)), Stopper(), print, lambda *_: None)
+    demo = Runner(pretrain(Choices(run_dir=tmp_path)), Stage(print, Stopper()), lambda *_: None)
     running = SimpleNamespace(child=SimpleNamespace(name="site-a"), last_line="", last_error="")
     Supervisor(on_line=demo._line)._line(running, HOSTILE)
     ended = ChildExited("site-a", 1, 1.0, None, "exit code 1", running.last_line)

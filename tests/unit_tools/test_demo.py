@@ -1,5 +1,6 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,10 +21,10 @@ from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.chaos.report import Recovery
+from fsl_async.tools.demo.places import Linked, Places
 from fsl_async.tools.demo.pretrain import lines, pretrain, problems_of, summarize
 from fsl_async.tools.demo.runner import Runner, make_run_dir
-from fsl_async.tools.demo.scenario import Choices, Played, overrides
-from fsl_async.tools.versions import Evaluated
+from fsl_async.tools.demo.scenario import Choices, Played, Stage, overrides
 
 KEYS = (
     "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches"
@@ -51,7 +52,7 @@ def demo_of(chosen, victim=(13.0, 16.0, 18.0, 19.0), audit=None, **changes):
 
 
 AUDIT = Audit(7, 20, 500, 20, 0, 0, (), (), ())
-EVALUATED = Evaluated(7, "d7", 2.5)
+EVALUATED = (7, "d7", 2.5)
 
 
 def test_the_keys_of_the_result_are_those_promised(chosen):
@@ -125,8 +126,8 @@ def test_each_missing_event_is_reported(chosen, victim, faults, text):
         (attrs.evolve(AUDIT, doubled=("a/1/0/1",)), EVALUATED, "merged twice: a/1/0/1"),
         (attrs.evolve(AUDIT, tokens=499), EVALUATED, "499 merged tokens"),
         (AUDIT, None, "no checkpoint"),
-        (AUDIT, Evaluated(6, "d6", 2.5), "last checkpoint is version 6"),
-        (AUDIT, Evaluated(7, "dx", 2.5), "last checkpoint is version 7"),
+        (AUDIT, (6, "d6", 2.5), "last checkpoint is version 6"),
+        (AUDIT, (7, "dx", 2.5), "last checkpoint is version 7"),
     ],
 )
 def test_each_failed_check_is_reported(chosen, audit, evaluated, text):
@@ -147,7 +148,7 @@ def test_no_round_is_a_failure(chosen):
     """Started processes without a merged round must not pass."""
     played = demo_of(chosen, audit=attrs.evolve(AUDIT, tokens=0))
     played.state.ps.version = played.state.ps.tokens = 0
-    found = problems_of(played, Evaluated(0, "d7", 5.0))
+    found = problems_of(played, (0, "d7", 5.0))
     assert found == ["no round was merged; give it more --seconds"]
 
 
@@ -228,7 +229,7 @@ def test_a_node_of_a_demo_ends_because_the_demo_is_over(chosen):
 
 
 def runner_of(chosen, show=lambda *_: None):
-    return Runner(pretrain(chosen), Stopper(), print, show)
+    return Runner(pretrain(chosen), Stage(print, Stopper()), show)
 
 
 def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(chosen):
@@ -237,7 +238,6 @@ def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(chosen):
     one = runner_of(
         chosen, lambda state, news: lines.extend(news_line(state, each) for each in news)
     )
-    one._shows = True
     begun = one.played.state.node.started_at = one.played.begun
     with JournalWriter(chosen.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
         journal.note("node_started", 0.0, role="ps", run="r", address="a")
@@ -310,13 +310,10 @@ def test_an_unknown_network_is_refused(capsys):
 @pytest.mark.parametrize("links", [False, True])
 def test_with_links_every_client_has_one_that_can_be_cut(chosen, links):
     """A storm finds the link by the client's name; without it the client dials directly."""
-    one = runner_of(attrs.evolve(chosen, links=links))
-    server = one._addresses["server"] = "tcp://127.0.0.1:7100"
-    client = one.scenario.clients[0]
-    assert (one._address_for(client) == server) is not links
-    for link in one._links:
-        link.close()
-    assert (chosen.run_dir / "links" / "client-1").exists() is links
+    server, folder = "tcp://127.0.0.1:7100", chosen.run_dir / "links"
+    with contextlib.closing(Linked(folder) if links else Places()) as places:
+        assert (places.dialed("client-1", server) == server) is not links
+    assert (folder / "client-1").exists() is links
 
 
 @pytest.mark.parametrize("arguments", [["split"], ["--net", "dsl"]])

@@ -13,7 +13,7 @@ from fsl_async.cluster.supervisor import Child
 from fsl_async.errors import FslError
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo import groups, pretrain, runner, scenario, split
-from fsl_async.tools.demo.scenario import Choices, Fault, Node
+from fsl_async.tools.demo.scenario import Choices, Fault, Node, Stage
 
 FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.02, budget=1000)
 SERVES = (
@@ -32,12 +32,11 @@ def test_clients_that_only_die_are_the_verdict(tmp_path, monkeypatch, make):
         text = DIES if node.role == "client" else SERVES
         return Child(node.name, (sys.executable, "-S", "-c", text))
 
-    monkeypatch.setattr(runner, "_RULES", FAST)
-    monkeypatch.setattr(runner, "_LEAVE_S", 0.2)
     monkeypatch.setattr(Node, "child", script)
     made, begun = make(Choices(clients=2, run_dir=tmp_path)), time.monotonic()
+    made = evolve(made, rules=FAST, leave_s=0.2)
     with pytest.raises(FslError) as raised:
-        asyncio.run(runner.Runner(made, Stopper(), print, lambda *_: None).play())
+        asyncio.run(runner.Runner(made, Stage(print, Stopper()), lambda *_: None).play())
     assert time.monotonic() - begun < 20.0
     assert raised.value.exit_code == 1
     assert "client-1, " in raised.value.message
@@ -52,11 +51,10 @@ def played(tmp_path, monkeypatch, server=SERVES, client=WAITS, **changes):
         "child",
         lambda node, *_: Child(node.name, (sys.executable, "-S", "-c", texts[node.role])),
     )
-    monkeypatch.setattr(runner, "_RULES", FAST)
-    monkeypatch.setattr(runner, "_LEAVE_S", 0.2)
-    made = evolve(pretrain.pretrain(Choices(clients=2, run_dir=tmp_path)), **changes)
-    made = evolve(made, drain_s=5.0, evaluates=False)
-    return asyncio.run(runner.Runner(made, Stopper(), print, lambda *_: None).play())
+    made = pretrain.pretrain(Choices(clients=2, run_dir=tmp_path))
+    made = evolve(made, rules=FAST, leave_s=0.2, drain_s=5.0)
+    made = evolve(made, **changes)
+    return asyncio.run(runner.Runner(made, Stage(print, Stopper()), lambda *_: None).play())
 
 
 def test_a_fault_is_injected_once_and_its_victim_launched_again(tmp_path, monkeypatch):
@@ -88,7 +86,6 @@ def test_a_killed_server_may_fail_at_its_relaunch(tmp_path, monkeypatch):
         f"import sys; file = open({str(starts)!r}, 'a'); file.write('x'); file.flush()\n"
         "if file.tell() == 2: sys.exit(1)\n"
     )
-    monkeypatch.setattr(runner, "_RULES", FAST)
     found = played(
         tmp_path,
         monkeypatch,
@@ -103,8 +100,7 @@ def test_a_killed_server_may_fail_at_its_relaunch(tmp_path, monkeypatch):
 
 def test_a_server_that_does_not_listen_ends_the_demo(tmp_path, monkeypatch):
     """Clients would wait for it, and the user for them."""
-    monkeypatch.setattr(runner, "_LISTEN_S", 0.5)
-    found = played(tmp_path, monkeypatch, server=WAITS)
+    found = played(tmp_path, monkeypatch, server=WAITS, listen_s=0.5)
     assert found.problems == ["the parameter server did not listen within 0.5 s"]
 
 

@@ -1,9 +1,6 @@
 """`demo lora`: how records are dealt, what runs, when it ends, what it prints."""
 
-import asyncio
-import json
 import re
-import sys
 from collections import Counter
 
 import attrs
@@ -11,7 +8,7 @@ import pytest
 
 from fsl_async.commands import demo
 from fsl_async.config.load import load, resolved
-from fsl_async.errors import ConfigError, DataError, FslError, UsageError
+from fsl_async.errors import ConfigError, DataError, StopError, UsageError
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.process.program import to_install
@@ -19,18 +16,17 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.tools.chaos.report import Recovery
 from fsl_async.tools.demo import lora
 from fsl_async.tools.demo.lora import lines, problems_of, summarize, sums_of, table
-from fsl_async.tools.demo.runner import Runner
-from fsl_async.tools.demo.scenario import Choices, Played, overrides
+from fsl_async.tools.demo.scenario import Choices, Played, Stage, overrides
 
 AUDIT = Audit(4, 6, 600, 6, 0, 0, (), (), ())
 NAMES = ["client-1", "client-2", "client-3"]
 MEASURED = {
-    "base": {"loss": 4.0},
-    "federated": {"loss": 3.25, "version": 4, "values": 100},
-    "client-1": {"loss": 3.5},
-    "client-2": {"loss": 3.75},
-    "client-3": {"loss": 3.625},
-    "pooled": {"loss": 3.0},
+    "base": 4.0,
+    "federated": 3.25,
+    "client-1": 3.5,
+    "client-2": 3.75,
+    "client-3": 3.625,
+    "pooled": 3.0,
 }
 WORK = {name: Counter(deltas=2, steps=20, tokens=200, bytes=300) for name in NAMES}
 
@@ -48,16 +44,11 @@ def played(chosen, monkeypatch):
     found = Played(lora.lora(chosen))
     found.faults = [Recovery("kill", "client-2", 10.0, detected=13.0, resumed=14.0, back=20.0)]
     found.state.ps.version, found.state.ps.values, found.audit = 4, 100, AUDIT
-    return measured(found, MEASURED)
+    return found
 
 
-def measured(played, records):
-    played.printed["worker"] = [{"name": name, **record} for name, record in records.items()]
-    return played
-
-
-def summary_of(played, *, is_unchanged=True):
-    return summarize(played, is_unchanged=is_unchanged)
+def summary_of(played, measured=MEASURED, *, is_unchanged=True):
+    return summarize(played, measured, is_unchanged=is_unchanged)
 
 
 # --- data ---
@@ -75,69 +66,37 @@ def test_records_keep_every_paragraph_in_order():
 
 
 @pytest.mark.parametrize("sites", [1, 2, 3, 7, 64])
-def test_each_topic_goes_to_one_site_and_each_site_gets_one(sites):
+def test_each_record_goes_to_one_site_and_each_site_gets_some(sites):
     """A topic at two sites would be on both sides of the test; a site without any cannot train."""
-    topics = lora.python_topics()
-    found = lora.dealt(topics, sites)
-    assert sorted(name for names in found for name in names) == sorted(topics)
+    found = lora.topic_records(sites)
+    topics = lora.python_topics().values()
+    wanted = Counter(record for topic in topics for record in lora.records_of(topic))
+    assert sum(map(Counter, found), Counter()) == wanted
     assert len(found) == sites
     assert all(found)
 
 
 def test_three_sites_get_about_the_same_amount_of_text():
     """Else the comparison with a site alone is one of amounts."""
-    topics = lora.python_topics()
-    sizes = [sum(len(topics[one]) for one in names) for names in lora.dealt(topics, 3)]
+    sizes = [sum(map(len, records)) for records in lora.topic_records(3)]
     assert max(sizes) < 1.5 * min(sizes)
 
 
-def test_too_few_topics_are_an_error():
+def test_too_few_topics_are_an_error(monkeypatch):
     """One line instead of a site without data."""
+    monkeypatch.setattr(lora, "python_topics", lambda: {"a": "text", "b": "text"})
     with pytest.raises(DataError, match="2 topics cannot be dealt to 3 clients"):
-        lora.dealt({"a": "text", "b": "text"}, 3)
+        lora.topic_records(3)
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 10, 11, 100])
-def test_test_records_are_not_trained_on(count):
-    """A loss on what was trained says nothing."""
-    train, test = lora.held_out([str(number) for number in range(count)])
-    assert sorted([*train, *test], key=int) == [str(number) for number in range(count)]
-    assert train
-    assert test
-    assert len(test) == max(1, count // 10)
-
-
-def test_one_record_cannot_be_divided():
-    """It would be trained on and tested with."""
-    with pytest.raises(DataError, match="at least two records"):
-        lora.held_out(["one"])
-
-
-def test_the_pooled_records_are_those_of_all_sites(chosen):
-    """The comparison in one place must see the same records, and the test all sites' tests."""
-    chosen.run_dir.mkdir()
-    lora.lora(chosen).prepare()
-    for part in (lora.TRAIN_FILE, lora.TEST_FILE):
-        mine = [
-            lora.records_at(chosen.run_dir, name, part).read_text().splitlines() for name in NAMES
-        ]
-        together = (chosen.run_dir / "pooled" / part).read_text().splitlines()
-        assert together == [line for each in mine for line in each]
-        assert all(json.loads(line)["text"] for line in together)
-
-
-def test_own_files_are_dealt_one_to_a_client(chosen, tmp_path):
-    """Records of any shape stay as they are."""
-    files = []
-    for name in NAMES:
-        files.append(tmp_path / f"{name}.jsonl")
-        rows = [{"prompt": name, "completion": str(number)} for number in range(16)]
-        files[-1].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    chosen.run_dir.mkdir()
-    lora.lora(attrs.evolve(chosen, data=tuple(map(str, files)))).prepare()
-    dealt = lora.records_at(chosen.run_dir, "client-2").read_text().splitlines()
-    assert len(dealt) == 15
-    assert {json.loads(line)["prompt"] for line in dealt} == {"client-2"}
+def test_the_records_that_are_held_out_are_of_all_texts(monkeypatch):
+    """The last part of a site's file is held out; a loss on what was trained says nothing."""
+    monkeypatch.setattr(lora, "records_of", str.split)
+    text = " ".join(map(str, range(100)))
+    monkeypatch.setattr(lora, "python_topics", lambda: {"a": text})
+    (records,) = lora.topic_records(1)
+    assert records[90:] == [str(number) for number in range(9, 100, 10)]
+    assert sorted(records, key=int) == text.split()
 
 
 # --- the run ---
@@ -149,15 +108,13 @@ def test_the_run_is_configured_as_asked(chosen):
     config = resolved(load(None, overrides(made.settings)))
     assert (config.tune.method, config.tune.rule, config.tune.adapter_rank) == ("lora", "ffa", 4)
     assert (config.sync.trigger, config.tune.steps, config.run.seed) == ("rounds", 4, 5)
-    assert config.data.holdout == 0.0  # the test records are apart
 
 
 def test_a_site_lets_adapters_out_and_nothing_else_of_its_model(chosen):
     """The demo shows that texts and base stay at home."""
     argv = lora.lora(chosen).clients[1].child(address="tcp://127.0.0.1:5").argv
     assert argv[argv.index("--allow") + 1] == "adapters,metrics"
-    site = chosen.run_dir / "sites" / "client-2"
-    assert argv[argv.index("--data") + 1] == str(site / "train.jsonl")
+    assert argv[argv.index("--data") + 1] == str(chosen.run_dir / "sites" / "client-2.jsonl")
     assert argv[argv.index("--base") + 1] == str(chosen.run_dir / "base")
     own = lora.lora(attrs.evolve(chosen, base="/models/own")).servers[0]
     assert own.options[:2] == ("--base", "/models/own")
@@ -197,87 +154,21 @@ def test_the_run_ends_when_the_killed_client_trains_again(chosen):
     assert made.is_over(run)
 
 
-# --- the worker ---
+def test_a_failure_after_the_run_is_a_problem_and_an_end_is_none(played, monkeypatch):
+    """The run itself was good, and its result must be shown; Ctrl-C is not a result."""
+    stage = Stage(print, Stopper())
 
-GOOD = """
-print("the base: learns")
-(run_dir / "base").mkdir()
-print('{"name": "made", "digest": "d"}')
-while not (run_dir / "compare.json").exists():
-    time.sleep(0.01)
-for job in json.loads((run_dir / "compare.json").read_text()):
-    for one in job["jobs"]:
-        print(json.dumps({"name": one["name"], "loss": 0.5, "steps": one["steps"]}))
-"""
+    def measure(*_):
+        stage.check()
+        raise DataError("no memory")
 
-
-def in_worker(chosen, program, said, monkeypatch, *, steps=20, stop=None):
-    """The demo after its worker, a program of that text, and a run without nodes."""
-    head = "import json, pathlib, sys, time\nrun_dir = pathlib.Path(sys.argv[1])\n"
-    made = lora.lora(chosen)
-    child = attrs.evolve(
-        made.helper.child, argv=(sys.executable, "-c", head + program, str(chosen.run_dir))
-    )
-    helper = attrs.evolve(made.helper, child=child)
-    monkeypatch.setattr(lora, "work_of", lambda _: {"client-1": {"steps": steps}} if steps else {})
-    made = attrs.evolve(made, helper=helper, nodes=made.servers, is_over=lambda _: True)
-    chosen.run_dir.mkdir()
-    return asyncio.run(Runner(made, stop or Stopper(), said.append, lambda *_: None).play())
-
-
-def test_both_sides_train_as_many_steps_as_the_run(chosen):
-    """The comparison is honest only with the same number of steps and the same test."""
-    settings = lora.lora(chosen).settings
-    pooled, alone = lora.orders(chosen, settings, {"client-1": 20, "client-2": 14})
-    assert [one["steps"] for one in pooled["jobs"]] == [34]
-    assert [one["steps"] for one in alone["jobs"]] == [20, 14]
-    for key in ("overrides", "base", "test"):
-        assert pooled[key] == alone[key]
-
-
-def test_a_worker_makes_the_base_and_compares(chosen, monkeypatch):
-    """Lines of progress are shown, records are collected."""
-    said = []
-    found = lora.results_of(in_worker(chosen, GOOD, said, monkeypatch))
-    assert said[0] == "the base: learns"
-    assert said[1:] == [
-        "training without federation, to compare: each site alone, and all in one place"
-    ]
-    assert {name: one.get("steps") for name, one in found.items()} == {
-        "made": None, "client-1": 20, "pooled": 20,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("program", "text", "code"),
-    [
-        ('print("error: no memory"); print("more"); sys.exit(2)', "^no memory$", 2),
-        ('sys.exit("Traceback")', r"the worker ended \(exit code 1.*Traceback", 1),
-        ("", "the worker ended", 1),
-    ],
-)
-def test_a_worker_that_fails_is_one_line(chosen, monkeypatch, program, text, code):
-    """Before the run it is the demo's error."""
-    with pytest.raises(FslError, match=text) as caught:
-        in_worker(chosen, program, [], monkeypatch)
-    assert caught.value.exit_code == code
-
-
-def test_a_worker_that_fails_after_the_run_is_a_problem(chosen, monkeypatch):
-    """The run itself was good, and its result must be shown."""
-    failing = GOOD + 'print("error: no memory"); print("more"); sys.exit(2)'
-    found = in_worker(chosen, failing, [], monkeypatch)
-    assert found.problems == ["no memory"]
-
-
-@pytest.mark.parametrize("stops", [True, False])
-def test_a_worker_that_is_not_needed_is_ended_without_a_word(chosen, monkeypatch, stops):
-    """Ctrl-C while it makes the base, or a run without a ledger, is no failure of the worker."""
-    stop = Stopper()
-    if stops:
-        stop.request()
-    found = in_worker(chosen, GOOD, [], monkeypatch, steps=0, stop=stop)
-    assert found.problems == []
+    monkeypatch.setattr(lora, "measured", measure)
+    monkeypatch.setattr(lora, "digest_of", lambda _: "d")
+    found = played.scenario.conclude(played, stage)
+    assert found.problems[0] == "no memory"
+    stage.stop.request()
+    with pytest.raises(StopError):
+        played.scenario.conclude(played, stage)
 
 
 # --- the result ---
@@ -324,13 +215,13 @@ def test_a_good_demo_has_no_problems(played):
     ("records", "is_unchanged", "text"),
     [
         (MEASURED, False, "files have changed"),
-        (MEASURED | {"federated": {"loss": 4.0}}, True, "not below the base's 4.000"),
-        ({"base": {"loss": 4.0}}, True, "not all models were measured"),
+        (MEASURED | {"federated": 4.0}, True, "not below the base's 4.000"),
+        ({"base": 4.0}, True, "not all models were measured"),
     ],
 )
 def test_a_wrong_result_is_reported(played, records, is_unchanged, text):
     """The exit code stands for the losses and the base too."""
-    summary = summary_of(measured(played, records), is_unchanged=is_unchanged)
+    summary = summary_of(played, records, is_unchanged=is_unchanged)
     found = problems_of(played, summary)
     assert len(found) == 1
     assert text in found[0]

@@ -46,7 +46,6 @@ from fsl_async.tools.chaos.targets import (
     SLOW,
     STOP,
     Held,
-    Link,
     Node,
     Run,
     file_link,
@@ -138,29 +137,6 @@ class _Active:
     undo: contextlib.ExitStack
 
 
-@contextlib.contextmanager
-def injected(kind: str, held: Held, link: Link | None) -> Iterator[None]:
-    """Inject a fault, and remove it when the block ends.
-
-    Raises ProcessLookupError where the process is gone.
-    """
-    with contextlib.closing(held):
-        if link is None:
-            if not held.send(signal.SIGKILL if kind == KILL else signal.SIGSTOP):
-                raise ProcessLookupError(held.node.pid)
-            try:
-                yield
-            finally:
-                if kind == STOP:
-                    held.send(signal.SIGCONT)
-            return
-        try:
-            link(kind)
-            yield
-        finally:
-            link(OPEN)  # also of a link that is cut in one direction
-
-
 @define
 class StormRunner:
     """One storm."""
@@ -235,23 +211,28 @@ class StormRunner:
         link = link_of(self.run, node) if fault.kind in {PARTITION, SLOW} else None
         if fault.kind in {PARTITION, SLOW} and link is None:
             return False
-        undo = contextlib.ExitStack()
         try:
             held = Held(self.run, node)
         except OSError:
             return False
-        self.log.write(
-            "begin",
-            fault=number,
-            kind=fault.kind,
-            name=node.name,
-            pid=node.pid,
-            lasts_s=round(fault.lasts_s, 3),
-        )
-        try:
-            undo.enter_context(injected(fault.kind, held, link))
-        except ProcessLookupError:
-            return False
+        with contextlib.ExitStack() as injected:
+            injected.callback(held.close)
+            self.log.write(
+                "begin",
+                fault=number,
+                kind=fault.kind,
+                name=node.name,
+                pid=node.pid,
+                lasts_s=round(fault.lasts_s, 3),
+            )
+            if link is not None:
+                injected.callback(link, OPEN)  # also of a link that is cut in one direction
+                link(fault.kind)
+            elif not held.send(signal.SIGKILL if fault.kind == KILL else signal.SIGSTOP):
+                return False
+            elif fault.kind == STOP:
+                injected.callback(held.send, signal.SIGCONT)
+            undo = injected.pop_all()
         self.say(
             f"{fault.kind} {node.name} (process {node.pid})"
             + (f" for {fault.lasts_s:.1f} s" if fault.lasts_s else "")

@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -43,13 +43,8 @@ _PROC = Path("/proc")
 _PYTHON_VALUED = frozenset({"-X", "-W"})
 """Options of Python that take a value; with `-c` it runs no node."""
 
-VALUED = frozenset({
-    "--role", "--config", "--set", "--name", "--data", "--tokenizer", "--task", "--model",
-    "--auxiliary", "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen",
-    "--split", "--keys", "--allow", "--base", "--rank", "--layers", "--order", "--ranks",
-    "--max-restarts", "--columns",
-})  # fmt: skip
-"""Options of a node that take a value; the remaining argument is the address."""
+Parse = Callable[[Sequence[str]], Mapping[str, Any]]
+"""From the words of a node's command line to its options by name, and "address"."""
 
 
 @frozen
@@ -66,10 +61,11 @@ class Run:
     """A run. address: where its parameter server listens, "" while unknown."""
 
     run_dir: Path
+    parse: Parse
     address: str = ""
 
     @classmethod
-    def at(cls, run_dir: Path) -> Run:
+    def at(cls, run_dir: Path, parse: Parse) -> Run:
         """Read the address from the run's journal. Raises UsageError when there is no run."""
         journal = run_dir / JOURNAL
         if not journal.exists():
@@ -77,7 +73,7 @@ class Run:
         state = RunState()
         for line in JournalReader(journal, having=(b'"node_started"', b'"so_far"')).read():
             state.apply(line)
-        return cls(run_dir.resolve(), state.node.address)
+        return cls(run_dir.resolve(), parse, state.node.address)
 
     def node(
         self, argv: Sequence[str], cwd: Path, writes_journal: Callable[[], bool] = lambda: False
@@ -88,20 +84,21 @@ class Run:
         writes_journal: whether it has the run's journal open; called for a parameter server
         without --run-dir.
         """
-        options = _arguments(argv)
-        if options is None:
+        start = _start(argv)
+        if start is None:
             return None
-        role, run_dir = options.get("--role", ""), options.get("--run-dir")
+        options = self.parse(argv[start:])
+        role, run_dir = options.get("role"), options.get("run_dir")
         where = (cwd / run_dir).resolve() if run_dir else None
         if role == "ps":
             is_ours = writes_journal() if where is None else where == self.run_dir
             return (SERVER, role) if is_ours else None
         if role != "client":
             return None
-        name = options.get("--name", where.name if where else "client")
+        name = options.get("name") or (where.name if where else "client")
         if where is not None and where.parent == self.run_dir / "clients":
             return name, role
-        return (name, role) if self._dials(options.get("address", "")) else None
+        return (name, role) if self._dials(options.get("address") or "") else None
 
     def _dials(self, given: str) -> bool:
         if not self.address or not given:
@@ -129,22 +126,6 @@ def _start(argv: Sequence[str]) -> int | None:
             return None
         at += 2 if argv[at] in _PYTHON_VALUED else 1
     return at + 1 if at < len(argv) and Path(argv[at]).name == "fsl-node" else None
-
-
-def _arguments(argv: Sequence[str]) -> dict[str, str] | None:
-    """A node's options by name, and "address"; None when `argv` is not a node's."""
-    start = _start(argv)
-    if start is None:
-        return None
-    found: dict[str, str] = {}
-    rest = iter(argv[start:])
-    for argument in rest:
-        name, _, value = argument.partition("=")
-        if name in VALUED:
-            found[name] = value or next(rest, "")
-        elif not argument.startswith("-"):
-            found["address"] = argument
-    return found
 
 
 def nodes(run: Run) -> list[Node]:

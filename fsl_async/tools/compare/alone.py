@@ -28,11 +28,11 @@ from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.task import GradientSteps, tokenized
 from fsl_async.learn.tune.tokens import Tokenized
-from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import Run
 from fsl_async.tools.compare.outcome import Outcome, Point, Score
-from fsl_async.tools.compare.runner import Comparison, Scorer, Stage, words_of
+from fsl_async.tools.compare.runner import Comparison, Scorer, words_of
 from fsl_async.tools.compare.tune import CENTRAL, LOCAL, POOLED, TuningChoices
+from fsl_async.tools.demo.scenario import Stage
 from fsl_async.tools.versions import load_last
 
 _SOURCES = itertools.count(-1, -1)
@@ -53,20 +53,25 @@ class SiteRecords:
 
 
 def load_records(choices: TuningChoices) -> SiteRecords:
-    """Read and tokenize everything once, as the sites will.
+    """Read the records of a comparison, as `read_sites`."""
+    config = choices.run(choices.methods[0]).config
+    return read_sites(config, choices.base, choices.data, choices.held_out, choices.columns)
 
+
+def read_sites(
+    config: Config, base: str, paths: Sequence[str], held_out: str = "", columns: str = ""
+) -> SiteRecords:
+    """Read and tokenize a file for each site once, as the sites will.
+
+    held_out: a file of records to score on; "": what the sites hold out, together.
     Raises, in one line, ConfigError and DataError, before anything is started.
     """
-    config = choices.run(choices.methods[0]).config
-    tune = config.tune
-    paths = [*choices.data, *filter(None, [choices.held_out])]
+    tune, every = config.tune, [*paths, *filter(None, [held_out])]
     # Records of a wrong kind are an error before the model is loaded.
-    opened = [
-        Records(path, tune.objective, tune.label_names, columns=choices.columns) for path in paths
-    ]
-    base = load_base(choices.base, tune.objective, labels=tune.label_names)
-    found = [tokenized(one, base, tune) for one in opened]
-    sites = [one.split(config.data.holdout) for one in found[: len(choices.data)]]
+    opened = [Records(path, tune.objective, tune.label_names, columns=columns) for path in every]
+    loaded = load_base(base, tune.objective, labels=tune.label_names)
+    found = [tokenized(one, loaded, tune) for one in opened]
+    sites = [one.split(config.data.holdout) for one in found[: len(paths)]]
     held = found[len(sites) :] or [part for _, part in sites if part is not None]
     if not held:
         raise UsageError("no record is held out: give --eval FILE, or --set data.holdout=0.1")
@@ -145,7 +150,7 @@ class TunedModel:
             found = self._objective.evaluate(self._model, self._held)
         return Score(found.get("eval_accuracy"), found["eval_loss"])
 
-    def train(self, data: Tokenized, *, stop: Stopper) -> float:
+    def train(self, data: Tokenized, stage: Stage) -> float:
         """Train as the built-in task does, to the end of the model's steps; returns the seconds.
 
         The order of the samples follows from the seed and the model's name. Raises the stopper's
@@ -156,8 +161,7 @@ class TunedModel:
         begun = time.monotonic()
         with drawing(fed.device, fed.seed, fed.client_name):
             for batch in data.shuffled(batch_size, seed=fed.seed, name=fed.client_name):
-                if stop.requested:
-                    raise stop.error(f"the comparison was ended by {stop.reason}")
+                stage.check()
                 count, _ = steps.step(batch)
                 if not fed.step(tokens=count):
                     break
@@ -203,7 +207,7 @@ class TuningComparison(Comparison):
         config = choices.run(CENTRAL).config
         held, layers = self.records.held, choices.layers
         tuned = TunedModel(config, choices.base, name, held, steps, layers)
-        seconds, score = tuned.train(data, stop=stage.stop), tuned.score()
+        seconds, score = tuned.train(data, stage), tuned.score()
         stage.say(f"{label} {steps} steps, {words_of(score)}, {seconds:,.1f} s")
         return score, seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -54,14 +54,14 @@ SPLIT_DEFAULTS: Mapping[str, Any] = {
 class Run:
     """One run of a comparison.
 
-    method: its label. sets: its settings, TABLE.KEY=VALUE. clients: by name what `node` takes:
-    "data", and `SiteChoices`. turns: versions of a round. ranks: of the sites' adapters; empty:
-    none.
+    method: its label. sets: its settings, TABLE.KEY=VALUE. clients: by name, in the order of
+    shards, the options of its command line. turns: versions of a round. ranks: of the sites'
+    adapters; empty: none.
     """
 
     method: str
     sets: tuple[str, ...]
-    clients: Mapping[str, Mapping[str, Any]]
+    clients: Mapping[str, Sequence[str]]
     turns: int = 1
     ranks: tuple[int, ...] = ()
 
@@ -157,6 +157,12 @@ class Choices(ABC):
         found = (*_texts(usual), *self.sets, *options, *_texts(wanted))
         load(None, found, {**self.OPTIONS, **{key: f"--set {key}" for key in given}})
         return found
+
+
+def words_of(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return options as words of a command line, without those that have no value."""
+    given = {name: value for name, value in options.items() if value}
+    return tuple(word for name, value in given.items() for word in (f"--{name}", str(value)))
 
 
 def is_scored(version: int, every: int, rounds: int, turns: int) -> bool:

@@ -1,175 +1,39 @@
-"""Plays one run of a comparison: starts its nodes as processes, and follows their journals.
+"""Runs of a comparison: each is a scenario without faults, of nodes that are started once.
 
-All nodes end with this process. A node that fails ends the run: none is started again.
-
-Nodes run in one of these places, with these links between them:
-
-Loopback     every node is on this machine, nothing between them
-Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
-Sites        the network laboratory: a site for the servers and one for each client,
-             "--net PROFILE[:KEY=VALUE...]"
+A node that fails ends the run. Clients are what `--role client` runs, and load their libraries at
+the same time.
 """
 
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
-from fsl_async.config.address import parse
-from fsl_async.errors import ExitCode, FslError, TaskError, UsageError
-from fsl_async.files.files import make_folder
+from fsl_async.cluster.supervisor import ChildExited
+from fsl_async.config.site import KINDS, listed
+from fsl_async.errors import ExitCode, FslError, TaskError
 from fsl_async.observe.journal import JOURNAL, JournalReader
-from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.process.program import need_benchmarks
-from fsl_async.process.stopper import Stopper
 from fsl_async.roles.phrasing import figure
+from fsl_async.tools.compare import server
 from fsl_async.tools.compare.choices import Choices, Run
-from fsl_async.tools.compare.node import DRAIN, mark_of, put
 from fsl_async.tools.compare.outcome import LINES, ClientCosts, Curve, Outcome, Point, Score, Scored
-from fsl_async.tools.proxy import Proxy
-
-ANY = "tcp://127.0.0.1:0"
-SERVERS = "server"
-"""The servers' node; clients have their own names."""
-
-
-class Loopback:
-    """All nodes on this machine. Made for each run, and closed after it."""
-
-    def prefix(self, node: str) -> tuple[str, ...]:
-        """Return the words before a node's command, which enter its site."""
-        return ()
-
-    def listen(self) -> dict[str, str]:
-        """Where the servers listen ("ps", "split"), and clients reach the split server ("reach").
-
-        "reach" is empty where they reach it where it listens.
-        """
-        return {"ps": ANY, "split": ANY, "reach": ""}
-
-    def listening(self, role: str, address: str) -> str:
-        """A server ("ps" or "server") listens at `address`; returns where clients reach it."""
-        return address
-
-    def close(self) -> None:
-        """Release what the run used."""
-
-
-class Lagging(Loopback):
-    """A slow link to both servers, by proxies in this process."""
-
-    def __init__(self, link: LinkSpec) -> None:
-        self._links = {role: Proxy(link=link) for role in ("ps", "server")}
-
-    def listen(self) -> dict[str, str]:
-        """Return the addresses; clients reach the split server by its proxy."""
-        return {"ps": ANY, "split": ANY, "reach": self._links["server"].address}
-
-    def listening(self, role: str, address: str) -> str:
-        """Point the parameter server's proxy to `address`."""
-        found = parse(address)
-        link = self._links[role]
-        link.target = (found.host, found.port)
-        return link.address
-
-    def close(self) -> None:
-        """Close the proxies."""
-        for link in self._links.values():
-            link.close()
-
-
-class Sites(Loopback):
-    """A laboratory with the servers in its middle. Raises LabError where there can be none."""
-
-    def __init__(self, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> None:
-        from netlab.laboratory import Laboratory
-
-        self._lab = Laboratory([SERVERS, *clients], profile=profile)
-        self._lab.up()
-        if changes:
-            self._lab.set("all", *changes)
-
-    def prefix(self, node: str) -> tuple[str, ...]:
-        """Enter the node's site."""
-        return self._lab.command(node, ())
-
-    def listen(self) -> dict[str, str]:
-        """Return the addresses in the site in the middle, which has no other program."""
-        host = self._lab.address(SERVERS)
-        return {"ps": f"tcp://{host}:7100", "split": f"tcp://{host}:7101", "reach": ""}
-
-    def close(self) -> None:
-        """Take the laboratory down."""
-        self._lab.down()
-
-
-@frozen
-class Net:
-    """A description of the links between the nodes, and a function that makes them for a run."""
-
-    words: str
-    make: Callable[[], Loopback]
-
-
-def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
-    """Read `--net`.
-
-    Raises UsageError for what is neither link nor profile, LabError where there can be no
-    laboratory.
-    """
-    if text is None:
-        return Net("loopback, nothing between the nodes", Loopback)
-    try:
-        link = parse_link(text)
-    except UsageError:
-        return _laboratory(text, clients)
-    rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
-    words = (
-        f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way,"
-        " no loss"
-    )
-    return Net(words, lambda: Lagging(link))
-
-
-def _laboratory(text: str, clients: Sequence[str]) -> Net:
-    """Read PROFILE[:KEY=VALUE...]."""
-    need_benchmarks(f"--net {text[:80]}, which is not RATE,DELAY like 200mbit,45ms,")
-    from netlab import profiles
-    from netlab.laboratory import which
-
-    profile, *changes = text.split(":")
-    settings = profiles.profiles().get(profile)
-    if settings is None:
-        raise UsageError(
-            f"--net {text[:80]!r}: a profile of the network laboratory"
-            f" ({', '.join(profiles.profiles())}), or RATE,DELAY (one way) like 200mbit,45ms for a"
-            " line that a proxy in this process makes"
-        )
-    for change in changes:
-        settings = profiles.changed(settings, change)
-    words = f"network laboratory ({which()}), {profile} links: {profiles.words(settings)}"
-    return Net(words, lambda: Sites(profile, clients, changes))
-
+from fsl_async.tools.demo import scenario
+from fsl_async.tools.demo.places import SERVER, Places
+from fsl_async.tools.demo.runner import Runner
+from fsl_async.tools.demo.scenario import Node, Played, Scenario, Stage
 
 START_S = 300.0
-"""Seconds that the server has to listen, and then each client to join."""
+"""Seconds that the server has to listen, and then the clients to train."""
 END_S = 600.0
 """Seconds that clients have to end after the server: sites that hold records back measure the last
 version on them.
 """
-_LOOK_S = 0.1
 _LOG = "nodes.log"
-_JOINED = "joined run "
-"""A client prints it when it is welcomed, and has its shard."""
 
 Scorer = Callable[[Path], Score]
 """Scores the newest version of a run directory."""
@@ -181,59 +45,73 @@ def words_of(score: Score | Point) -> str:
     return loss if score.accuracy is None else f"accuracy {score.accuracy:.1%}, {loss}"
 
 
-@frozen
-class Stage:
-    """Places for the nodes, the sink of text lines, and the request to stop, for all runs."""
+class ComparedRun:
+    """One run: its scenario, and what its nodes report."""
 
-    make_places: Callable[[], Loopback]
-    say: Callable[[str], None]
-    stop: Stopper
-
-
-class Runner:
-    """Plays one run."""
-
-    def __init__(  # noqa: PLR0917 - what a run is
-        self,
-        choices: Choices,
-        run: Run,
-        folder: Path,
-        places: Loopback,
-        scorer: Scorer,
-        stage: Stage,
+    def __init__(
+        self, choices: Choices, run: Run, folder: Path, scorer: Scorer, say: Callable[[str], None]
     ) -> None:
         self.curve = Curve(run.turns, {name: ClientCosts() for name in run.clients})
-        self._choices, self._run, self._folder, self._places = choices, run, folder, places
-        self._scorer, self._say, self._stop = scorer, stage.say, stage.stop
-        paths = {name: self._of_client(name) / JOURNAL for name in run.clients}
-        self._readers = {name: JournalReader(path, LINES) for name, path in paths.items()}
-        self._news = asyncio.Event()
-        self._address = ""
-        self._joined: set[str] = set()
-        self._running: set[str] = set()
-        self._committed: list[tuple[int, float]] = []
+        self._choices, self._run, self._folder = choices, run, folder
+        self._scorer, self._say = scorer, say
+        allowed = listed(KINDS)  # all nodes are this machine's
+        self._clients = [
+            scenario.client(name, folder, allowed, *words) for name, words in run.clients.items()
+        ]
+        self._readers = {
+            one.name: JournalReader(one.run_dir / JOURNAL, LINES) for one in self._clients
+        }
         self._unsaid: list[int] = []
         """Versions that are scored, whose line is not printed."""
         self._problem = ""
         self._memory: int | None = None
-        self._error: FslError | None = None
 
-    async def play(self) -> Outcome:
-        """Play the run to its last round or to the target; no process is left behind.
+    def scenario(self, places: Places) -> Scenario:
+        """Return the run, for the runner."""
+        choices, run, folder = self._choices, self._run, self._folder
+        given = {
+            "sets": run.sets,
+            "folder": str(folder),
+            "clients": list(run.clients),
+            "listen": [places.listen, places.split_server],
+            "scored": [choices.score_every, choices.rounds, run.turns],
+        }
+        servers = Node(
+            name=SERVER,
+            role="server",
+            at="",
+            run_dir=folder,
+            options=(json.dumps(given),),
+            module=server.__name__,
+        )
+        return Scenario(
+            chosen=scenario.Choices(run_dir=folder, places=places),
+            settings={},
+            nodes=[servers, *self._clients],
+            faults=[],
+            is_over=self._look,
+            drain_s=0.0,
+            leave_s=END_S,
+            listen_s=START_S,
+            rules=RestartRules(budget=0),
+            log=_LOG,
+            fails=self._failure,
+            reads=self._read_line,
+        )
+
+    async def play(self, stage: Stage, places: Places) -> Outcome:
+        """Play it to its last round or to the target; no process is left behind.
 
         Raises the error of a node that failed, and the stopper's. For the main thread: the nodes
         end with the thread that has launched them.
         """
-        nodes = Supervisor(
-            log_path=self._folder / _LOG,
-            on_line=self._line,
-            on_change=self._changed,
-            rules=RestartRules(budget=0),
-        )
-        try:
-            await self._play(nodes)
-        finally:
-            await nodes.stop(grace_s=0.0)
+        played = await Runner(self.scenario(places), stage, lambda *_: None).play()
+        stage.check()
+        if played.problems:
+            raise TaskError(f"{self._run.method}: {'; '.join(played.problems)}")
+        if played.late:
+            self._problem = self._problem or "not every node ended by itself"
+        self._read_journals(is_over=True)
         return self._outcome()
 
     def _outcome(self) -> Outcome:
@@ -250,63 +128,15 @@ class Runner:
             problem=self._problem,
         )
 
-    async def _play(self, nodes: Supervisor) -> None:
-        choices, run = self._choices, self._run
-        given = {
-            "sets": run.sets,
-            "folder": str(self._folder),
-            "listen": self._places.listen(),
-            "scored": [choices.score_every, choices.rounds, run.turns],
-        }
-        self._start(nodes, SERVERS, "server", json.dumps(given))
-        for name in run.clients:
-            make_folder(self._of_client(name))
-            self._start(nodes, name, "client", str(self._mark_of(name)))
-        await self._until(lambda: bool(self._address), "the parameter server did not listen")
-        for name, client in run.clients.items():  # one by one: shards go by arrival
-            site = {"address": self._address, "name": name, "run_dir": str(self._of_client(name))}
-            put(self._mark_of(name), json.dumps({**site, **client}))
-            await self._until(lambda name=name: name in self._joined, f"{name} did not join")  # type: ignore[misc]
-        await self._until(lambda: SERVERS not in self._running)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await self._until(lambda: not self._running)
-        if self._running:
-            self._problem = self._problem or "not every node ended by itself"
-        self._read(is_over=True)
+    def _look(self, played: Played) -> bool:
+        """Read journals; the run ends by itself. Raises TaskError where no client begins to."""
+        self._read_journals()
+        is_begun = any(client.began is not None for client in self.curve.clients.values())
+        if not is_begun and played.elapsed() > 2 * START_S:
+            raise TaskError(f"{self._run.method}: no client trains within {2 * START_S:.0f} s")
+        return False
 
-    def _of_client(self, name: str) -> Path:
-        return self._folder / "clients" / name
-
-    def _mark_of(self, name: str) -> Path:
-        return self._of_client(name) / "options.json"
-
-    def _start(self, nodes: Supervisor, name: str, role: str, given: str) -> None:
-        # -P: files of the current directory must not be imported instead of ours.
-        module = (sys.executable, "-P", "-m", "fsl_async.tools.compare.node")
-        # Processes share the cores.
-        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._running.add(name)
-        nodes.start(Child(name, (*self._places.prefix(name), *module, role, given), env=env))
-
-    async def _until(self, ready: Callable[[], bool], problem: str = "") -> None:
-        """Wait; with a `problem` at most START_S. Raises what ends the run."""
-        deadline = time.monotonic() + START_S
-        while not ready():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _LOOK_S)
-            self._news.clear()
-            self._read()
-            while self._committed:
-                self._score(*self._committed.pop(0))
-            if self._error is not None:
-                raise self._error
-            if self._stop.requested:
-                raise self._stop.error(f"the comparison was ended by {self._stop.reason}")
-            if problem and time.monotonic() > deadline:
-                raise TaskError(f"{self._run.method}: {problem} within {START_S:.0f} s")
-
-    def _read(self, *, is_over: bool = False) -> None:
+    def _read_journals(self, *, is_over: bool = False) -> None:
         """Read what is new in the clients' journals, and print the rounds that are complete."""
         for name, reader in self._readers.items():
             with contextlib.suppress(FileNotFoundError):
@@ -322,6 +152,7 @@ class Runner:
     def _score(self, version: int, at: float) -> None:
         """Score a version; a failure is reported, not raised, because the run itself is fine."""
         answer = ""
+        self._read_journals()
         try:
             score = self._scorer(self._folder)
         except Exception as error:  # noqa: BLE001 - see above
@@ -331,39 +162,28 @@ class Runner:
             self._unsaid.append(version)
             # Clients may not have written down yet what the round cost.
             at_target = self._outcome().is_at_target(self.curve.point(version))
-            answer = DRAIN if self._choices.stops_at_target and at_target else ""
-        put(mark_of(self._folder, version), answer)
+            answer = server.DRAIN if self._choices.stops_at_target and at_target else ""
+        server.let_go(self._folder, version, answer)
 
-    def _line(self, name: str, text: str) -> None:
+    def _read_line(self, _: Played, name: str, text: str) -> str:
         """Take a line that a node has printed."""
-        if name != SERVERS:
-            if _JOINED in text:
-                self._joined.add(name)
-        elif text.startswith("{"):
+        if name == SERVER and text.startswith("{"):
             record = json.loads(text)
             match record.get("event"):
-                case "listening":
-                    reached = self._places.listening(record["role"], record["address"])
-                    self._address = reached if record["role"] == "ps" else self._address
                 case "committed":
-                    self._committed.append((int(record["version"]), float(record["at"])))
+                    self._score(int(record["version"]), float(record["at"]))
                 case "memory":
                     self._memory = int(record["bytes"])
-        self._news.set()
+        return ""
 
-    def _changed(self, change: ChildStarted | ChildExited) -> None:
-        if isinstance(change, ChildStarted):
-            return
-        self._running.discard(change.name)
-        if change.code and self._error is None:
-            if change.code == ExitCode.BAD_INPUT:
-                self._error = TaskError(change.error, change.code)
-            else:
-                self._error = TaskError(
-                    f"{change.name} ended ({change.why}): {change.error}; all that it wrote:"
-                    f" {self._folder / _LOG}"
-                )
-        self._news.set()
+    def _failure(self, change: ChildExited) -> FslError | None:
+        """Return the error of a node that failed: none is started again."""
+        if change.code in {ExitCode.DONE, ExitCode.BAD_INPUT}:
+            return TaskError(change.error, change.code) if change.code else None
+        return TaskError(
+            f"{change.name} ended ({change.why}): {change.error}; all that it wrote:"
+            f" {self._folder / _LOG}"
+        )
 
 
 class Comparison(ABC):
@@ -388,11 +208,11 @@ class Comparison(ABC):
         yield from self.alone(stage)
 
     def play(self, method: str, folder: Path, stage: Stage) -> Outcome:
-        """Play the run of a method in `folder`. Raises as `Runner.play` does."""
+        """Play the run of a method in `folder`. Raises as `ComparedRun.play` does."""
         run = self.choices.run(method)
-        scorer = self.scorer(run)
+        played = ComparedRun(self.choices, run, folder, self.scorer(run), stage.say)
         with contextlib.closing(stage.make_places()) as places:
-            return asyncio.run(Runner(self.choices, run, folder, places, scorer, stage).play())
+            return asyncio.run(played.play(stage, places))
 
     def row(self, outcome: Outcome) -> dict[str, Any]:
         """Return one JSON object with all figures of a run, and its choices."""

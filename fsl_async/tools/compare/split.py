@@ -4,9 +4,11 @@ Every node builds its parts from the configuration alone, so all methods begin w
 weights, and a client draws the same batches under every method.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from attrs import frozen
@@ -17,9 +19,12 @@ from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.roles.split.methods import METHODS, method_of
-from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run
+from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run, words_of
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODELS = ("small-cnn", "resnet18")
 GPT = "gpt-"
@@ -101,7 +106,7 @@ class SplitChoices(Choices):
             wanted["data.alpha"] = self.alpha
         own = {"model": self.model, "auxiliary": self.settings.get("split.auxiliary", "")}
         code = {name: value for name, value in own.items() if is_own(value)}
-        client = {"data": self.data[0], **code}
+        client = words_of({"data": self.data[0], **code})
         return Run(
             method=method,
             sets=self.all_sets(usual, wanted),
@@ -151,7 +156,8 @@ class SplitScorer:
     Replicas (SplitFed V1) are averaged for it with the shares of the version's own average.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, limit: int = 1 << 12) -> None:
+        """limit: of held-out samples."""
         from torch import nn
 
         from fsl_async.learn.client.buffers import ModelWeights
@@ -164,10 +170,13 @@ class SplitScorer:
         part = build.client_part(method, parts.model, options, parts.auxiliary)
         kept = {name: part.part(name) for name in method.averaged}
         self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
-        self._batches = list(task.held_out(config, facts_of(config)))
+        self._batches = list(task.held_out(config, facts_of(config), limit))
 
-    def __call__(self, run_dir: Path) -> Score:
-        """Score the newest version in `run_dir`. Raises RunDirError."""
+    def __call__(self, run_dir: Path, kept: Mapping[str, Tensor] | None = None) -> Score:
+        """Score the newest version in `run_dir`. Raises RunDirError.
+
+        kept: x_s of a checkpoint, by name; None: the weights that wait for their score.
+        """
         import torch
 
         from fsl_async.learn.split import weights
@@ -176,7 +185,9 @@ class SplitScorer:
         torch.set_num_threads(1)
         record = load_last(run_dir / PS if self._has_server else run_dir, self._client)
         server = self._parts.model.server
-        if self._has_server and server is not None:
+        if server is not None and kept is not None:
+            weights.load_named(server, "server/", kept)
+        elif server is not None and self._has_server:
             with np.load(run_dir / WEIGHTS) as file:
                 found = {name: file[name] for name in file.files}
             shares = {

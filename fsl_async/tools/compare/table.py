@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.errors import UsageError
 from fsl_async.process.program import to_install
@@ -166,6 +166,11 @@ def drawn(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def rows_of(columns: Mapping[str, Callable[[Any], str]], items: Iterable[Any]) -> list[str]:
+    """Return the lines of a table with a row for each item."""
+    return drawn(list(columns), [[text(one) for text in columns.values()] for one in items])
+
+
 def wrapped(begin: str, parts: Sequence[str]) -> list[str]:
     """Return parts with commas between them, on as many lines as they need."""
     found, line = [], begin
@@ -206,28 +211,35 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
     figure_of(outcomes, title).savefig(path, dpi=130)
 
 
-def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
-    """Make the picture: three panels with a line for each run; dashed what needs no network."""
+def panels_of(labels: Sequence[str], what: str) -> tuple[Figure, Sequence[Any]]:
+    """Make a figure, with a panel for each label of a horizontal axis. what: the vertical one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(_AXES), sharey=True)
+    panels: Sequence[Any] = figure.subplots(1, len(labels), sharey=True)
+    for panel, label in zip(panels, labels, strict=True):
+        panel.set_xlabel(label)
+        panel.grid(visible=True, alpha=0.25)
+    panels[0].set_ylabel(what)
+    return figure, panels
+
+
+def figure_of(outcomes: Sequence[Outcome], title: str) -> Figure:
+    """Make the picture: three panels with a line for each run; dashed what needs no network."""
+    what = "loss" if outcomes[0].by_loss else "accuracy"
+    figure, panels = panels_of([axis[0] for axis in _AXES], f"{what} on the held-out set")
     for panel, (label, place, is_wide) in zip(panels, _AXES, strict=True):
         for number, (method, group) in enumerate(by_method(outcomes).items()):
             _plot(panel, place, method, group, f"C{number % 10}")
         if outcomes[0].target:
             panel.axhline(outcomes[0].target, color="0.6", linewidth=0.8, linestyle=":")
-        panel.set_xlabel(label)
-        panel.grid(visible=True, alpha=0.25)
         limits = panel.dataLim
         if is_wide and limits.minposx < math.inf and limits.x1 >= _WIDE * limits.minposx:
             logarithmic(panel)
         else:
             panel.xaxis.get_major_locator().set_params(nbins=LABELS, integer=label == "rounds")
-    what = "loss" if outcomes[0].by_loss else "accuracy"
-    panels[0].set_ylabel(f"{what} on the held-out set")
     panels[-1].legend(fontsize=8)
     readable = title.encode(errors="replace").decode()  # a path may be no valid text
     figure.suptitle(readable, fontsize=10, parse_math=False)

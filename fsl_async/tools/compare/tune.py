@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import attrs
 from attrs import frozen
 
 from fsl_async.config.recipes import with_implied
-from fsl_async.config.settings_tuning import RANK
-from fsl_async.config.site import Order, SiteChoices
+from fsl_async.config.settings_tuning import RANK, AdapterRuleName
+from fsl_async.config.site import Order
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.rules.adapters import RULES
-from fsl_async.tools.compare.choices import Choices, Run
+from fsl_async.tools.compare.choices import Choices, Run, words_of
 
 if TYPE_CHECKING:
     from fsl_async.tools.compare.runner import Comparison
@@ -28,7 +27,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
 
 POOLED, LOCAL = "pooled", "local"
 """One process on all records; each site alone on its own."""
-CENTRAL = "fedit"
+CENTRAL: AdapterRuleName = "fedit"
 """The rule of training alone: both factors train, in one basis."""
 
 
@@ -136,17 +135,12 @@ class TuningChoices(Choices):
         if self.ranks and is_unequal(method):
             ranks = self.ranks
         orders = self.orders or (None,) * sites
+        common = {"base": self.base, "layers": self.layers, "columns": self.columns}
         clients = {
-            name: {"data": data, **self._site(rank, order)}
+            name: words_of({"data": data, **common, "rank": rank, "order": order})
             for name, data, rank, order in zip(self.names, self.data, ranks, orders, strict=True)
         }
         return Run(method=method, sets=run.sets, clients=clients, ranks=ranks)
-
-    def _site(self, rank: int, order: Order | None) -> dict[str, Any]:
-        own = SiteChoices(
-            base=self.base, rank=rank, order=order, layers=self.layers, columns=self.columns
-        )
-        return attrs.asdict(own)
 
 
 def is_unequal(method: str) -> bool:

@@ -21,6 +21,7 @@ from fsl_async.observe.clients import Line
 from fsl_async.observe.ledger_audit import audit_ring, audit_run
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import scenario
+from fsl_async.tools.demo.places import LOOPBACK
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Node, Played, Scenario
 
 START_S = 120.0
@@ -121,7 +122,7 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
                 f" SIGKILL in the middle of a reduction; files and logs: {chosen.run_dir}"
             ),
         ],
-        conclude=lambda played: conclude(played, rounds),
+        conclude=lambda played, _: conclude(played, rounds),
         sees=rounds.see,
         shows=lambda name, news: name == first and news.kind == "note" and "global" in news.text,
     )
@@ -132,9 +133,9 @@ def addresses(count: int) -> dict[str, str]:
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind((scenario.LOOPBACK, 0))
+            one.bind((LOOPBACK, 0))
         return {
-            f"group-{number}": f"tcp://{scenario.LOOPBACK}:{one.getsockname()[1]}"
+            f"group-{number}": f"tcp://{LOOPBACK}:{one.getsockname()[1]}"
             for number, one in enumerate(sockets, 1)
         }
 

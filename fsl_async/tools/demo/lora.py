@@ -1,14 +1,11 @@
 """`demo lora`: a model that knows Python learns English at sites that keep their texts.
 
-1  a small base model is made from the standard library's source (`lora_work`), unless given
+1  a small base model is made from the standard library's source (`lora_base`), unless given
 2  English records are dealt to the sites, unless given
 3  a parameter server and the clients tune adapters by rounds; one client gets SIGKILL at a
    quarter of them, is launched again and catches up; the others go on meanwhile
-4  the same number of steps is trained without federation, by each site alone and by one process
-   on all records (`lora_work`), and all are measured on the held-out records of all sites
-
-A process of its own (`lora_work`) does 1, and 4 with a second one. It loads its libraries while the
-base is made or the run is played, not after.
+4  the same number of steps is trained without federation, by each site alone and on all records
+   (`fsl_async.tools.compare.alone`), and all are measured on the held-out records of all sites
 
 The English texts are `pydoc_data.topics`, what `help("assert")` shows: 79 topics, half a megabyte.
 Each site gets whole topics, so what a site has tells it little about the others' texts. The last
@@ -20,30 +17,32 @@ import hashlib
 import importlib.util
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attrs import evolve
 
-from fsl_async.cluster.supervisor import Child
-from fsl_async.config.load import load
-from fsl_async.errors import ConfigError, DataError, UsageError
-from fsl_async.files.files import make_folder, replace_bytes
+from fsl_async.config.load import load, resolved
+from fsl_async.errors import ConfigError, DataError, FslError, StopError, UsageError
+from fsl_async.files.files import make_folder
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
 RECORD_CHARACTERS = 320
 """A record is as many whole paragraphs as fit, and at least one."""
 HELD_OUT_SHARE = 0.1
-TRAIN_FILE, TEST_FILE = "train.jsonl", "test.jsonl"
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -71,66 +70,24 @@ def records_of(text: str, characters: int = RECORD_CHARACTERS) -> list[str]:
     return found
 
 
-def dealt(topics: Mapping[str, str], sites: int) -> list[list[str]]:
-    """Names of the topics of each site: neighbors in the alphabet, about as much text for each.
+def topic_records(sites: int) -> list[list[str]]:
+    """Deal Python's topics to sites; return the records of each.
 
-    Raises DataError where there are fewer topics than sites.
+    Every so-manieth topic by length is a site's: about as much text for each. Every so-manieth
+    record is at the end, which is held out, so both parts are of all its texts. Raises DataError
+    where there are fewer topics than sites.
     """
+    topics, every = python_topics(), round(1 / HELD_OUT_SHARE)
     if len(topics) < sites:
         raise DataError(f"{len(topics)} topics cannot be dealt to {sites} clients")
-    order = sorted(topics)
-    ends = np.cumsum([len(topics[name]) for name in order])
-    cuts = [0]
-    for site in range(1, sites):
-        nearest = int(np.abs(ends - ends[-1] * site / sites).argmin()) + 1
-        # Each site gets at least one.
-        cuts.append(min(max(nearest, cuts[-1] + 1), len(order) - (sites - site)))
-    return [order[start:stop] for start, stop in pairwise([*cuts, len(order)])]
-
-
-def held_out(records: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide a site's records into those to train on and those to test with.
-
-    Every so-manieth is held out, so both parts are of all its texts. Raises DataError where there
-    are fewer than two.
-    """
-    if len(records) < 2:
-        raise DataError("a client needs at least two records: one to train on, one to test with")
-    every = min(round(1 / HELD_OUT_SHARE), len(records))
-    tested = set(range(every - 1, len(records), every))
-    return (
-        [record for place, record in enumerate(records) if place not in tested],
-        [records[place] for place in sorted(tested)],
-    )
-
-
-def topic_records(sites: int) -> list[tuple[list[str], list[str]]]:
-    """Deal Python's topics to sites: lines of JSON to train on, and to test with, of each."""
-    topics = python_topics()
-    return [
-        held_out(
-            [json.dumps({"text": record}) for topic in mine for record in records_of(topics[topic])]
-        )
-        for mine in dealt(topics, sites)
-    ]
-
-
-def own_records(path: Path) -> tuple[list[str], list[str]]:
-    """The same of a jsonl file of the user's, for one site. Raises DataError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data {str(path)!r} cannot be read: {error}") from None
-    try:
-        return held_out([line for line in text.splitlines() if line.strip()])
-    except DataError as error:
-        raise DataError(f"data {str(path)!r}: {error.message}") from None
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines of text, in a folder that is made."""
-    make_folder(path.parent)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    order = sorted(topics, key=lambda name: (len(topics[name]), name))
+    dealt = []
+    for site in range(sites):
+        records = [record for name in order[site::sites] for record in records_of(topics[name])]
+        last = records[every - 1 :: every]
+        del records[every - 1 :: every]
+        dealt.append(records + last)
+    return dealt
 
 
 BASE_STEPS = 160
@@ -143,12 +100,6 @@ RATE, BATCH, CONTEXT = 1e-2, 4, 128
 """AdamW's rate for adapters of the demo's base, records in a step, tokens of a record at most."""
 OTHER_RATE = 1e-3
 """The rate for a base of the user's."""
-POOLED = "pooled"
-WORKER = "worker"
-ORDERS = "compare.json"
-"""A file in the run's directory: a list of two jobs, one for each of the worker's processes."""
-MADE = "made"
-"""Name of the worker's first record; the others are named after what it has measured."""
 _SUMS = ("steps", "tokens", "bytes")
 
 Work = dict[str, Counter[str]]
@@ -160,14 +111,14 @@ def lora(chosen: Choices) -> Scenario:
     names = scenario.names_of(chosen.clients or len(chosen.data) or 3)
     victim, kill_at = scenario.victim_of(names), max(1, chosen.rounds // 4)
     chosen = evolve(chosen, run_dir=chosen.run_dir.resolve())
-    run_dir, base = chosen.run_dir, base_of(chosen)
+    run_dir, base, files = chosen.run_dir, base_of(chosen), files_of(chosen, names)
     settings: Settings = {
         "run.name": "demo-lora",
         **chosen.common(len(names)),
         "sync.trigger": "rounds",
         "sync.min_clients": len(names),
         "sync.grace_min_s": 3.0,
-        "data.holdout": 0.0,  # the test records are kept apart
+        "data.holdout": HELD_OUT_SHARE,
         "tune.method": "lora",
         "tune.rule": chosen.rule,
         "tune.rank": chosen.rank,
@@ -178,13 +129,19 @@ def lora(chosen: Choices) -> Scenario:
         "train.schedule": "constant",
         "train.warmup_steps": 5,
         "train.rewarm_steps": 5,
+        "train.evaluate_share": 0.0,  # measured after the run
     }
     digests: list[str] = []
-    """The digests of the user's base, taken before the run."""
+    """The digest of the base, taken before the run."""
 
-    def prepare() -> None:
-        deal(run_dir, names, chosen.data)
-        digests.extend([digest_of(base)] if chosen.base else [])
+    def prepare(stage: scenario.Stage) -> None:
+        if not chosen.data:
+            write_records(files)
+        if not chosen.base:
+            from fsl_async.tools.demo.lora_base import make_base
+
+            make_base(base, seed=chosen.seed, steps=BASE_STEPS, stage=stage)
+        digests.append(digest_of(base))
 
     def is_over(played: Played) -> bool:
         version, fault = played.state.ps.version, played.fault(victim)
@@ -193,16 +150,6 @@ def lora(chosen: Choices) -> Scenario:
         limit_s = chosen.seconds or LIMIT_S
         return (is_back and version >= chosen.rounds) or played.elapsed() >= limit_s
 
-    def ask() -> str:
-        steps = {name: sums["steps"] for name, sums in work_of(run_dir).items()}
-        if steps:
-            text = json.dumps(orders(chosen, settings, steps))
-            replace_bytes(run_dir / ORDERS, text.encode())
-        what = "training without federation, to compare: each site alone, and all in one place"
-        return what if steps else ""
-
-    arguments = (run_dir, base, chosen.seed, 0 if chosen.base else BASE_STEPS)
-    program = (sys.executable, "-P", "-m", "fsl_async.tools.demo.lora_work")
     options = ("--base", str(base))
     # A site lets adapters and metrics out, and nothing else.
     allowed = "adapters,metrics"
@@ -214,10 +161,8 @@ def lora(chosen: Choices) -> Scenario:
         nodes=[
             scenario.server(chosen, settings, *options),
             *(
-                scenario.client(
-                    name, run_dir, allowed, *options, data=str(records_at(run_dir, name))
-                )
-                for name in names
+                scenario.client(name, run_dir, allowed, *options, data=file)
+                for name, file in zip(names, files, strict=False)  # `check` refuses another number
             ),
         ],
         faults=[
@@ -228,11 +173,6 @@ def lora(chosen: Choices) -> Scenario:
         ],
         is_over=is_over,
         drain_s=9.0 + 40.0 * chosen.late_s,
-        helper=scenario.Helper(
-            Child(WORKER, (*program, *map(str, arguments)), env=scenario.ONE_THREAD),
-            lambda played: bool(chosen.base) or MADE in results_of(played),
-            ask,
-        ),
         check=lambda: check(chosen, names),
         prepare=prepare,
         introduction=[
@@ -246,7 +186,7 @@ def lora(chosen: Choices) -> Scenario:
             f"files and logs: {run_dir}",
             "",
         ],
-        conclude=lambda played: conclude(played, digests),
+        conclude=lambda played, stage: conclude(played, stage, digests),
     )
 
 
@@ -255,9 +195,9 @@ def base_of(chosen: Choices) -> Path:
     return Path(chosen.base) if chosen.base else chosen.run_dir / "base"
 
 
-def records_at(run_dir: Path, name: str, part: str = TRAIN_FILE) -> Path:
-    """The file of a site's records."""
-    return run_dir / "sites" / name / part
+def files_of(chosen: Choices, names: Sequence[str]) -> Sequence[str]:
+    """Return the file of each site's records."""
+    return chosen.data or [str(chosen.run_dir / "sites" / f"{name}.jsonl") for name in names]
 
 
 def check(chosen: Choices, names: Sequence[str]) -> None:
@@ -272,15 +212,12 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
         )
 
 
-def deal(run_dir: Path, names: Sequence[str], files: Sequence[str]) -> None:
-    """Deal the records to the sites. Raises DataError."""
-    own = [own_records(Path(each)) for each in files]
-    sites = own or topic_records(len(names))
-    for number, part in enumerate((TRAIN_FILE, TEST_FILE)):
-        for name, site in zip(names, sites, strict=True):
-            write_lines(records_at(run_dir, name, part), site[number])
-        pooled = (line for site in sites for line in site[number])
-        write_lines(run_dir / POOLED / part, pooled)
+def write_records(files: Sequence[str]) -> None:
+    """Write the records of Python's help, a file for each site. Raises DataError."""
+    make_folder(Path(files[0]).parent)
+    for file, records in zip(files, topic_records(len(files)), strict=True):
+        lines = [json.dumps({"text": record}) + "\n" for record in records]
+        Path(file).write_text("".join(lines), encoding="utf-8")
 
 
 def digest_of(folder: Path) -> str:
@@ -295,33 +232,39 @@ def digest_of(folder: Path) -> str:
     return found.hexdigest()
 
 
-def orders(chosen: Choices, settings: Settings, steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The jobs of the two processes that train without federation, and measure all.
+def measured(
+    chosen: Choices, settings: Settings, names: Sequence[str], stage: scenario.Stage
+) -> dict[str, float]:
+    """Return losses by name: base, federated, alone (by site) and pooled, in nats a token.
 
-    steps: that each site has trained in the run; the pooled records get their sum.
+    Trains without federation as many steps as the sites have trained in the run; "pooled" trains
+    their sum. Nothing is measured where the run has no step.
     """
-    pooled = chosen.run_dir / POOLED
-    common = {
-        "overrides": scenario.overrides(settings),
-        "base": str(base_of(chosen)),
-        "test": str(pooled / TEST_FILE),
-        "run": str(chosen.run_dir),
+    from fsl_async.tools.compare.alone import TunedModel, read_sites
+    from fsl_async.tools.compare.tune import CENTRAL, POOLED
+
+    work, base, run_dir = work_of(chosen.run_dir), str(base_of(chosen)), chosen.run_dir
+    if not work:
+        return {}
+    stage.say("training without federation, to compare: each site alone, and all in one place")
+    config = resolved(load(None, scenario.overrides(settings)))
+    # What a rule changes between versions has no meaning in one process, which knows its end and
+    # so trains best with a rate that falls towards it.
+    tune = evolve(config.tune, rule=CENTRAL, rank=config.tune.adapter_rank)
+    central = evolve(config, tune=tune, train=evolve(config.train, schedule="wsd"))
+    sites = read_sites(config, base, files_of(chosen, names))
+    own = dict(zip(names, sites.trained, strict=True))
+    jobs = {name: (own[name], sums["steps"]) for name, sums in work.items()}
+    jobs[POOLED] = sites.all_trained, sum(steps for _, steps in jobs.values())
+    losses = {
+        "base": TunedModel(central, base, "base", sites.held).score().loss,
+        "federated": TunedModel(config, base, "federated", sites.held)(run_dir).loss,
     }
-    alone = [
-        {"name": name, "data": str(records_at(chosen.run_dir, name)), "steps": count}
-        for name, count in steps.items()
-    ]
-    data = str(pooled / TRAIN_FILE)
-    together = {"name": POOLED, "data": data, "steps": sum(steps.values())}
-    return [
-        {**common, "jobs": [together], "measures": True},
-        {**common, "jobs": alone, "measures": False},
-    ]
-
-
-def results_of(played: Played) -> dict[str, dict[str, Any]]:
-    """The worker's records, by name."""
-    return {str(record.get("name")): record for record in played.printed.get(WORKER, [])}
+    for name, (records, steps) in jobs.items():
+        model = TunedModel(central, base, name, sites.held, steps)
+        model.train(records, stage)
+        losses[name] = model.score().loss
+    return losses
 
 
 def work_of(run_dir: Path) -> Work:
@@ -341,27 +284,33 @@ def sums_of(facts: Iterable[Mapping[str, Any]]) -> Work:
     return dict(sorted(sums.items()))
 
 
-def conclude(played: Played, digests: Sequence[str]) -> Conclusion:
-    """Sum up. digests: of a base of the user's before the run."""
-    before = [*digests, results_of(played).get(MADE, {}).get("digest")]
-    summary = summarize(
-        played, is_unchanged=digest_of(base_of(played.scenario.chosen)) == before[0]
-    )
+def conclude(played: Played, stage: scenario.Stage, digests: Sequence[str]) -> Conclusion:
+    """Measure, and sum up. digests: of the base, before the run."""
+    made, losses = played.scenario, dict[str, float]()
+    try:
+        losses = measured(made.chosen, made.settings, made.names, stage)
+    except StopError:
+        raise
+    except FslError as error:  # the run itself was good
+        played.problems.append(error.message)
+    is_unchanged = [digest_of(base_of(made.chosen))] == digests
+    summary = summarize(played, losses, is_unchanged=is_unchanged)
     return Conclusion(summary, lines(played, summary), problems_of(played, summary))
 
 
-def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
+def summarize(
+    played: Played, measured: Mapping[str, float], *, is_unchanged: bool
+) -> dict[str, Any]:
     """The last object of `demo lora --json`. Losses: nats a token of the held-out records.
 
     bytes_up: of a site's delta as sent, mean; bytes_up_fp32: the same in full precision.
-    base_bytes: of the base's files, which no site sends. is_unchanged: whether the run left them.
+    base_bytes: of the base's files, which no site sends. measured: losses by name. is_unchanged:
+    whether the run left the base's files as they were.
     """
-    chosen, names, measured = played.scenario.chosen, played.scenario.names, results_of(played)
+    chosen, names = played.scenario.chosen, played.scenario.names
     base, ps = base_of(chosen), played.state.ps
     files = [base] if base.is_file() else base.glob("*.safetensors")
-    losses = {
-        name: round(float(each["loss"]), 4) for name, each in measured.items() if "loss" in each
-    }
+    losses = {name: round(loss, 4) for name, loss in measured.items()}
     alone = {name: losses[name] for name in names if name in losses}
     total = sum(work_of(chosen.run_dir).values(), Counter[str]())
     return {
@@ -375,7 +324,7 @@ def summarize(played: Played, *, is_unchanged: bool) -> dict[str, Any]:
         "loss_alone": round(sum(alone.values()) / len(alone), 4) if alone else None,
         "loss_alone_by_site": alone,
         "loss_federated": losses.get("federated"),
-        "loss_pooled": losses.get(POOLED),
+        "loss_pooled": losses.get("pooled"),
         "bytes_up": round(total["bytes"] / max(1, total["deltas"])),
         "bytes_up_fp32": 4 * ps.values,
         "base_bytes": sum(path.stat().st_size for path in files),

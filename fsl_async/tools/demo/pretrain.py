@@ -9,23 +9,29 @@ earlier on a machine so slow that the end would come too late
 from __future__ import annotations
 
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsl_async.config.load import load, to_dict
 from fsl_async.errors import FslError
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
-if TYPE_CHECKING:
-    from fsl_async.tools.versions import Evaluated
-
+Evaluated = tuple[int, str, float]
+"""A checkpoint's version and digest, and its loss in nats per byte."""
 SHORT_TRIP_S = 0.1
 """The round trip that the default times of a demo allow for."""
 PATIENCE_S = 8.0
 SLACK_S = 15.0
 """The demo ends at most this long after `seconds`, on paths with a short round trip."""
 _END_TRIPS = 40
+EVALUATED_BYTES = 1 << 15
 _MORE = "; give it more --seconds"
 
 
@@ -68,8 +74,7 @@ def pretrain(
         return elapsed >= min(seconds, max(latest, 0.75 * seconds))
 
     source = f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"
-    is_here = chosen.places == scenario.HERE
-    where = "on this machine (127.0.0.1)" if is_here else "each in a site of its own"
+    where = "on this machine (127.0.0.1)" if chosen.places.is_here else "each in a site of its own"
     own = "a part of its own" if len(names) > 1 else "all of it"
     trip = f"a round trip takes {late_s + SHORT_TRIP_S:g} s here"
     return Scenario(
@@ -102,24 +107,35 @@ def pretrain(
             "",
         ],
         conclude=conclude,
-        evaluates=True,
     )
 
 
-def conclude(played: Played) -> Conclusion:
+def conclude(played: Played, _: scenario.Stage) -> Conclusion:
     """Audit the ledger, and evaluate the last checkpoint on held-out text."""
-    from fsl_async.tools.versions import evaluate_last
-
-    settings, run_dir = played.scenario.settings, played.scenario.chosen.run_dir
     evaluated, missing = None, []
     try:
-        tables = to_dict(load(None, scenario.overrides(settings)))
-        evaluated = evaluate_last(run_dir, tables)
+        evaluated = evaluate_last(played.scenario.chosen)
     except FslError as error:
         missing = [error.message]
     summary = summarize(played, evaluated)
     problems = [*problems_of(played, evaluated), *missing]
     return Conclusion(summary, lines(played, summary), problems)
+
+
+def evaluate_last(chosen: Choices) -> Evaluated:
+    """Evaluate the newest checkpoint on the held-out tail of the text. Raises FslError."""
+    import torch
+
+    from fsl_async.tools.versions import VersionEvaluator
+
+    # On a shared machine, threads that spin for each other can cost minutes instead of a second.
+    torch.set_num_threads(1)
+    text, size = chosen.text or None, EVALUATED_BYTES
+    evaluator = VersionEvaluator(chosen.run_dir, data=text, limit_bytes=size, own=None)
+    newest = evaluator.load(evaluator.versions()[-1])
+    assert newest is not None, "the run is over"
+    found = evaluator.evaluate(newest)
+    return newest.record.version, newest.record.digest, float(found["loss"])
 
 
 def summarize(played: Played, evaluated: Evaluated | None) -> dict[str, Any]:
@@ -134,7 +150,7 @@ def summarize(played: Played, evaluated: Evaluated | None) -> dict[str, Any]:
         "tokens": audit.tokens if audit is not None else 0,
         "loss_first": _rounded(state.loss_first),
         "loss_last": _rounded(state.loss_last),
-        "eval_loss": _rounded(evaluated.loss) if evaluated is not None else None,
+        "eval_loss": None if evaluated is None else _rounded(evaluated[2]),
         "bytes_raw": ps.bytes_raw,
         "bytes_sent": ps.bytes_sent,
         "ratio": _rounded(ps.ratio),
@@ -158,7 +174,7 @@ def problems_of(played: Played, evaluated: Evaluated | None) -> list[str]:
         return [why + _MORE]
     tokens = ps.tokens if audit is None else audit.tokens
     newest = (ps.version, ps.digest)
-    found = newest if evaluated is None else (evaluated.version, evaluated.digest)
+    found = newest if evaluated is None else evaluated[:2]
     last = "the last checkpoint is version {} ({}), the last version of the journal {} ({})"
     return [
         *played.common_problems(_MORE),

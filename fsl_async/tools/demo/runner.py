@@ -3,44 +3,36 @@
 It has the means of an operator with two terminals: it launches `fsl-node` processes by the
 supervisor, which launches them again after a crash, reads the servers' journals and sends signals.
 
-    helper     if there is one, until it is ready
     servers    each when it is due; the others' clock starts with the first
     clients    each as soon as its server listens
     faults     each when it is due
     the end    SIGINT to the servers: one last round, all clients get it and end; earlier where
                clients die of one error again and again, or where servers end by themselves
-    helper     what it does after the run
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
-import math
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Deaths, Supervisor
-from fsl_async.config import address as addresses
 from fsl_async.errors import ExitCode, FslError, UsageError
 from fsl_async.files.files import make_folder
 from fsl_async.observe.clients import News
 from fsl_async.observe.journal import JournalReader
 from fsl_async.tools.chaos.report import KILL, Recovery
-from fsl_async.tools.chaos.targets import FOLDER
-from fsl_async.tools.demo.scenario import Node, Played, Scenario
-from fsl_async.tools.proxy import Proxy
+from fsl_async.tools.demo.scenario import Played, Scenario
 
 if TYPE_CHECKING:
     from fsl_async.observe.run_state import RunState
-    from fsl_async.process.stopper import Stopper
+    from fsl_async.tools.demo.scenario import Stage
 
 
 def make_run_dir(run_dir: Path | None, say: Callable[[str], None]) -> Path:
@@ -75,41 +67,31 @@ HOLD_S = 2.0
 """How long a news line is held back: the journal, up to a second late, may have earlier ones."""
 
 _TICK_S = 0.1
-_LISTEN_S = 60.0
-_LEAVE_S = 10.0
-_RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=6)
 
 
 class Runner:
-    """Plays one scenario; call `play`.
-
-    say: takes the helper's lines. show: takes the state of the first server, and news.
-    """
+    """Plays one scenario; call `play`. show: takes the state of the first server, and news."""
 
     def __init__(
         self,
         scenario: Scenario,
-        stop: Stopper,
-        say: Callable[[str], None],
+        stage: Stage,
         show: Callable[[RunState, Sequence[News]], None],
     ) -> None:
         self.scenario = scenario
-        self.played = Played(scenario)
+        self.played = Played(scenario, created=stage.begun)
         self._readers = {
             node.name: JournalReader(node.run_dir / node.journal) for node in scenario.servers
         }
-        self._stop, self._say, self._show = stop, say, show
-        self._shows = False
+        self._stop, self._show = stage.stop, show
         self._waiting = list(scenario.nodes)
         self._due = list(scenario.faults)
         self._listens_by: dict[str, float] = {}
-        self._addresses: dict[str, str] = {}
         self._news: list[News] = []
         self._deaths = Deaths()
         self._ended: set[str] = set()
         self._refused: FslError | None = None
         self._ending = self._over = False
-        self._links: list[Proxy] = []
 
     async def play(self) -> Played:
         """Play it to its end; no child process remains.
@@ -118,20 +100,18 @@ class Runner:
         """
         played = self.played
         children = Supervisor(
-            log_path=self.scenario.chosen.run_dir / "children.log",
+            log_path=self.scenario.chosen.run_dir / self.scenario.log,
             on_line=self._line,
             on_change=self._changed,
-            rules=_RULES,
+            rules=self.scenario.rules,
         )
         async with children:
             try:
-                await self._play(children)
+                await self._run(children)
             finally:
                 self._over = True
                 if not self._may_continue():
                     await children.stop(grace_s=0.0)
-                for link in self._links:
-                    link.close()
         if self._refused is not None:
             raise self._refused
         played.problems += self._deaths.lines()
@@ -141,69 +121,38 @@ class Runner:
 
     # --- the schedule ---
 
-    async def _play(self, children: Supervisor) -> None:
-        played, helper = self.played, self.scenario.helper
-        if helper is not None:
-            children.start(helper.child)
-            if not await self._until(lambda: helper.is_ready(played)):
-                return
+    async def _run(self, children: Supervisor) -> None:
+        scenario, played = self.scenario, self.played
         played.begun = time.time()
         for state in played.states.values():
             state.node.started_at = played.begun  # one clock for lines, summary and journals
-        self._shows = True
-        try:
-            await self._run(children)
-        finally:
-            self._read_journals(hold_s=0.0)
-            self._shows = False
-        if helper is None or not self._may_continue():
-            return
-        work = helper.ask()
-        if work:
-            self._say(work)
-            await self._until(lambda: helper.child.name in self._ended)
-            if self._refused is not None:  # the run itself was good
-                played.problems.append(self._refused.message)
-                self._refused = None
-
-    async def _run(self, children: Supervisor) -> None:
-        scenario, played = self.scenario, self.played
         while self._may_continue() and not (
             scenario.is_over(played) or self._is_hopeless() or self._ended.issuperset(self._readers)
         ):
             self._start_nodes(children)
             late = [name for name, limit in self._listens_by.items() if time.time() > limit]
             if late:
-                played.problems.append(f"{_what(late[0])} did not listen within {_LISTEN_S:g} s")
+                limit = f"{scenario.listen_s:g} s"
+                played.problems.append(f"{_what(late[0])} did not listen within {limit}")
                 break
             await self._tick()
             self._inject(children)
         await self._end(children)
+        self._read_journals(hold_s=0.0)
 
     def _start_nodes(self, children: Supervisor) -> None:
         """Start the nodes that are due."""
+        places, addresses = self.scenario.chosen.places, self.played.addresses
         for node in list(self._waiting):
-            address = ""
-            if node.role == "client":
-                if node.at not in self._addresses:
-                    continue
-                address = self._address_for(node)
-            elif node.when(self.played):
-                self._listens_by[node.name] = time.time() + _LISTEN_S
+            address = addresses.get(node.at, "")
+            if node.role == "client" and address:
+                address = places.dialed(node.name, address)
+            elif node.role != "client" and node.when(self.played):
+                self._listens_by[node.name] = time.time() + self.scenario.listen_s
             else:
                 continue
             self._waiting.remove(node)
-            children.start(node.child(self.scenario.chosen.places, address))
-
-    def _address_for(self, client: Node) -> str:
-        """The address that a client dials: its server's, or a proxy's."""
-        address, chosen = self._addresses[client.at], self.scenario.chosen
-        if not chosen.links:
-            return address
-        parsed = addresses.parse(address)
-        path = chosen.run_dir / FOLDER / client.name
-        self._links.append(Proxy((parsed.host, parsed.port), follow=path))
-        return self._links[-1].address
+            children.start(node.child(places, address))
 
     def _inject(self, children: Supervisor) -> None:
         for fault in [one for one in self._due if one.when(self.played)]:
@@ -223,51 +172,42 @@ class Runner:
 
     async def _end(self, children: Supervisor) -> None:
         self._ending = True
+        if self._stop.requested and not self.scenario.drain_s:
+            return
         begun = [node.name for node in self.scenario.nodes if node not in self._waiting]
         servers = [name for name in self._readers if name in begun]
-        loading = None
-        if not self._stop.requested and not self._is_hopeless():
-            if not self._ended.issuperset(servers):
-                text = "the time is over: one last round, then all nodes end"
-                self._report("ending", text)
-            if self.scenario.evaluates:
-                # Load it while the nodes finish; the evaluation needs it next.
-                loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
+        goes_on = not self._ended.issuperset(servers) and not self._is_hopeless()
+        if goes_on and not self._stop.requested:
+            self._report("ending", "the time is over: one last round, then all nodes end")
         # A machine that starts torch slowly does the last round slowly, too.
         drain_s = self.scenario.drain_s + (self.played.joined_s or 0.0)
         stops = asyncio.gather(
             *(children.stop_child(name, drain_s, signal.SIGINT) for name in servers)
         )
-        await self._until(stops.done, drain_s + 1.0, drains=True)
+        await self._until(stops.done, drain_s + 1.0)
         if not self._stop.hard:
             await stops
             is_empty = lambda: all(children.pid(name) is None for name in begun)  # noqa: E731
-            await self._until(is_empty, _LEAVE_S, drains=True)
-        # Not all children: the helper goes on.
-        grace_s = 0.0 if self._stop.hard else 3.0
-        await asyncio.gather(*(children.stop_child(name, grace_s) for name in begun), stops)
-        if loading is not None:
-            await loading
+            await self._until(is_empty, self.scenario.leave_s)
+            self.played.late = [name for name in begun if children.pid(name) is not None]
+        await children.stop(0.0 if self._stop.hard else 3.0)
+        await stops
 
     # --- the journals ---
 
     def _may_continue(self) -> bool:
         return not self._stop.requested and self._refused is None
 
-    async def _until(
-        self, is_done: Callable[[], bool], limit_s: float = math.inf, *, drains: bool = False
-    ) -> bool:
-        """Wait until `is_done()`; False after `limit_s`, or when the user or an error ends it.
+    async def _until(self, is_done: Callable[[], bool], limit_s: float) -> None:
+        """Wait until `is_done()`, at most `limit_s`, or until an error or the user ends it.
 
-        drains: go on after the user's first request.
+        The user's first request is that of a drained end, where the scenario has one.
         """
         deadline = time.monotonic() + limit_s
-        while not is_done():
-            stops = self._stop.hard if drains else self._stop.requested
-            if time.monotonic() >= deadline or stops or self._refused is not None:
-                return is_done()
+        while not is_done() and time.monotonic() < deadline and self._refused is None:
+            if self._stop.hard or (self._stop.requested and not self.scenario.drain_s):
+                break
             await self._tick()
-        return True
 
     async def _tick(self) -> None:
         await asyncio.sleep(_TICK_S)
@@ -291,9 +231,8 @@ class Runner:
         now = time.time()
         self._news.sort(key=lambda one: one.t)
         ripe = [one for one in self._news if one.t <= now - hold_s]
-        if self._shows:
-            self._show(played.state, ripe)
-            self._news = self._news[len(ripe) :]
+        self._show(played.state, ripe)
+        self._news = self._news[len(ripe) :]
 
     def _report(self, kind: str, text: str, about: str = "", level: str = "info") -> None:
         news = News(time.time(), kind, text, about, level)
@@ -303,20 +242,21 @@ class Runner:
     # --- the children ---
 
     def _line(self, name: str, line: str) -> None:
-        if not line.startswith("{"):
-            back = self.scenario.reads(self.played, name, line)
-            if back:
-                self._report("caught up", back, name)
-            if not self._shows and line.strip():  # so it is the helper's
-                self._say(line)
-            return
+        record: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if "event" not in record:
-                self.played.printed.setdefault(name, []).append(record)
-            elif record["event"] == "listening" and record.get("role", "ps") == "ps":
-                self._addresses[name] = str(record.get("address"))
+            record = json.loads(line) if line.startswith("{") else {}
+        if record.get("event") == "listening":
+            role = record.get("role", "ps")
+            address = self.scenario.chosen.places.listening(role, str(record.get("address")))
+            if role == "ps":
+                self.played.addresses[name] = address
                 self._listens_by.pop(name, None)
+            return
+        back = self.scenario.reads(self.played, name, line)
+        if back:
+            self._report("caught up", back, name)
+        if record and "event" not in record:
+            self.played.printed.setdefault(name, []).append(record)
 
     def _changed(self, change: ChildStarted | ChildExited) -> None:
         name = change.name
@@ -328,16 +268,13 @@ class Runner:
             return
         if change.relaunch_in_s is None:
             self._ended.add(name)
-        helper = self.scenario.helper
         if self._stop.requested or self._over:
             return
-        if helper is not None and name == helper.child.name:
-            if change.code == ExitCode.BAD_INPUT and change.error:
-                self._refused = FslError(change.error)
-            elif change.code or not helper.is_ready(self.played):
-                text = f"the {name} ended ({change.why}): {change.error}"
-                self._refused = FslError(text, ExitCode.BUG)
-        elif not self._ending:
+        failure = self.scenario.fails(change)
+        if failure is not None:
+            self._refused = self._refused or failure
+            return
+        if not self._ending:
             self._died(change)
         elif name in self._readers and change.code == -signal.SIGKILL:
             text = f"{_what(name)} did not end after the last round, and was killed"

@@ -17,48 +17,47 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, field, frozen, mutable
 
-from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import Child, ChildExited, Supervisor
+from fsl_async.errors import FslError
 from fsl_async.observe.ledger_audit import Audit, audit_run
 from fsl_async.observe.run_state import RunState
 from fsl_async.process.program import program
-from fsl_async.process.stopper import INTERRUPTED_BY
+from fsl_async.process.stopper import INTERRUPTED_BY, Stopper
 from fsl_async.roles.phrasing import counted
+from fsl_async.tools.demo.places import HERE, SERVER, Places
 
 if TYPE_CHECKING:
-    from netlab.laboratory import Laboratory
-
     from fsl_async.observe.clients import Line, News
     from fsl_async.tools.chaos.report import Recovery
 
 Settings = Mapping[str, str | float | int]
 """A run's configuration by dotted key."""
 
-SERVER = "server"
-LOOPBACK = "127.0.0.1"
-NO_KEYS = Path(__file__).parent / "no-keys"
-"""A folder that does not exist, because nodes of a scenario have no keys."""
+RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=6)
 # Processes share the cores, and waiting threads would cost more than they gain.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @frozen
-class Places:
-    """Where the nodes run.
+class Stage:
+    """The sink of text lines, the request to stop, and the places of nodes, for all that is played.
 
-    host: address of the parameter server.
-    enter: by node, the command prefix that runs it in its site; none: on this machine.
+    what, note: what such a request ends, and the end of its line.
     """
 
-    host: str = LOOPBACK
-    enter: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    say: Callable[[str], None]
+    stop: Stopper
+    make_places: Callable[[], Places] = Places
+    what: str = "comparison"
+    note: str = ""
+    begun: float = field(factory=time.time)
+    """Seconds since 1970."""
 
-
-HERE = Places()
-
-
-def places_in(lab: Laboratory) -> Places:
-    """Each node in the laboratory's site of the same name."""
-    return Places(lab.address(SERVER), {name: lab.command(name, ()) for name in lab.sites})
+    def check(self) -> None:
+        """Raise the stopper's error if an end was requested."""
+        if self.stop.requested:
+            raise self.stop.error(f"the {self.what} was ended by {self.stop.reason}{self.note}")
 
 
 @frozen(kw_only=True)
@@ -77,17 +76,10 @@ class Choices:
     base: str = ""
     rule: str = "fedit"
     rank: int = 0
-    links: bool = False
-    """Whether each client dials a proxy that `fsl-node chaos` can cut."""
     late_s: float = 0.0
     """A round trip's time beyond what the default times allow for."""
     run_dir: Path = Path()
     places: Places = HERE
-
-    @property
-    def listen(self) -> str:
-        """A free port of the host where servers run."""
-        return f"tcp://{self.places.host}:0"
 
     def common(self, clients: int, coder: str = "codec") -> Settings:
         """Settings of all scenarios. coder: the table that has the number formats."""
@@ -115,11 +107,12 @@ class Choices:
 
 @frozen(kw_only=True)
 class Node:
-    """A process of `fsl-node`.
+    """A process of `fsl-node`, or of another module.
 
     at: of a server, where it listens; of a client, the name of the server that it dials.
     journal: of a server, below its run directory.
     when: whether to start a server now.
+    module: of another program than `fsl-node`; `options` are all of its words then.
     """
 
     name: str
@@ -129,17 +122,19 @@ class Node:
     options: tuple[str, ...] = ()
     journal: str = "journal.jsonl"
     when: Callable[[Played], bool] = lambda _: True
+    module: str = ""
 
     def child(self, places: Places = HERE, address: str = "") -> Child:
         """The node as a child process, in its site. address: where a client dials."""
         words = ["--role", self.role, address or self.at, "--run-dir", str(self.run_dir), "--json"]
-        if places.host != LOOPBACK:
+        if not places.is_here:
             words.append("--insecure")  # plain traffic is safe inside a laboratory
+        head = (self.module,) if self.module else ("fsl_async.cli", *words)
         # -P: files of the current directory must not be imported instead of ours.
-        argv = (sys.executable, "-P", "-m", "fsl_async.cli", *words, *self.options)
-        # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
-        env = {**ONE_THREAD, "FSL_KEYS": str(NO_KEYS), INTERRUPTED_BY: "the demo is over"}
-        return Child(self.name, (*places.enter.get(self.name, ()), *argv), env=env)
+        argv = (sys.executable, "-P", "-m", *head, *self.options)
+        # Nodes have no keys, and the user's site policy (site.toml beside them) is not theirs.
+        env = {"FSL_KEYS": str(self.run_dir / "keys"), INTERRUPTED_BY: "the demo is over"}
+        return Child(self.name, (*places.command(self.name), *argv), env=ONE_THREAD | env)
 
 
 def names_of(clients: int, prefix: str = "") -> list[str]:
@@ -155,7 +150,9 @@ def victim_of(names: Sequence[str]) -> str:
 def server(chosen: Choices, settings: Settings, *options: str, role: str = "ps") -> Node:
     """The parameter server of a scenario with one, on a free port."""
     words = (*options, *set_words(settings))
-    return Node(name=SERVER, role=role, at=chosen.listen, run_dir=chosen.run_dir, options=words)
+    return Node(
+        name=SERVER, role=role, at=chosen.places.listen, run_dir=chosen.run_dir, options=words
+    )
 
 
 def client(
@@ -195,18 +192,6 @@ class Fault:
     what: Callable[[Supervisor, str], str] = kill
 
 
-@frozen
-class Helper:
-    """A process beside the nodes, which start when it is ready.
-
-    ask: gives it work after the run; returns a line of text, or "" where there is no work.
-    """
-
-    child: Child
-    is_ready: Callable[[Played], bool]
-    ask: Callable[[], str]
-
-
 @mutable(slots=False)
 class Played:
     """The record of a run so far. Values of servers are kept by the server's name."""
@@ -220,16 +205,20 @@ class Played:
     )
     """Server -> the state that its journal gives."""
     created: float = field(factory=time.time)
-    """When the scenario began, with its helper; seconds since 1970, as `begun`."""
+    """When its preparation began; seconds since 1970, as `begun`."""
     begun: float = field(factory=time.time)
     joined_s: float | None = None
     """When the first client had published the weights."""
     faults: list[Recovery] = field(factory=list)
     """The injected faults."""
+    addresses: dict[str, str] = field(factory=dict)
+    """Parameter server -> where clients reach it, once it listens."""
     launched: dict[str, float] = field(factory=dict)
     """Node -> when the supervisor launched it again."""
     lost: list[str] = field(factory=list)
     """Clients that failed too often to be launched again."""
+    late: list[str] = field(factory=list)
+    """Nodes that did not end by themselves after the servers."""
     printed: dict[str, list[dict[str, Any]]] = field(factory=dict)
     """Process -> the JSON objects that it printed, without events."""
     problems: list[str] = field(factory=list)
@@ -241,7 +230,7 @@ class Played:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the scenario began, its helper included."""
+        """Seconds since the scenario began, its preparation included."""
         return round(time.time() - self.created, 1)
 
     def elapsed(self) -> float:
@@ -323,14 +312,18 @@ class Scenario:
 
     settings: the configuration of the run, to check it.
     is_over: whether to end the servers, which may also end by themselves.
-    drain_s: how long servers may take to end, in seconds.
+    drain_s: how long servers may take to end, in seconds; 0: a request to stop kills all nodes.
+    leave_s: how long clients may take to end after the servers. listen_s: a server, to listen.
+    rules: of new launches. log: a file in the run directory, with all that nodes print.
+    fails: returns the error of an end of a node that ends the run, besides those of the runner.
     ends_at_s: when the run will be over, where that is known.
     is_begun: whether the run got so far that nodes that died are a problem, not its error.
-    prepare: writes what the nodes read. Raises FslError, as `check`.
+    prepare: writes what the nodes read. Raises FslError, as `check`. conclude: also what is done
+    after the run.
     sees: takes each line of a server's journal.
-    reads: takes each line of text that a node prints. Returns news that the node is back, or "".
+    reads: takes each line that a node prints, but for the address of a parameter server. Returns
+        news that the node is back, or "".
     shows: whether news of a server are shown.
-    evaluates: whether this process needs torch after the run.
     """
 
     chosen: Choices
@@ -338,18 +331,21 @@ class Scenario:
     nodes: Sequence[Node]
     faults: Sequence[Fault]
     is_over: Callable[[Played], bool]
-    introduction: Sequence[str]
-    conclude: Callable[[Played], Conclusion]
+    introduction: Sequence[str] = ()
+    conclude: Callable[[Played, Stage], Conclusion] = lambda *_: Conclusion({}, [], [])
     drain_s: float = 9.0
+    leave_s: float = 10.0
+    listen_s: float = 60.0
+    rules: RestartRules = RULES
+    log: str = "children.log"
+    fails: Callable[[ChildExited], FslError | None] = lambda _: None
     ends_at_s: float | None = None
     is_begun: Callable[[Played], bool] = lambda played: played.state.ps.rounds > 0
     check: Callable[[], None] = lambda: None
-    prepare: Callable[[], None] = lambda: None
-    helper: Helper | None = None
+    prepare: Callable[[Stage], None] = lambda _: None
     sees: Callable[[str, Line], None] = lambda _name, _line: None
     reads: Callable[[Played, str, str], str] = lambda _played, _name, _text: ""
     shows: Callable[[str, News], bool] = lambda _name, _news: True
-    evaluates: bool = False
 
     @property
     def clients(self) -> list[Node]:

@@ -1,8 +1,6 @@
 """`demo split`: both servers in one process, clients that hold one block, one of them killed."""
 
-import json
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,18 @@ from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import METHODS
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.places import SERVER
+from fsl_async.tools.demo.scenario import (
+    Choices,
+    Conclusion,
+    Fault,
+    Played,
+    Scenario,
+    Settings,
+)
 
 LIMIT_S = 600.0
+WHOLE_STEPS = 3
 
 DEEP: Settings = {
     "model.layers": 8,
@@ -39,7 +46,7 @@ def split(chosen: Choices) -> Scenario:
         "sync.min_clients": len(names),
         "split.method": chosen.method,
         "split.cut": 1,
-        "split.listen": chosen.listen,
+        "split.listen": chosen.places.listen,
         "split.samples": 64,
         "split.upload_every": 1,
         "split.align_every": 4,
@@ -71,11 +78,10 @@ def split(chosen: Choices) -> Scenario:
             ),
         ],
         conclude=conclude,
-        evaluates=True,
     )
 
 
-def conclude(played: Played) -> Conclusion:
+def conclude(played: Played, _: scenario.Stage) -> Conclusion:
     """Evaluate and sum up."""
     found, victim = summarize(played), played.scenario.victim
     done, wanted = found["rounds"], played.scenario.chosen.rounds
@@ -99,13 +105,14 @@ def summarize(played: Played) -> dict[str, Any]:
 
     run_dir, victim = played.scenario.chosen.run_dir, played.scenario.victim
     overrides = scenario.overrides(played.scenario.settings)
+    whole = whole_memory(overrides)
     results = {
         name: record
         for name, records in played.printed.items()
         for record in records
         if "traffic" in record
     }
-    result, fault = results.pop(scenario.SERVER, {}), played.fault(victim)
+    result, fault = results.pop(SERVER, {}), played.fault(victim)
     lives = trained_by_life(run_dir / "server", victim) if result else []
     return {
         "method": played.scenario.chosen.method,
@@ -115,7 +122,7 @@ def summarize(played: Played) -> dict[str, Any]:
         "eval_loss": evaluate_split(run_dir, overrides) if result else None,
         **traffic_of(run_dir),
         "client_memory": max((one["memory_grown"] for one in results.values()), default=0),
-        "whole_memory": whole_memory(overrides),
+        "whole_memory": whole,
         "killed_s": None if fault is None else round(fault.begun - played.begun, 1),
         "back_s": played.launched.get(victim),
         "back_uploads": sum(lives[1:]),
@@ -133,42 +140,53 @@ def traffic_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     return account.as_dict()
 
 
-def whole_memory(overrides: list[str]) -> int:
-    """What training the whole model takes, in a process of its own."""
-    argv = [sys.executable, "-P", "-m", "fsl_async.tools.demo.whole_memory", *overrides]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    try:
-        return int(json.loads(done.stdout)["grown"])
-    except (ValueError, KeyError):
-        return 0
+def whole_memory(overrides: Sequence[str]) -> int:
+    """Return the bytes that training the whole model takes beyond those of the libraries.
+
+    By this process's peak: call it before anything else builds a model.
+    """
+    import torch
+
+    from fsl_async.config.load import load
+    from fsl_async.learn.data.facts import facts_of
+    from fsl_async.learn.models.families import build_model
+    from fsl_async.learn.split.build import optimizer_of
+    from fsl_async.learn.split.smashed import cross_entropy
+    from fsl_async.learn.split.task import warm_up
+    from fsl_async.process.memory import MemoryMark
+
+    torch.set_num_threads(1)
+    config = load(None, overrides)
+    facts, size = facts_of(config), config.train.batch
+    warm_up()
+    model = build_model(config, facts)
+    optimizer = optimizer_of(config).build(model.parameters())
+    for _ in range(WHOLE_STEPS):
+        if facts.language:
+            inputs = torch.randint(0, facts.classes, (size, *facts.shape))
+            labels = inputs.roll(-1, 1)
+        else:
+            inputs, labels = torch.rand(size, *facts.shape), torch.randint(facts.classes, (size,))
+        loss = cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return MemoryMark.grown()
 
 
 def evaluate_split(run_dir: Path, overrides: list[str]) -> float:
     """Loss of x_c and x_s together on text that no client has trained on, nats per byte."""
-    import torch
-
     from fsl_async.config.load import load
-    from fsl_async.learn.client.buffers import ModelWeights
-    from fsl_async.learn.data.facts import described, facts_of
-    from fsl_async.learn.split import build, task, weights
+    from fsl_async.learn.data.facts import described
     from fsl_async.learn.split.server_disk import ServerDisk
-    from fsl_async.roles.split.methods import method_of
-    from fsl_async.tools.versions import load_last
+    from fsl_async.tools.compare.split import SplitScorer
 
-    torch.set_num_threads(1)
-    config = described(load(None, overrides))
-    parts = build.build_parts(config, at_client=False)
-    options = build.client_options(config)
-    part = build.client_part(method_of(config.split), parts.model, options, parts.auxiliary)
-    load_last(run_dir / "ps", ModelWeights(part.part("client")))
+    scorer = SplitScorer(described(load(None, overrides)), limit=64)
     disk = ServerDisk(run_dir / "server")
     state = disk.recover()
     disk.close()
-    assert parts.model.server is not None
     assert state.common is not None
-    weights.load_named(parts.model.server, "server/", state.common)
-    batches = list(task.held_out(config, facts_of(config), limit=64))
-    return round(weights.evaluate(parts.model, batches).loss, 4)
+    return round(scorer(run_dir, state.common).loss, 4)
 
 
 def lines(found: dict[str, Any], victim: str) -> list[str]:

@@ -19,7 +19,6 @@ cut is in exactly one decided round.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -180,25 +179,21 @@ class _Reduction:
     here: dict[str, FakeHelper] = field(factory=dict)
     begun_at: float = -1.0
     ends_at: float = -1.0
-    outcomes: set[bool] = field(factory=set)
-    answers: int = 0
 
 
 class FakeRing:
     """All reductions of a simulation.
 
-    parted: pairs of names that cannot reach each other. happened: counts those that end ok at one
-    member and with an error at another one, as "mixed".
+    parted: pairs of names that cannot reach each other. outcomes: by attempt, whether reductions
+    ended well at members.
     """
 
-    def __init__(
-        self, chance: random.Random, profile: FaultProfile, happened: Counter[str]
-    ) -> None:
+    def __init__(self, chance: random.Random, profile: FaultProfile) -> None:
         self.chance = chance
         self.profile = profile
         self.parted: set[frozenset[str]] = set()
         self.is_calm = False
-        self._happened = happened
+        self.outcomes: dict[int, set[bool]] = {}
         self._reductions: dict[int, _Reduction] = {}
 
     def connected(self, helper: FakeHelper, job: RingJob) -> None:
@@ -245,21 +240,9 @@ class FakeRing:
         helper.clock.call_at(when, self._answered, helper, attempt, total)
 
     def _answered(self, helper: FakeHelper, attempt: int, total: Vector | None) -> None:
-        reduction = self._reductions.get(attempt)
-        if not helper.is_in(attempt):
-            return
-        if reduction is not None:
-            reduction.outcomes.add(total is not None)
-            self._count(attempt, reduction)
-        helper.end(total)
-
-    def _count(self, attempt: int, reduction: _Reduction) -> None:
-        reduction.answers += 1
-        if len(reduction.outcomes) > 1 and reduction.world > 0:
-            self._happened["mixed"] += 1
-            reduction.world = 0  # counted
-        if reduction.answers == len(reduction.here):
-            del self._reductions[attempt]
+        if helper.is_in(attempt):
+            self.outcomes.setdefault(attempt, set()).add(total is not None)
+            helper.end(total)
 
     def left(self, helper: FakeHelper, attempt: int) -> None:
         """A helper is killed in a reduction: the others get an error, sooner or later."""

@@ -27,11 +27,7 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
-from fsl_async.tools.sim.simulation import (
-    LONGEST_END_S,
-    Simulation,
-    SimulationSettings,
-)
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
 
@@ -223,10 +219,10 @@ class GroupsSimulation:
         self.violations = self.world.violations
         self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
         self.happened: Counter[str] = Counter()
-        """Attempts, reductions that ended ok at some members only ("mixed"), and adoptions of
-        global weights; "late": without the group's cut, or after it merged on.
+        """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
+        merged on.
         """
-        self.ring = FakeRing(self._chance, self.profile, self.happened)
+        self.ring = FakeRing(self._chance, self.profile)
         self.is_ending = False
         """Whether clients wait for the end of the run."""
         self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
@@ -246,39 +242,28 @@ class GroupsSimulation:
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
-        scheduler = self.world.scheduler
         self.ring.is_calm = True
-        calm_s = max(group.calm() for group in self.groups)
-        give_up_s = calm_s + LONGEST_END_S
-        is_settled = False
-        while not self.violations and scheduler.time() < give_up_s:
-            scheduler.run_until(scheduler.time() + 10.0)
-            if scheduler.time() <= calm_s:
-                continue
-            if not is_settled:
-                is_settled = all(group.is_settled for group in self.groups)
-                if not is_settled:
-                    continue
-                self.global_rounds.settled()
-            self.is_ending = True
-            for group in self.groups:
-                group.ask_to_end()
-            if all(group.has_ended for group in self.groups):
-                break
-        if not is_settled and not self.violations:
+        self.world.end(self.groups, 10.0, self._is_settled)
+        if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
         if not self.violations:
             self.global_rounds.ended()
         for group in self.groups:
             group.check_end()
 
+    def _is_settled(self) -> bool:
+        """Whether no global round is under way, or was not when this was asked before."""
+        if not self.is_ending and all(group.is_settled for group in self.groups):
+            self.global_rounds.settled()
+            self.is_ending = True
+        return self.is_ending
+
     # --- partitions between parameter servers ---
 
     def _plan_cut(self) -> None:
         every_s = self.profile.ring_cut_every_s
         if every_s and not self.ring.is_calm:
-            scheduler = self.world.scheduler
-            scheduler.call_at(scheduler.time() + self._chance.expovariate(1.0 / every_s), self._cut)
+            self.world.at(self._chance.expovariate(1.0 / every_s), self._cut)
 
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
@@ -292,9 +277,7 @@ class GroupsSimulation:
         self.ring.parted.update(pairs)
         for pair in pairs:
             self._link(pair, cut=True)
-        seconds = self._chance.uniform(*self.profile.partition_s)
-        scheduler = self.world.scheduler
-        scheduler.call_at(scheduler.time() + seconds, self._heal, pairs)
+        self.world.at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
         self._plan_cut()
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:
@@ -324,7 +307,7 @@ class GroupsSimulation:
             "global_rounds": decided,
             "attempts": happened["attempts"],
             "attempts_failed": happened["attempts"] - decided,
-            "reductions_mixed": happened["mixed"],
+            "reductions_mixed": sum(len(found) > 1 for found in self.ring.outcomes.values()),
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
             "adopted": happened["adopted"],
             "adopted_late": happened["late"],

@@ -10,6 +10,7 @@
 - A fresh node never replaces a version that exists (there would be a second version 0).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -218,7 +219,8 @@ class Invariants:
     """Acknowledged by the parameter server, and in no version that is known."""
     _acknowledged: set[DeltaKey] = field(factory=set)
     _refused: set[DeltaKey] = field(factory=set)
-    _accounts: dict[tuple[str, int], dict[str, int]] = field(factory=dict)
+    _settled: Counter[tuple[str, int]] = field(factory=Counter)
+    """Tokens acknowledged and refused by incarnation; its successor may receive the outcome."""
 
     # --- at a parameter server ---
 
@@ -305,7 +307,7 @@ class Invariants:
             and event.key not in self._refused
         ):
             self._refused.add(event.key)
-            self._account(event.key)["refused"] += self._offered[event.key].tokens
+            self._settled[_owner(event.key)] += self._offered[event.key].tokens
         elif isinstance(event, ev.BaseReplaced | ev.Rebased) and (
             event.version or machine.base.version == 0  # else another client's were published
         ):
@@ -323,7 +325,7 @@ class Invariants:
             self.violated(f"{machine.name} never trained delta {key.text}")
         elif key not in self._acknowledged:
             self._acknowledged.add(key)
-            self._account(key)["acknowledged"] += offered.tokens
+            self._settled[_owner(key)] += offered.tokens
 
     def _offered_again(self, delta: Delta) -> None:
         key = delta.key
@@ -344,22 +346,18 @@ class Invariants:
         elif not np.array_equal(held, self.lineage.weights[version]):
             self.violated(f"{name} holds something else than version {version}")
 
-    def _account(self, key: DeltaKey) -> dict[str, int]:
-        """Return the counts of the incarnation that computed `key`; its successor may receive the
-        outcome.
-        """
-        identity = (key.client, key.incarnation)
-        return self._accounts.setdefault(identity, {"acknowledged": 0, "refused": 0})
-
     def _balance(self, machine: ClientMachine, training: VirtualTraining) -> None:
-        account = self._account(DeltaKey(machine.name, machine.incarnation, 0, 0))
         outstanding = machine.delta.tokens if machine.delta is not None else 0
-        sent = account["acknowledged"] + account["refused"] + outstanding
+        sent = self._settled[machine.name, machine.incarnation] + outstanding
         if sent != training.sent_tokens:
             self.violated(
                 f"{machine.name} snapshotted {training.sent_tokens} tokens, "
                 f"{sent} are accounted for"
             )
+
+
+def _owner(key: DeltaKey) -> tuple[str, int]:
+    return key.client, key.incarnation
 
 
 def held_by(store: Store, version: int) -> Vector:

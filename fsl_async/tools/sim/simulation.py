@@ -42,7 +42,6 @@ from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants, Lineage
 from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
 from fsl_async.tools.sim.world import (
-    HOUR_S,
     PROFILES,
     STEP_S,
     CheckedMachine,
@@ -54,7 +53,6 @@ from fsl_async.tools.sim.world import (
 )
 
 SERVER_NAME = "ps"
-LONGEST_END_S = 2 * HOUR_S
 MOST_OWN_STEPS = 50
 """Steps that a task that sends at its own pace trains at most before it sends."""
 Pace = Literal["called", "time", "steps", "speed", "own"]
@@ -149,7 +147,7 @@ class Simulation:
             self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
         )
         self.invariants = Invariants(lineage, self.world.violated)
-        self.counts = self.world.counts
+        self.counts, self._at = self.world.counts, self.world.at
         self.server = f"{place}{SERVER_NAME}"
         self.networks = [(self.network, self.server)]
         """The networks of a client, and the name of the server in each."""
@@ -189,19 +187,8 @@ class Simulation:
             self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _end(self) -> None:
-        """End the run: no new faults; when all nodes are back, the parameter server is asked to
-        end.
-
-        Messages are still lost and repeated.
-        """
-        calm_s = self.calm()
-        give_up_s = calm_s + LONGEST_END_S
-        while not self.violations and self.scheduler.time() < give_up_s:
-            self.scheduler.run_until(self.scheduler.time() + self._transport.heartbeat_every_s)
-            if self.scheduler.time() > calm_s:
-                self.ask_to_end()
-            if self.has_ended:
-                break
+        """End the run."""
+        self.world.end([self], self._transport.heartbeat_every_s)
         self.check_end()
 
     def _is_here(self, name: str) -> bool:
@@ -254,9 +241,6 @@ class Simulation:
     def facts(self) -> dict[str, Any]:
         """Return the figures of this kind of run, for the member `kind` of the report."""
         return {}
-
-    def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
-        self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
 
     def _plan(
         self,

@@ -58,7 +58,7 @@ class SplitServerSimulation(Simulation):
         """None between the end of a process and the launch of the next."""
         self.split_clients: dict[str, SplitClientShell] = {}
         """The sessions of clients with the split server."""
-        self.client_traffic = Traffic()
+        self.client_traffic, self.server_traffic = Traffic(), Traffic()
         self.left_in_order = False
         """Whether the last process has ended because it was asked to."""
         self._split_clock = ProcessClock(self.scheduler)
@@ -73,11 +73,11 @@ class SplitServerSimulation(Simulation):
 
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         """Open the books of a process of the split server."""
-        raise NotImplementedError
+        return self.server_traffic, self.journal
 
     def _split_failed(self, text: str) -> None:
         """Take a line about a split server that has ended and should not have."""
-        raise NotImplementedError
+        self.world.violated(text)
 
     def _split_says(self, note: Note) -> None:
         """Take a line of the split server."""

@@ -32,7 +32,6 @@ from typing import Any, cast
 
 from attrs import evolve
 
-from fsl_async.accounting.traffic import Traffic
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.files.memory_files import MemoryFiles
@@ -67,7 +66,7 @@ from fsl_async.tools.sim.split_training import (
     exchanged,
 )
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch, ProcessClock
+from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -105,7 +104,6 @@ class SplitSimulation(SplitServerSimulation):
         """Outcomes of uploads as clients received them."""
         self.done: dict[int, dict[str, int]] = {}
         """Round -> client -> samples that it reported."""
-        self.server_traffic = Traffic()
         self.trainings: dict[str, RoundTraining] = {}
         self.architecture = {**ARCHITECTURE, "method": split.method}
 
@@ -115,16 +113,10 @@ class SplitSimulation(SplitServerSimulation):
         machine = SplitServerMachine(self.split_config, self.architecture)
         return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
-    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
-        return self.server_traffic, self.journal
-
     def _split_launched(self, shell: SplitServerShell) -> None:
         training = cast("CheckedTraining", shell.training)
         check = functools.partial(self._after_split, shell.machine, training)
         shell.node.machine = CheckedMachine(shell.machine, check)
-
-    def _split_failed(self, text: str) -> None:
-        self.world.violated(text)
 
     def _split_says(self, note: Note) -> None:
         """A line of a split server, or of a client."""

@@ -48,7 +48,7 @@ from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
 from fsl_async.tools.sim.training import VirtualTraining
 from fsl_async.tools.sim.world import Launch
-from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+from fsl_async.tools.simulate.baton import Changed, TrainingThread
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""
@@ -352,13 +352,6 @@ class CheckedSplitTraining(SplitTraining):
         super().install(vector)
 
 
-class _NoStates(RandomStates):
-    """Keeps nothing: nothing here draws from the default random generators."""
-
-    def enter(self, thread: TrainingThread) -> None:
-        """Keep nothing."""
-
-
 class RoundTraining(VirtualTraining):
     """A client's training: rounds of `STEPS` batches when it is called, in a thread each.
 
@@ -459,7 +452,7 @@ class RoundTraining(VirtualTraining):
         assert self.version == order.number, "a round is trained from its version"
         self._thread = self._waits.thread = TrainingThread(
             self._clock,
-            _NoStates(),
+            None,  # nothing here draws from the default random generators
             functools.partial(self._train_round, order.number),
             functools.partial(self._round_ended, order, self.values.copy()),
             self.name,

@@ -472,6 +472,3 @@ class TuneSimulation(Simulation):
             "full_fetches": self.happened["full"],
             "replays": self.happened["seeds"],
         }
-
-
-__all__ = ["MODES", "TuneSimulation"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen, mutable
@@ -71,6 +71,7 @@ class FaultProfile:
 
 
 HOUR_S = 3600.0
+LONGEST_END_S = 2 * HOUR_S
 
 PROFILES = {
     "none": FaultProfile(),
@@ -143,6 +144,16 @@ class ProcessClock:
         waiting, self._paused = self._paused or (), None
         for callback, args in waiting:
             self.call_at(self.time(), callback, *args)
+
+
+class SilentJournal:
+    """Keeps nothing."""
+
+    def event(self, _event: Any, _now: float, _cause: int | None = None) -> int:
+        """Keep nothing."""
+        return 0
+
+    effect = fact = event
 
 
 class CheckedMachine:
@@ -233,6 +244,32 @@ class World:
     def violated(self, text: str) -> None:
         """Record a violation of an invariant."""
         self.violations.append(f"at {self.scheduler.time():.3f} s: {text}")
+
+    def at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
+        """Plan a call, so many seconds from now."""
+        self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
+
+    def end(
+        self,
+        groups: Sequence[Simulation],
+        step_s: float,
+        is_settled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """End groups: no new faults; when all nodes are back, the parameter servers are asked to.
+
+        Messages are still lost and repeated. step_s: from one look to the next. is_settled:
+        whether they may be asked.
+        """
+        calm_s = max(group.calm() for group in groups)
+        give_up_s = calm_s + LONGEST_END_S
+        while not self.violations and self.scheduler.time() < give_up_s:
+            self.scheduler.run_until(self.scheduler.time() + step_s)
+            if self.scheduler.time() <= calm_s or not is_settled():
+                continue
+            for group in groups:
+                group.ask_to_end()
+            if all(group.has_ended for group in groups):
+                break
 
     def run(
         self,

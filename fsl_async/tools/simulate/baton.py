@@ -62,13 +62,14 @@ class TrainingThread:
     """A thread that runs only while the scheduler's thread waits for it.
 
     work: runs in it. ended: called in the scheduler's thread when `work` has returned or raised.
-    seed: of its default random generators. entered: called before it goes on.
+    states: of its default random generators, which begin with `seed`; None: none are kept.
+    entered: called before it goes on.
     """
 
     def __init__(
         self,
         clock: tp.Scheduler,
-        states: RandomStates,
+        states: RandomStates | None,
         work: Callable[[], None],
         ended: Callable[[BaseException | None], None],
         seed: str,
@@ -123,7 +124,8 @@ class TrainingThread:
             self._ended(self._error)
 
     def _hand_over(self) -> None:
-        self._states.enter(self)
+        if self._states is not None:
+            self._states.enter(self)
         self._entered()
         self._since = time.perf_counter()
         self._turn.release()

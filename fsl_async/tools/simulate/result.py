@@ -12,7 +12,7 @@ from attrs import asdict, field, frozen, mutable
 
 from fsl_async.observe.table import sparkline
 from fsl_async.roles.sync.delta import MergedDelta
-from fsl_async.tools.compare.table import drawn
+from fsl_async.tools.compare.table import drawn, panels_of, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,20 +139,16 @@ class Result:
 
     def table(self) -> list[str]:
         """Return the lines that are printed at the end."""
-        shown = _spread(self.points)
-        head = ["version", "hours", self.counts, "MB up", "MB down", "loss", "held-out"]
-        rows = [
-            [
-                str(one.version),
-                f"{one.hours:,.2f}",
-                f"{one.tokens:,}",
-                f"{one.bytes_up / 1e6:,.1f}",
-                f"{one.bytes_down / 1e6:,.1f}",
-                *("-" if math.isnan(loss) else f"{loss:.4g}" for loss in (one.loss, one.eval_loss)),
-            ]
-            for one in shown
-        ]
-        lines = drawn(head, rows)
+        columns: dict[str, Callable[[Point], str]] = {
+            "version": lambda one: str(one.version),
+            "hours": lambda one: f"{one.hours:,.2f}",
+            self.counts: lambda one: f"{one.tokens:,}",
+            "MB up": lambda one: f"{one.bytes_up / 1e6:,.1f}",
+            "MB down": lambda one: f"{one.bytes_down / 1e6:,.1f}",
+            "loss": lambda one: _shown(one.loss),
+            "held-out": lambda one: _shown(one.eval_loss),
+        }
+        lines = rows_of(columns, _spread(self.points))
         curve = [point.loss for point in self.points if math.isfinite(point.loss)]
         if curve:
             lines += [
@@ -170,30 +166,17 @@ class Result:
 
     def _client_table(self) -> list[str]:
         chosen = _spread(sorted(self.clients, key=lambda one: (one.tokens, one.name)))
-        head = [
-            "client",
-            "rate",
-            "steps",
-            "deltas",
-            self.counts,
-            "staleness",
-            "waited h",
-            "launches",
-        ]
-        rows = [
-            [
-                one.name,
-                f"{one.rate:g}",
-                f"{one.steps:,}",
-                f"{one.deltas:,}",
-                f"{one.tokens:,}",
-                f"{one.staleness / max(1, one.deltas):.1f}",
-                f"{one.waited_s / 3600:,.2f}",
-                str(one.launches),
-            ]
-            for one in chosen
-        ]
-        lines = drawn(head, rows)
+        columns: dict[str, Callable[[ClientPart], str]] = {
+            "client": lambda one: one.name,
+            "rate": lambda one: f"{one.rate:g}",
+            "steps": lambda one: f"{one.steps:,}",
+            "deltas": lambda one: f"{one.deltas:,}",
+            self.counts: lambda one: f"{one.tokens:,}",
+            "staleness": lambda one: f"{one.staleness / max(1, one.deltas):.1f}",
+            "waited h": lambda one: f"{one.waited_s / 3600:,.2f}",
+            "launches": lambda one: str(one.launches),
+        }
+        lines = rows_of(columns, chosen)
         if len(chosen) < len(self.clients):
             lines.append(
                 f"{len(chosen)} of {len(self.clients)} clients, from the least to the most merged"
@@ -206,28 +189,24 @@ class Result:
 
     def figure(self) -> Figure:
         """Draw loss against tokens, bytes and virtual hours. Needs matplotlib (extra `plot`)."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        axes: tuple[tuple[str, Callable[[Point], float]], ...] = (
-            (f"merged {self.counts}", lambda point: point.tokens),
-            ("MB on the wire, both directions, all clients", lambda point: point.bytes / 1e6),
-            ("virtual hours", lambda point: point.hours),
-        )
-        figure = Figure(figsize=(13, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(axes), sharey=True)
-        for panel, (label, place) in zip(panels, axes, strict=True):
+        axes: dict[str, Callable[[Point], float]] = {
+            f"merged {self.counts}": lambda point: point.tokens,
+            "MB on the wire, both directions, all clients": lambda point: point.bytes / 1e6,
+            "virtual hours": lambda point: point.hours,
+        }
+        figure, panels = panels_of(list(axes), "loss")
+        for panel, place in zip(panels, axes.values(), strict=True):
             for name in ("loss", "eval_loss"):
                 found = [one for one in self.points if math.isfinite(getattr(one, name))]
                 if found:
                     heights = [getattr(one, name) for one in found]
                     panel.plot([place(one) for one in found], heights, marker=".", label=name)
-            panel.set_xlabel(label)
-            panel.grid(visible=True, alpha=0.25)
-        panels[0].set_ylabel("loss")
         panels[-1].legend(fontsize=8)
         return figure
+
+
+def _shown(loss: float) -> str:
+    return "-" if math.isnan(loss) else f"{loss:.4g}"
 
 
 def _spread(every: Sequence[Any], most: int = ROWS) -> list[Any]:

@@ -53,7 +53,7 @@ from fsl_async.store.store import Store
 from fsl_async.store.vectors.memory import available_bytes
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer, VirtualWorker
-from fsl_async.tools.sim.world import HOUR_S, Launch, ProcessClock, World
+from fsl_async.tools.sim.world import HOUR_S, Launch, ProcessClock, SilentJournal, World
 from fsl_async.tools.simulate.baton import RandomStates
 from fsl_async.tools.simulate.client import OwnTraining
 from fsl_async.tools.simulate.places import PlacedNetwork, Places, Residents
@@ -113,16 +113,6 @@ def simulate(
         return kind(task, config, implied, settings, run_dir, log, progress).result()
     finally:
         torch.set_num_threads(before)
-
-
-class SilentJournal:
-    """Keeps nothing."""
-
-    def event(self, _event: Any, _now: float, _cause: int | None = None) -> int:
-        """Keep nothing."""
-        return 0
-
-    effect = fact = event
 
 
 @frozen

@@ -20,9 +20,11 @@ from fsl_async.observe.journal import JournalReader
 from fsl_async.process import stopper
 from fsl_async.tools.chaos import storm
 from fsl_async.tools.chaos.storm import FILE, Fault, FaultLog, Storm, StormRunner
-from fsl_async.tools.chaos.targets import KINDS, VALUED, Held, Node, Run, link_of, nodes
+from fsl_async.tools.chaos.targets import KINDS, Held, Node, Run, link_of, nodes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+HERE = f"127.0.0.1:{10_000 + os.getpid() % 50_000}"
+"""Where the run's parameter server listens: tests that run beside this one have other ones."""
 IDLE = "import time\nwhile True: time.sleep(0.1)"
 
 
@@ -36,10 +38,10 @@ def run(tmp_path):
         "kind": "note",
         "type": "node_started",
         "role": "ps",
-        "address": "tcp://127.0.0.1:7100",
+        "address": f"tcp://{HERE}",
     }
     (folder / "journal.jsonl").write_text(json.dumps(line) + "\n")
-    return Run.at(folder)
+    return Run.at(folder, chaos_command.options_of)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def until(ready, seconds=20.0):
         time.sleep(0.01)
 
 
-def client(run, name, address="127.0.0.1:7100"):
+def client(run, name, address=HERE):
     return (
         "--role",
         "client",
@@ -93,7 +95,7 @@ def test_only_processes_of_the_run_are_found(run, process, tmp_path):
     mine = [
         process("--role", "ps", "--run-dir", run.run_dir, "127.0.0.1:7100"),
         process(*client(run, "a", "127.0.0.1:9999")),  # through a proxy
-        process("--role", "client", "--name=b", "tcp://127.0.0.1:7100"),
+        process("--role", "client", "--name=b", f"tcp://{HERE}"),
     ]
     process("--role", "ps", "--run-dir", tmp_path / "other", "127.0.0.1:7101")
     process("--role", "client", "--name", "c", "127.0.0.1:7101")
@@ -132,7 +134,7 @@ def test_a_parameter_server_without_run_dir_is_found_by_its_journal(run, process
     held.close()
 
 
-NODE = ("--role", "client", "--name", "a", "127.0.0.1:7100")
+NODE = ("--role", "client", "--name", "a", HERE)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,6 @@ def test_values_of_options_are_not_the_address(run):
         if isinstance(one, click.Option) and not one.is_flag
         for option in one.opts
     }
-    assert valued == VALUED
     for option in sorted(valued - {"--role", "--run-dir", "--name"}):
         assert run.node(["python3", "fsl-node", *NODE, option, "x"], Path("/")) == ("a", "client")
 
@@ -194,7 +195,9 @@ def test_values_of_options_are_not_the_address(run):
 )
 def test_clients_are_found_by_every_address_of_the_server(run, listens, dials, fits):
     """A wildcard address is dialed by many names; clients of other machines must not match."""
-    found = Run(run.run_dir, listens).node(["python3", "fsl-node", *NODE[:-1], dials], Path("/"))
+    found = Run(run.run_dir, chaos_command.options_of, listens).node(
+        ["python3", "fsl-node", *NODE[:-1], dials], Path("/")
+    )
     assert (found is not None) == fits
 
 
@@ -216,14 +219,14 @@ def test_a_reused_process_id_is_not_held(run, process):
 def test_there_must_be_a_run(tmp_path):
     """A wrong directory must be an error before anything is written."""
     with pytest.raises(UsageError, match="holds no run"):
-        Run.at(tmp_path)
+        Run.at(tmp_path, chaos_command.options_of)
 
 
 def test_the_address_is_found_when_the_start_is_in_an_older_segment(tmp_path):
     """Clients are found by the address, so it must be known in long runs too."""
     line = {"t": 1.0, "type": "so_far", "state": {"node": {"address": "tcp://127.0.0.1:7100"}}}
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
-    assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
+    assert Run.at(tmp_path, chaos_command.options_of).address == "tcp://127.0.0.1:7100"
 
 
 def logged(run_dir):

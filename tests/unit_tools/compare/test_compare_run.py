@@ -13,9 +13,10 @@ from fsl_async.learn.split import build, task, weights
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.split.methods import method_of
-from fsl_async.tools.compare.runner import Loopback, Stage
 from fsl_async.tools.compare.split import SplitChoices, SplitComparison
 from fsl_async.tools.compare.tune import TuningChoices
+from fsl_async.tools.demo.places import Places
+from fsl_async.tools.demo.scenario import Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_peft = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
@@ -37,7 +38,7 @@ def split(images, *methods, more=(), **fields):
 
 
 def play(choices, folder, said=None):
-    stage = Stage(Loopback, (lambda _: None) if said is None else said.append, Stopper())
+    stage = Stage((lambda _: None) if said is None else said.append, Stopper())
     return list(SplitComparison(choices).outcomes(folder, stage))
 
 
@@ -119,33 +120,31 @@ def test_own_models_are_compared(images, tmp_path):
     assert found.last.payload["auxiliary up"] in {once, once + once // 2}
 
 
-class Elsewhere(Loopback):
-    """The server is to listen at an address that is not this machine's."""
+class Elsewhere(Places):
+    """The server is to listen at an address of documentation (RFC 5737)."""
 
-    def listen(self):
-        """An address of documentation (RFC 5737)."""
-        return {"ps": "tcp://192.0.2.1:7100", "split": "tcp://192.0.2.1:7101", "reach": ""}
+    host = "192.0.2.1"
 
 
 def test_a_node_that_fails_ends_the_comparison(images, tmp_path):
     """Its own error is raised, and no other node waits for it."""
-    stage = Stage(Elsewhere, lambda _: None, Stopper())
+    stage = Stage(lambda _: None, Stopper(), Elsewhere)
     with pytest.raises(FslError, match=r"192\.0\.2\.1") as caught:
         SplitComparison(split(images, "fedavg")).play("fedavg", tmp_path, stage)
     assert "\n" not in caught.value.message
 
 
-class Broken(Loopback):
+class Broken(Places):
     """A client's program does not start."""
 
-    def prefix(self, node):
+    def command(self, node):
         """A command that fails without a word of the node."""
         return ("/bin/sh", "-c", "echo no such site; exit 3") if node == "client-2" else ()
 
 
 def test_a_node_that_dies_is_reported_by_its_last_line(images, tmp_path):
     """The exit code alone told nothing; all that nodes wrote is in a file."""
-    stage = Stage(Broken, lambda _: None, Stopper())
+    stage = Stage(lambda _: None, Stopper(), Broken)
     with pytest.raises(FslError, match=r"client-2 ended \(exit code 3.*: no such site; all") as why:
         SplitComparison(split(images, "fedavg")).play("fedavg", tmp_path, stage)
     assert str(tmp_path / "nodes.log") in why.value.message
@@ -154,7 +153,7 @@ def test_a_node_that_dies_is_reported_by_its_last_line(images, tmp_path):
 
 def test_a_stop_ends_all_nodes(images, tmp_path):
     """Ctrl-C is the comparison's own: its nodes are in groups of their own."""
-    stage = Stage(Loopback, lambda _: None, Stopper())
+    stage = Stage(lambda _: None, Stopper())
     stage.stop.request(reason="Ctrl-C")
     with pytest.raises(FslError, match="the comparison was ended by Ctrl-C"):
         SplitComparison(split(images, "fedavg")).play("fedavg", tmp_path, stage)
@@ -194,7 +193,7 @@ def tuning(tmp_path, base, sites, **more):
     settings = {"train.batch": 2, "train.learning_rate": 1e-2}
     choices = TuningChoices(base=str(base), data=data, settings=settings, **given)
     said = []
-    return TuningComparison(choices), Stage(Loopback, said.append, Stopper()), said
+    return TuningComparison(choices), Stage(said.append, Stopper()), said
 
 
 @needs_peft

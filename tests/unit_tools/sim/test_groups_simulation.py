@@ -6,11 +6,10 @@ import pytest
 from attrs import evolve
 
 from fsl_async.roles.ring.coordinator import RingCoordinator
-from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.store.book.ring_book import RingBook
 from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.store import Store
-from fsl_async.tools.sim import groups_simulation, world
+from fsl_async.tools.sim import world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.simulation import SimulationSettings
 
@@ -110,19 +109,19 @@ def _count_again(monkeypatch):
 
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
-    monkeypatch.setattr(groups_simulation, "LONGEST_END_S", 600.0)  # rounds do not end then
+    monkeypatch.setattr(world, "LONGEST_END_S", 600.0)  # rounds do not end then
 
     def short(config):
         return RingMachine(evolve(config, ring=evolve(config.ring, hold_s=10.0)))
 
     monkeypatch.setattr("fsl_async.nodes.ps.ring.RingMachine", short)
-    advance = Store.advance
+    commit = Store.commit
 
-    def forget(self, average):
+    def forget(self, *given, **more):
         self.ring._book.cut = None
-        return advance(self, average)
+        return commit(self, *given, **more)
 
-    monkeypatch.setattr(Store, "advance", forget)
+    monkeypatch.setattr(Store, "commit", forget)
 
 
 def _use_numbers_again(monkeypatch):
@@ -146,7 +145,6 @@ def _forget_what_was_gained(monkeypatch):
     monkeypatch.setattr(RingStore, "_reference", lambda *_: None)
 
 
-@pytest.mark.sweep
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "defect",

@@ -195,7 +195,7 @@ def _decline_silently(monkeypatch):
         (_no_base, "zeroth", SHORT_S, 1),
         (_version_of_late, "lora", SHORT_S, 1),
         (_keep_versions, "zeroth", LONG_S, 1),
-        (_take_during_a_replay, "zeroth", SHORT_S, 10),
+        (_take_during_a_replay, "zeroth", SHORT_S, 2),
         (_leave_a_fetch_unanswered, "zeroth", LONG_S, 4),
         (_replay_one_step_more, "zeroth", SHORT_S, 1),
         (_lose_a_step, "zeroth", SHORT_S, 1),

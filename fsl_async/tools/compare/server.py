@@ -1,12 +1,9 @@
-"""A node of a run, in a process of its own: a client, or the server.
+"""The server of a compared run, in a process of its own.
 
-    python -m fsl_async.tools.compare.node client MARK
-        a client, with what a file MARK holds once it is there, in JSON: {"address", "name",
-         "run_dir", "data" and `SiteChoices`}, as `ClientOptions` takes them. Clients load their
-         libraries at the same time, and join in the order of shards
-    python -m fsl_async.tools.compare.node server JSON
-        {"sets": of the run, "folder", "listen": {"ps", "split", "reach"}, "scored": [every, rounds,
-         turns], as `choices.is_scored` takes them}
+    python -m fsl_async.tools.compare.server JSON
+        {"sets": of the run, "folder", "clients": in the order of their shards, "listen": [where
+         both servers listen, where clients reach the split server if elsewhere], "scored": [every,
+         rounds, turns], as `choices.is_scored` takes them}
 
 The server is the parameter server, and in its loop a split server where the method has one. It
 differs from `--role ps` and `--role server` in one thing: a version that is to be scored is
@@ -20,21 +17,24 @@ trains meanwhile. If that file holds `DRAIN`, the run ends in good order. Lines 
 Without a split server it does not import torch, so its memory is that of `--role ps`.
 """
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.settings import Config
 from fsl_async.errors import FslError
 from fsl_async.files.files import make_folder
+from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.process.memory import keep_freed_blocks, peak_bytes
 from fsl_async.process.stopper import Stopper
+from fsl_async.store.store import Store
 from fsl_async.tools.compare.choices import is_scored
 
 LOOK_S = 0.01
@@ -42,17 +42,18 @@ LOOK_S = 0.01
 DRAIN = "drain"
 
 
-def put(mark: Path, text: str) -> None:
-    """Write a file that a node waits for, at once as a whole."""
-    begun = mark.with_suffix(".new")
-    begun.write_text(text, encoding="utf-8")
-    begun.replace(mark)
-
-
 def _awaited(mark: Path) -> str:
     while not mark.exists():
         time.sleep(LOOK_S)
     return mark.read_text(encoding="utf-8")
+
+
+def let_go(folder: Path, version: int, text: str) -> None:
+    """Let a version go, which waits for its score. text: "", or `DRAIN`."""
+    mark = mark_of(folder, version)
+    begun = mark.with_suffix(".new")
+    begun.write_text(text, encoding="utf-8")
+    begun.replace(mark)  # at once as a whole
 
 
 def mark_of(folder: Path, version: int) -> Path:
@@ -69,27 +70,14 @@ def _emit(event: str, **fields: Any) -> None:
     _log(json.dumps({"event": event, **fields}))
 
 
-def _join(mark: Path) -> None:
-    from fsl_async.nodes.client.joining import join_run
-    from fsl_async.nodes.client.parts import ClientOptions
-
-    given = json.loads(_awaited(mark))
-    options = ClientOptions(
-        given.pop("address"),
-        run_dir=Path(given.pop("run_dir")),
-        policy=SitePolicy(frozenset(KINDS)),  # all nodes are this machine's
-        **given,
-    )
-    join_run(options, stop=Stopper(), log=_log)
-
-
 def _serve(given: Mapping[str, Any]) -> None:
-    folder, listen, stop = Path(given["folder"]), given["listen"], Stopper()
+    folder, stop = Path(given["folder"]), Stopper()
+    listen, reached = given["listen"]
     config = load(None, given["sets"])
     config = attrs.evolve(
         config,
-        listen=attrs.evolve(config.listen, address=listen["ps"], insecure=True),
-        split=attrs.evolve(config.split, listen=listen["split"], server=listen["reach"]),
+        listen=attrs.evolve(config.listen, address=listen, insecure=True),
+        split=attrs.evolve(config.split, listen=listen, server=reached),
     )
 
     def committed(version: int, weights: Callable[[], Mapping[str, Any]] = dict) -> None:
@@ -108,6 +96,7 @@ def _serve(given: Mapping[str, Any]) -> None:
         _emit("listening", role=role, address=address)
 
     make_folder(folder)
+    _lease(config, folder / "ps" if config.split.has_server else folder, given["clients"])
     if config.split.has_server:
         from fsl_async.nodes.split_server import node as split_server
 
@@ -128,16 +117,21 @@ def _serve(given: Mapping[str, Any]) -> None:
     )
 
 
+def _lease(config: Config, folder: Path, clients: Sequence[str]) -> None:
+    """Lease the shards in the order of clients: all runs divide the data alike."""
+    make_folder(folder)
+    with contextlib.closing(Store(folder, store_settings_of(config))) as store:
+        store.recover()
+        for number, name in enumerate(clients):
+            store.lease(name, config.shards, number)
+
+
 def main(arguments: list[str]) -> int:
-    """Run a node; returns its exit code."""
-    role, given = arguments
+    """Run the server; returns its exit code."""
     keep_freed_blocks()  # as the commands do
     try:
-        if role == "client":
-            _join(Path(given))
-        else:
-            _serve(json.loads(given))
-            _emit("memory", bytes=peak_bytes())
+        _serve(json.loads(arguments[0]))
+        _emit("memory", bytes=peak_bytes())
     except FslError as error:
         _log(f"error: {error.message}")
         return int(error.exit_code)
