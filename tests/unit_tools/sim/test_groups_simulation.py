@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.store.book.ring_book import RingBook
 from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.store import Store

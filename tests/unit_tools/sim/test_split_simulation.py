@@ -128,7 +128,7 @@ def test_free_mode_loses_nothing_without_faults(method):
     assert lineage.version > 4
     assert len(lineage.merged) >= 3 * lineage.version - 6  # the first round and the last one
     trainings = [training.split for training in simulation.trainings.values()]
-    assert sum(training.left_out for training in trainings) <= 3 * 2
+    assert sum(training._run.meter.left_out for training in trainings) <= 3 * 2
     if method == "fsl-sage":
         assert all(training.installed > 2 for training in trainings)
 
