@@ -30,7 +30,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import FslError
 from fsl_async.files.private_files import make_folder
 from fsl_async.process.memory import keep_freed_blocks, peak_bytes

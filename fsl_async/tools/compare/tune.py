@@ -10,7 +10,7 @@ from attrs import frozen
 
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings_tuning import RANK
-from fsl_async.config.site import Order, SiteChoices
+from fsl_async.config.site_policy import Order, SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.rules.adapters import RULES

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from fsl_async.config.load import load, resolved, to_dict
-from fsl_async.config.settings_training import TrainConfig
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import FslError
 from fsl_async.learn.client.fed import LocalFed
@@ -152,7 +151,7 @@ def _train(
     model: Any, ids: torch.Tensor, *, seed: int, steps: int, say: Callable[[str], None]
 ) -> None:
     """Muon and AdamW on random windows; rates fall linearly to a tenth."""
-    optimizer = build_optimizer(model, TrainConfig())
+    optimizer = build_optimizer(model, {})
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP) * (1 - 0.9 * step / steps)
     )

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.learn.models import auxiliary, gpt
 from fsl_async.learn.models.cuts import CutError, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split.weights import state_bytes, weights_of
 
 SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
