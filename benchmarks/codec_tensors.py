@@ -21,14 +21,12 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from fsl_async.config.presets import SIZES
-from fsl_async.config.settings_training import TrainConfig
 from fsl_async.errors import UsageError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.data.corpus import windows
-from fsl_async.learn.models.gpt import GPT, Block
+from fsl_async.learn.models.gpt import GPT, PRESETS, Block
 from fsl_async.roles.phrasing import figure
 from fsl_codecs import new_vector
 
@@ -94,9 +92,9 @@ def trained_tensors(
 ) -> dict[str, Vector]:
     """Train, and return a vector (values,) of each kind in NAMES."""
     fillings = {name: Filling(values) for name in NAMES}
-    model = GPT(SIZES[settings.preset], seed=settings.seed)
+    model = GPT(PRESETS[settings.preset], seed=settings.seed)
     corpus = pretrain.open_corpus({}, model.config.context)
-    train = TrainConfig(optimizer="adamw", learning_rate=settings.learning_rate)
+    train = {"optimizer": "adamw", "learning_rate": settings.learning_rate}
     optimizer = build_optimizer(model, train)
     schedule = Schedule("constant")
     batches = windows(

@@ -15,9 +15,8 @@ import sysconfig
 import numpy as np
 import torch
 
-from fsl_async.config.presets import SIZES
 from fsl_async.learn.data.corpus import Corpus, windows
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, PRESETS
 from fsl_codecs import CodecSpec, decode, encode
 
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
@@ -48,12 +47,12 @@ def cut_tensors(model: GPT, window: torch.Tensor, block: int) -> dict[str, np.nd
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="0.5m", choices=sorted(SIZES))
+    parser.add_argument("--preset", default="0.5m", choices=sorted(PRESETS))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = SIZES[options.preset]
+    config = PRESETS[options.preset]
     model = GPT(config)
     corpus = Corpus.open(sysconfig.get_path("stdlib"), context=config.context)
     drawn = windows(corpus, corpus.train, batch=options.batch, seed=0, name="cut_bits")

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build

@@ -40,7 +40,7 @@ from torch import nn, optim
 import fsl_codecs
 import fsl_transport
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps

@@ -39,9 +39,8 @@ import torch
 from attrs import asdict, evolve, frozen
 from sync import manifest_of
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings import GuardConfig
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta

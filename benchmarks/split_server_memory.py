@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.split import build
 from fsl_async.nodes.client import joining

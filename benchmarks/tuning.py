@@ -46,7 +46,7 @@ import click
 import torch
 import tuning_data
 
-from fsl_async.config.site import Order
+from fsl_async.config.site_policy import Order
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.process.stopper import Stopper

@@ -16,7 +16,7 @@ from fsl_async.errors import FslError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from fsl_async.config.site import Order
+    from fsl_async.config.site_policy import Order
     from fsl_async.nodes.client.gang_joining import JoinedRank
     from fsl_async.nodes.client.joining import Joined
     from fsl_async.tools.simulate.result import Result
@@ -78,10 +78,10 @@ def join(
     keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
     insecure: accept an address of another machine without a key.
     allow: what may leave this machine, such as "deltas,metrics"; by default that of site.toml
-        beside the keys, else only deltas (`fsl_async.config.site`). Metrics are sent only if
+        beside the keys, else only deltas (`fsl_async.config.site_policy`). Metrics are sent only if
         they are allowed.
     rank, order, layers: where the run tunes a base model, this site's --rank, --order and --layers
-        (`fsl_async.config.site`).
+        (`fsl_async.config.site_policy`).
     Raises FslError with a remedy in one line: for a wrong address or name, or if the parameter
     server refuses this client (at the end of the `with` block: if it has removed this client).
     """

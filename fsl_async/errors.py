@@ -119,7 +119,7 @@ class RunDirError(FslError):
 
 
 class NotAllowedError(FslError):
-    """A run needs data that the site's policy (`fsl_async.config.site`) does not allow."""
+    """A run needs data that the site's policy (`fsl_async.config.site_policy`) does not allow."""
 
 
 class RefusedError(FslError):

@@ -12,7 +12,7 @@ from attrs import evolve, fields_dict
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
-from fsl_async.config.site import SiteChoices, listed
+from fsl_async.config.site_policy import SiteChoices, listed
 from fsl_async.errors import DataError, TooShortError, UsageError
 from fsl_async.process.memory import keep_freed_blocks, threads_here
 from fsl_async.process.program import program
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
-    from fsl_async.config.site import Order
+    from fsl_async.config.site_policy import Order
     from fsl_async.nodes.client.client_node import Summary
     from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper

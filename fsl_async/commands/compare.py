@@ -19,7 +19,7 @@ from fsl_async.config.load import setting_choices
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import TABLES
 from fsl_async.config.settings_tuning import AdapterRuleName
-from fsl_async.config.site import Order
+from fsl_async.config.site_policy import Order
 from fsl_async.errors import UsageError
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import names_of

@@ -137,7 +137,7 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
 
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
-    from fsl_async.config.site import SiteChoices
+    from fsl_async.config.site_policy import SiteChoices
     from fsl_async.learn.tune.base_files import base_facts, planned
     from fsl_async.plan.methods import Lora, Zeroth, adapter_shapes, adapter_values
     from fsl_async.store.rules.adapters import adapter_rule_named

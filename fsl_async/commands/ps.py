@@ -182,7 +182,7 @@ def _read_launching(path: Path) -> Launching:
 def client_options(config: Config) -> str:
     """The options that every client of the run needs, each followed by a space."""
     from fsl_async.config.rules import is_own
-    from fsl_async.config.site import DELTAS, listed, needs_of
+    from fsl_async.config.site_policy import DELTAS, listed, needs_of
 
     own = {
         "--task": is_own(config.train.task),

@@ -7,50 +7,34 @@ from typing import Any
 
 from attrs import frozen
 
-VOCABULARY = 256
-
 
 @frozen
-class GPTConfig:
+class Sizes:
     """Sizes of a GPT.
 
-    layers: transformer blocks. width: of the residual stream. heads: attention heads. context:
-    tokens in a window. `width` must be a multiple of `heads`, and `width / heads` even (rotary
-    pairs).
+    layers: transformer blocks. width: of the residual stream. heads: attention heads.
+    context: bytes in a window.
     """
 
     layers: int
     width: int
     heads: int
     context: int
-    dropout: float = 0.0
-    vocabulary: int = VOCABULARY
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "context", "vocabulary"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}: give at least 1")
-        if self.width % self.heads or self.width // self.heads % 2:
-            raise ValueError(
-                f"model.width {self.width} does not split into {self.heads} heads of even size"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout is {self.dropout}: give a share in [0, 1)")
 
 
 DECAY_SHARES: Mapping[str, float] = {"muon": 0.5, "adamw": 0.3}
 """Last part of a run in which rates fall, by inner optimizer (docs/adr/0107)."""
 
 # Parameters: 12 layers width^2 + 256 width, plus those of the norms.
-SIZES: Mapping[str, GPTConfig] = {
-    "0.5m": GPTConfig(layers=4, width=96, heads=4, context=128),
-    "1m": GPTConfig(layers=5, width=128, heads=4, context=256),
-    "3m": GPTConfig(layers=7, width=192, heads=6, context=256),
-    "10m": GPTConfig(layers=6, width=384, heads=6, context=512),
-    "50m": GPTConfig(layers=10, width=640, heads=10, context=1024),
-    "124m": GPTConfig(layers=13, width=896, heads=14, context=1024),
-    "350m": GPTConfig(layers=28, width=1024, heads=16, context=2048),
-    "1b": GPTConfig(layers=20, width=2048, heads=16, context=2048),
+SIZES: Mapping[str, Sizes] = {
+    "0.5m": Sizes(layers=4, width=96, heads=4, context=128),
+    "1m": Sizes(layers=5, width=128, heads=4, context=256),
+    "3m": Sizes(layers=7, width=192, heads=6, context=256),
+    "10m": Sizes(layers=6, width=384, heads=6, context=512),
+    "50m": Sizes(layers=10, width=640, heads=10, context=1024),
+    "124m": Sizes(layers=13, width=896, heads=14, context=1024),
+    "350m": Sizes(layers=28, width=1024, heads=16, context=2048),
+    "1b": Sizes(layers=20, width=2048, heads=16, context=2048),
 }
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {

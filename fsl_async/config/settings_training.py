@@ -260,8 +260,11 @@ class TrainConfig:
     )
     hang_factor: float = setting(
         20.0,
-        "a step hangs after this x the median step, and two minutes; 0 = never",
+        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
         span(least=0, most=1e6),
+    )
+    hang_least_s: float = setting(
+        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
     )
     hang_restart: bool = setting(
         False,

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from fsl_async.config.site import SitePolicy, listed, parse_kinds
+from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
 from fsl_async.errors import KeysError, UsageError
 from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list

@@ -53,7 +53,7 @@ class ParameterServerFigures:
     grace: tuple[float, ...] = ()
     """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
-    """Kinds of data that every client of the run sends (`fsl_async.config.site`)."""
+    """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
     rules: dict[str, str] = field(factory=dict)
     """The operator's own rules by setting: class, file, and the first digits of its digest."""
     counts: str = "tokens"

@@ -16,7 +16,7 @@ Values kept for the backward pass (`activations`), in fp32:
 from attrs import evolve
 
 from fsl_async.accounting.sizes import ModelShapes, Part, label_width
-from fsl_async.config.presets import SIZES, VOCABULARY, GPTConfig
+from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
 
 RESNETS = {"resnet18-cifar10": 10, "resnet18-cifar100": 100}
@@ -27,6 +27,7 @@ _RESNET_WIDTHS = (64, 128, 256, 512)
 _RESNET_SIDES = (8, 4, 2, 1)
 _RESNET_IMAGE_VALUES = 3 * 32 * 32
 
+GPT_VOCABULARY = 256
 GPT_DEFAULT_CUT = "1"
 _KEPT_WIDTHS_OF_A_BLOCK = 21
 
@@ -79,7 +80,7 @@ def resnet18(name: str, classes: int, cut: str) -> ModelShapes:
     )
 
 
-def gpt(name: str, sizes: GPTConfig, cut: str) -> ModelShapes:
+def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
     """The built-in GPT with `cut` blocks at the client.
 
     A sample is a window of `context` tokens; its labels are the next bytes. The whole model ties
@@ -98,8 +99,8 @@ def gpt(name: str, sizes: GPTConfig, cut: str) -> ModelShapes:
         parameters=12 * width * width + 2 * width,
         activations=tokens * (_KEPT_WIDTHS_OF_A_BLOCK * width + sizes.heads),
     )
-    embedding = Part(parameters=VOCABULARY * width)
-    norm = Part(parameters=width, activations=tokens * (2 * width + VOCABULARY))
+    embedding = Part(parameters=GPT_VOCABULARY * width)
+    norm = Part(parameters=width, activations=tokens * (2 * width + GPT_VOCABULARY))
     head = embedding + norm
     client = _sum(embedding, *[block] * before)
     server = _sum(*[block] * (sizes.layers - before), head)
@@ -113,7 +114,7 @@ def gpt(name: str, sizes: GPTConfig, cut: str) -> ModelShapes:
         tail=norm,
         cut_values=tokens * width,
         tail_values=tokens * width,
-        label_bytes=tokens * label_width(VOCABULARY),
+        label_bytes=tokens * label_width(GPT_VOCABULARY),
     )
 
 

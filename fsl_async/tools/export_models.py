@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fsl_async.config.load import from_tables
-from fsl_async.config.presets import VOCABULARY, GPTConfig
 from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.errors import FslError, TaskError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
@@ -18,7 +17,7 @@ from fsl_async.learn.client.statistics import SpectralNorms, recalibrate
 from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.families import hf_sizes
-from fsl_async.learn.models.gpt import GPT, gpt_config
+from fsl_async.learn.models.gpt import GPT, VOCABULARY, GPTConfig, gpt_config
 from fsl_async.learn.models.peft_folder import write_tensors
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.store.model.manifest import Manifest

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.config.presets import GPTConfig
     from fsl_async.config.settings_tuning import TuneConfig
+    from fsl_async.learn.models.gpt import GPTConfig
     from fsl_async.learn.tune.base_files import BaseFacts
     from fsl_async.store.rules.adapters import AdapterLayout
     from fsl_async.tools.kept_run import KeptRun, Loaded

@@ -10,10 +10,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from fsl_async.config.presets import VOCABULARY
 from fsl_async.errors import ConfigError, RunDirError, UsageError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, VOCABULARY
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.models.peft_folder import ADAPTER_CONFIG
 from fsl_async.tools.export_models import built_in_gpt

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from fsl_async.commands import decay, evaluate
 from fsl_async.config.fixed import keep_settings
 from fsl_async.config.load import load
-from fsl_async.config.presets import GPTConfig
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.pretrain import evaluate as loss_of
 from fsl_async.learn.client.pretrain import open_corpus
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.nodes.ps.decay_requests import FILE, read_request
 from fsl_async.observe.evaluations import EVALUATIONS, Evaluation, kept, line_of, newest
 from fsl_async.observe.journal import JOURNAL

@@ -12,10 +12,9 @@ from tuned_runs import adapted, make_run, make_versions, write_base
 
 from fsl_async.commands import export, generate
 from fsl_async.config.load import load
-from fsl_async.config.presets import GPTConfig
 from fsl_async.errors import ConfigError, RunDirError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.tools import generation
 from fsl_async.tools.generation import Bytes, Chat, Sampling
 from fsl_async.tools.kept_run import KeptRun

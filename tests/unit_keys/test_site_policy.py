@@ -6,7 +6,7 @@ Hostile parameter servers are in unit_nodes/split.
 import pytest
 
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
+from fsl_async.config.site_policy import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
 from fsl_async.errors import KeysError, NotAllowedError, UsageError
 from fsl_async.keys.folder import KeysFolder, site_policy
 

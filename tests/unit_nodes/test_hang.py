@@ -20,7 +20,7 @@ def test_what_a_step_may_take(times, limit_s):
     if limit_s is not None:
         assert watch.look(0.0, times, limit_s) is None
     assert (watch.look(0.0, times, 20.1) is None) is (limit_s is None)
-    assert HangWatch(0.0).look(0.0, times, 1e6) is None
+    assert HangWatch(0.0, 10.0).look(0.0, times, 1e6) is None
 
 
 def test_a_hang_and_its_end_are_reported_once():

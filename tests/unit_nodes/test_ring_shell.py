@@ -4,10 +4,10 @@
 
 import numpy as np
 import pytest
-from configs import config_of, roster_of
+from configs import config_of
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.sync.group_hold import CommitGlobal
@@ -70,11 +70,11 @@ class Side:
         self.store.recover()
         self.listener, self.dialer, now = Endpoint(), Endpoint(), Now()
         self.fed, self.said, self.models = [], [], []
-        config = config_of("ring", name=name, roster=roster_of(["north", "south", "east"]))
+        names = ("north", "south", "east")
+        roster = ", ".join(f"{one}=fsl://127.0.0.1:7100?key={KEY}" for one in names)
+        config = config_of("ring", name=name, roster=roster)
         self.shell = RingShell(
-            RingOptions(
-                config=config, servers=dict.fromkeys(config.ring.servers, KEY), host="127.0.0.1",
-            ),
+            config,
             Group(
                 feed=self.feed, committed=lambda *_: None, use_model=self.models.append
             ),

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fsl_async.accounting.sizes import Part, label_width
-from fsl_async.config.presets import SIZES, GPTConfig
+from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.families import resnet18
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig
 from fsl_async.plan.shapes import find_shapes, gpt
 
 
@@ -51,7 +51,7 @@ def same(part, *modules):
 def test_gpt_parts_have_the_values_of_the_real_ones(name, cut):
     """A formula becomes wrong when the module changes."""
     with torch.device("meta"):
-        model = GPT(SIZES[name])
+        model = GPT(PRESETS[name])
     found = find_shapes(f"gpt-{name}", cut)
     assert same(found.whole, model)
     parts = split(model, cut)
@@ -59,17 +59,17 @@ def test_gpt_parts_have_the_values_of_the_real_ones(name, cut):
     assert same(found.server, parts.server)
     assert same(found.auxiliary, parts.server.first_blocks(1))
     with torch.device("meta"):
-        u_shaped = split(GPT(SIZES[name]), cut, SIZES[name].layers)
+        u_shaped = split(GPT(PRESETS[name]), cut, PRESETS[name].layers)
     assert same(found.client + found.tail, u_shaped.client, u_shaped.tail)
-    context, width = SIZES[name].context, SIZES[name].width
+    context, width = PRESETS[name].context, PRESETS[name].width
     assert found.cut_values == found.tail_values == context * width
     assert found.label_bytes == context
 
 
 def test_a_gpt_keeps_the_values_of_the_rule():
     """The memory estimate needs it; torch's fused attention keeps no context-by-context matrix."""
-    sizes = GPTConfig(layers=3, width=64, heads=4, context=96)
-    model = GPT(sizes)
+    sizes = Sizes(layers=3, width=64, heads=4, context=96)
+    model = GPT(GPTConfig(sizes.layers, sizes.width, sizes.heads, sizes.context))
     batch = 2
     window = torch.randint(0, 256, (batch, sizes.context + 1))
     kept = kept_values(model.loss, (window,), [*model.parameters(), model.cos_TD, model.sin_TD])

@@ -37,7 +37,7 @@ from torch import nn
 
 from fsl_async.config.presets import DECAY_SHARES
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.config.site import DELTAS
+from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights

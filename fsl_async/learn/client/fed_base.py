@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from fsl_async.config.load import from_tables
 from fsl_async.config.settings import Config
-from fsl_async.config.site import SiteChoices, SitePolicy
+from fsl_async.config.site_policy import SiteChoices, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.items import PartSampler, Positions
@@ -243,10 +243,7 @@ class FedBase:
         run, `train.rewarm_steps` for a client that joins later. See
         `fsl_async.learn.client.schedule`.
         """
-        train, training = self.settings.train, self._own_training
-        schedule = Schedule(
-            train.schedule, train.final_rate, train.warmup_steps, train.rewarm_steps
-        )
+        schedule, training = Schedule.of(self.config.get("train", {})), self._own_training
         return schedule.factor(
             self.progress,
             self.decays_from,
@@ -268,10 +265,10 @@ class FedBase:
         learning_rate=3e-4, optimizer="adamw". is_matrix: whether Muon steps a weight, by its name;
         by default `fsl_async.learn.client.optimizers.hidden_matrices`.
         """
-        settings = attrs.evolve(self.settings.train, **train)
+        settings = {**self.config.get("train", {}), **train}
         if self.adapters is None:
             return build_optimizer(model, settings, is_matrix=is_matrix)
-        rate = settings.learning_rate or ADAPTER_RATE
+        rate = float(settings.get("learning_rate", 0.0)) or ADAPTER_RATE
         # Factors are of low rank by themselves; decay would pull a frozen tail and B apart.
         optimizer = torch.optim.AdamW(self.adapters.trained(), lr=rate, weight_decay=0.0)
         self.track(optimizer)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsl_async.config.settings_training import TrainConfig
 from fsl_async.errors import TaskError
 
 BETAS = (0.9, 0.95)
@@ -129,16 +128,16 @@ class MuonAdamW(torch.optim.Optimizer):
 
 def build_optimizer(
     model: nn.Module,
-    train: TrainConfig,
+    train: Mapping[str, Any],
     *,
     is_matrix: Callable[[str, nn.Parameter], bool] | None = None,
 ) -> torch.optim.Optimizer:
     """Build the inner optimizer over the weights of `model` that train.
 
-    train: its optimizer, learning_rate (AdamW's), muon_rate and weight_decay; a rate of 0 is by the
-    rule above. is_matrix: whether Muon steps a weight, by name; by default those that
-    `hidden_matrices` finds. Weights with fewer than two dimensions do not decay: it would shrink
-    the signal of norms.
+    train: the table [train] of a run's configuration, or a part of it: optimizer ("muon" or
+    "adamw"), learning_rate (AdamW's), muon_rate, weight_decay; a rate of 0 or none is by the rule
+    above. is_matrix: whether Muon steps a weight, by name; by default those that `hidden_matrices`
+    finds. Weights with fewer than two dimensions do not decay: it would shrink the signal of norms.
     """
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     hidden = hidden_matrices(model) if is_matrix is None else set()
@@ -149,10 +148,10 @@ def build_optimizer(
         and weight.is_floating_point()
         and (name in hidden if is_matrix is None else is_matrix(name, weight))
     }
-    decay = train.weight_decay
-    if train.optimizer == "adamw":
+    decay = float(train.get("weight_decay", 0.1))
+    if train.get("optimizer", "muon") == "adamw":
         chosen = set()
-    adamw_rate = train.learning_rate or adamw_rate_of(
+    adamw_rate = float(train.get("learning_rate", 0.0)) or adamw_rate_of(
         (weights[name] for name in hidden_matrices(model) & set(weights)),
         beside_muon=bool(chosen),
     )
@@ -165,7 +164,7 @@ def build_optimizer(
     if not chosen:
         return torch.optim.AdamW(others, lr=adamw_rate, betas=BETAS)
     matrices = [weight for name, weight in weights.items() if name in chosen]
-    muon_rate = train.muon_rate or MUON_RATE
+    muon_rate = float(train.get("muon_rate", 0.0)) or MUON_RATE
     muon = Muon(matrices, lr=muon_rate, weight_decay=decay, momentum=MUON_MOMENTUM)
     if not others:
         return muon

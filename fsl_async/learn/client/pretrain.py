@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 
-from fsl_async.config.site import METRICS
+from fsl_async.config.site_policy import METRICS
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
@@ -43,14 +43,20 @@ LN2 = math.log(2.0)
 
 def train(fed: Fed) -> None:
     """Train until the run ends, then report the loss on the held-out tail."""
-    settings = fed.settings.train
-    if settings.threads:
+    settings: dict[str, Any] = {
+        "batch": 16,
+        "threads": 0,
+        "clip_norm": 1.0,
+        "evaluate_share": 0.0,
+    }
+    settings |= fed.config.get("train", {})
+    if settings["threads"]:
         # Several clients on one machine: each would start a thread per core, and they would wait
         # for each other.
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(settings["threads"])
     model_config = gpt_config(fed.config)
     # Before this client joins in anything: too short a part is an error.
-    data = open_data(fed, model_config.context, settings.batch)
+    data = open_data(fed, model_config.context, settings["batch"])
     model = GPT(model_config, seed=fed.seed).to(fed.device)
     if fed.ranks > 1:
         shard(model, fed)
@@ -59,14 +65,14 @@ def train(fed: Fed) -> None:
     scheduler = fed.scheduler(optimizer)
     # Ranks decide by clocks of their own when to evaluate, and must do it together.
     evaluates = not fed.part[0] and fed.ranks == 1 and data.holds_out
-    share = settings.evaluate_share if evaluates else 0.0
+    share = settings["evaluate_share"] if evaluates else 0.0
     held_out = HeldOut(fed, lambda: data.measure(model), share)
     skipped = 0
     for window_BS in data.batches():
         with autocast(fed.device):
             loss = model.loss(window_BS)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"] or math.inf)
         is_skipped = not bool(torch.isfinite(norm))
         if not is_skipped:
             optimizer.step()

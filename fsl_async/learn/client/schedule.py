@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -72,6 +73,16 @@ class Schedule:
     final: float = FINAL_RATE
     warmup_steps: int = WARMUP_STEPS
     rewarm_steps: int = WARMUP_STEPS
+
+    @classmethod
+    def of(cls, train: Mapping[str, Any]) -> Schedule:
+        """Read the table [train] of a run's configuration."""
+        return cls(
+            train.get("schedule", "wsd"),
+            float(train.get("final_rate", FINAL_RATE)),
+            int(train.get("warmup_steps", WARMUP_STEPS)),
+            int(train.get("rewarm_steps", WARMUP_STEPS)),
+        )
 
     def factor(
         self, progress: float | None, decays_from: float, *, steps: int, late: bool

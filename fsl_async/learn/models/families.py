@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-from fsl_async.config.presets import SIZES, GPTConfig
+from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, one_line
@@ -36,7 +36,7 @@ from fsl_async.learn.data.facts import Facts, context_of
 from fsl_async.learn.models import gpt, hf
 from fsl_async.learn.models.cuts import CutError, cuts_of, own_module
 from fsl_async.learn.models.forward import Batch, drawing
-from fsl_async.learn.models.gpt import GPT, gpt_config
+from fsl_async.learn.models.gpt import GPT, GPTConfig, gpt_config
 
 
 class BasicBlock(nn.Module):

@@ -31,25 +31,58 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-from fsl_async.config.presets import SIZES, GPTConfig
+from fsl_async.config.presets import SIZES
 from fsl_async.errors import TaskError
 
 Tables = Mapping[str, Mapping[str, Any]]
 """A run's configuration as plain tables, as `fed.config` has it."""
 
+VOCABULARY = 256
 ROTARY_BASE = 10_000.0
+
+
+@attrs.frozen(slots=True)
+class GPTConfig:
+    """Sizes of a GPT.
+
+    `width` must be a multiple of `heads`, and `width / heads` even (rotary pairs).
+    """
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    dropout: float = 0.0
+    vocabulary: int = VOCABULARY
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "context", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} is {getattr(self, name)}: give at least 1")
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise ValueError(
+                f"model.width {self.width} does not split into {self.heads} heads of even size"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout is {self.dropout}: give a share in [0, 1)")
+
+
+PRESETS = {
+    name: GPTConfig(sizes.layers, sizes.width, sizes.heads, sizes.context)
+    for name, sizes in SIZES.items()
+}
 
 
 def gpt_config(tables: Tables) -> GPTConfig:
     """Read [model]: a preset, and sizes that are not 0 in its place. Raises TaskError."""
     given = tables.get("model", {})
     preset = given.get("preset", "0.5m")
-    if preset not in SIZES:
-        raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(SIZES)}")
+    if preset not in PRESETS:
+        raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(PRESETS)}")
     names = ("layers", "width", "heads", "context", "vocabulary")
     changed = {name: given[name] for name in names if given.get(name)}
     try:
-        return attrs.evolve(SIZES[preset], **changed)
+        return attrs.evolve(PRESETS[preset], **changed)
     except ValueError as error:
         raise TaskError(str(error)) from error
 

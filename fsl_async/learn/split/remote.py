@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsl_async.config.site import ACTIVATIONS, LABELS
+from fsl_async.config.site_policy import ACTIVATIONS, LABELS
 from fsl_async.errors import NotAllowedError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed

@@ -18,7 +18,6 @@ import attrs
 import numpy as np
 import torch
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings import Config
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
@@ -38,7 +37,7 @@ from fsl_async.learn.data.facts import (
 )
 from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split.build import build_parts, client_options, client_part
 from fsl_async.learn.split.remote import SplitTraining, open_training
 from fsl_async.learn.split.smashed import IGNORED

@@ -24,7 +24,7 @@ from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site import METRICS, receivers_of
+from fsl_async.config.site_policy import METRICS, receivers_of
 from fsl_async.errors import (
     AddressError,
     ExitCode,

@@ -16,7 +16,7 @@ import attrs
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site import Order
+from fsl_async.config.site_policy import Order
 from fsl_async.errors import DataError, FslError, StopError, TaskError, UsageError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder

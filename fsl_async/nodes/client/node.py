@@ -13,7 +13,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
-from fsl_async.config.site import METRICS
+from fsl_async.config.site_policy import METRICS
 from fsl_async.keys.dialling import split_curve
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Orders

@@ -14,7 +14,7 @@ from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.config import address as addresses
 from fsl_async.config.address import Address
 from fsl_async.config.settings import Config
-from fsl_async.config.site import SiteChoices, SitePolicy
+from fsl_async.config.site_policy import SiteChoices, SitePolicy
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.capacity import check_client_files

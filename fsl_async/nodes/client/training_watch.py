@@ -36,7 +36,6 @@ LEAVE_S = 3.0
 """Time for the goodbye of a client that sends nothing any more."""
 
 FEWEST = 5
-LEAST_S = 120.0
 
 
 @frozen
@@ -63,7 +62,7 @@ class Recovered:
 class HangWatch:
     """Checks a training thread when the caller looks; see the table above."""
 
-    def __init__(self, factor: float, least_s: float = LEAST_S) -> None:
+    def __init__(self, factor: float, least_s: float) -> None:
         """factor: times the median; 0 means that no step hangs."""
         self._factor, self._least_s = factor, least_s
         self._hung_since: float | None = None
@@ -113,7 +112,7 @@ class TrainingWatch:
     ) -> None:
         self._loop, self._steps, self._stop, self._log = loop, steps, stop, log
         self._restart = settings.hang_restart
-        self._watch = HangWatch(settings.hang_factor)
+        self._watch = HangWatch(settings.hang_factor, settings.hang_least_s)
         self._timer = loop.call_later(EVERY_S, self._look)
 
     def summary(self) -> dict[str, float]:

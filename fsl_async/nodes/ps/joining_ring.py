@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
-from fsl_async.config.servers import ring_host
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.roles.machine import Note
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -81,13 +80,6 @@ def join_ring(
     ring, name, loop = config.ring, config.run.name, asyncio.get_running_loop()
     check_history(config, store.version, store.ring.state)
     check_keys(ring.servers, has_keys=keys is not None)
-    options = RingOptions(
-        config=config,
-        servers={
-            server: one.key if keys is not None else "" for server, one in ring.servers.items()
-        },
-        host=ring_host(config),
-    )
     dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
     if not config.leads:
         place = ring.servers[ring.coordinator]
@@ -114,7 +106,7 @@ def join_ring(
 
     def make(group: Group) -> RingShell:
         return RingShell(
-            options,
+            config,
             group,
             store=store,
             worker=worker,

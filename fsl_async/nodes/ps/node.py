@@ -25,7 +25,7 @@ from fsl_async.config.fixed import keep_settings
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.servers import check_ring, with_split_server
 from fsl_async.config.settings import Config
-from fsl_async.config.site import needs_of
+from fsl_async.config.site_policy import needs_of
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import define, frozen
 
 import fsl_transport as tp
+from fsl_async.config.servers import ring_host
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.wire import Sink, Source, problem_of
@@ -43,19 +44,6 @@ TIMEOUT_S = 20.0
 
 
 @frozen(kw_only=True)
-class RingOptions:
-    """How a parameter server takes part. Times in seconds.
-
-    servers: all of the roster, name -> public key; empty keys without encryption. host: IP address
-    at which the reduction listens.
-    """
-
-    config: Config
-    servers: dict[str, str]
-    host: str
-
-
-@frozen(kw_only=True)
 class Group:
     """The part of the parameter server that the ring uses.
 
@@ -76,7 +64,7 @@ class RingShell:
     helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
     """
 
-    _options: RingOptions
+    _config: Config
     _group: Group
     _store: Store
     _worker: Worker
@@ -88,7 +76,9 @@ class RingShell:
     _helper: Helper = RingProcess
 
     def __attrs_post_init__(self) -> None:
-        self.machine = RingMachine(self._options.config)
+        self.machine = RingMachine(self._config)
+        self._keys = {name: place.key for name, place in self._config.ring.servers.items()}
+        """Public keys of the servers in the roster; empty ones without encryption."""
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
@@ -121,11 +111,11 @@ class RingShell:
 
     def start(self) -> None:
         """Feed the state on disk, and dial the coordinator; once, after the group has started."""
-        state = self._store.ring.open(coordinates=self._options.config.leads)
+        state = self._store.ring.open(coordinates=self._config.leads)
         if state.cut is not None:  # a view may come without a poll that takes a cut
             self.process.start()
         self.node.feed(state)
-        if self._options.config.leads and self.machine.round < 0 and self._store.version >= 0:
+        if self._config.leads and self.machine.round < 0 and self._store.version >= 0:
             self.began()
         self._dial()
 
@@ -149,7 +139,7 @@ class RingShell:
         """Take a version of deltas, or version 0."""
         if version > 0:
             self.node.feed(ev.GroupVersion(version))
-        elif self._options.config.leads:
+        elif self._config.leads:
             self.began()
 
     def began(self) -> None:
@@ -184,7 +174,7 @@ class RingShell:
             made = store.adopt_global(
                 effect.decision,
                 counted=effect.counted,
-                keeps_momentum=self._options.config.ring.momentum == "keep",
+                keeps_momentum=self._config.ring.momentum == "keep",
             )
             return made, store.ring.state
 
@@ -206,7 +196,6 @@ class RingShell:
         view = effect.view
         attempt = self._reducing = view.attempt
         self._addresses = []
-        options = self._options
         try:
             self._spec = CodecSpec(**view.codec)
         except (CodecUsageError, TypeError) as error:
@@ -222,9 +211,9 @@ class RingShell:
                     rank=effect.rank,
                     weights=tuple(share.weight for share in view.members),
                     piece_values=view.piece_values,
-                    host=options.host,
+                    host=ring_host(self._config),
                     timeout_s=TIMEOUT_S,
-                    bytes_per_s=options.config.ring.bytes_per_s,
+                    bytes_per_s=self._config.ring.bytes_per_s,
                     **paths,
                 )
             )
@@ -254,7 +243,7 @@ class RingShell:
         if self.dialer is not None:
             self.dialer.send(COORDINATOR, msg.to_wire(message))
         else:
-            self.node.feed(ev.RingMessage(self._options.config.run.name, message))
+            self.node.feed(ev.RingMessage(self._config.run.name, message))
 
     def _summed(self, attempt: int) -> None:
         spec = self._spec
@@ -330,7 +319,7 @@ class RingShell:
 
     def is_of_ring(self, event: tp.TransportEvent) -> bool:
         """Whether an event of the listener is that of a parameter server of the roster."""
-        return getattr(event, "peer", "") in self._options.servers
+        return getattr(event, "peer", "") in self._keys
 
     def on_listener(self, event: Any) -> None:
         """Take one event of a parameter server that dials in."""
@@ -366,13 +355,13 @@ class RingShell:
     def _refusal(self, event: tp.HelloReceived) -> str:
         """Why a session under a name of the roster is refused; empty if it is not."""
         peer = event.peer
-        if event.key != self._options.servers[peer]:
+        if event.key != self._keys[peer]:
             return f"ring.roster has another key for {peer}"
         try:
             is_server = isinstance(msg.from_wire(event.hello), msg.RingHello)
         except MessageError:
             is_server = False
-        if not is_server or not self._options.config.leads:
+        if not is_server or not self._config.leads:
             return f"{peer} is the name of a parameter server; start with another --name"
         return ""
 
@@ -389,7 +378,7 @@ class RingShell:
         try:
             self._take(event)
         except (MessageError, ManifestError) as error:
-            name = self._options.config.ring.coordinator
+            name = self._config.ring.coordinator
             text = f"{name} broke the protocol of groups: {problem_of(error)}; dialing again"
             self._say(Note(text, "warning"))
             assert self.dialer is not None
@@ -427,7 +416,7 @@ class RingShell:
         self._gone(code)
         if code not in self._refusals:
             self._refusals.add(code)
-            name = self._options.config.ring.coordinator
+            name = self._config.ring.coordinator
             self._say(
                 Note(f"{name} has no session for this group: {text}; trying again", "warning")
             )

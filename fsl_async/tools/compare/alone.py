@@ -16,7 +16,7 @@ from attrs import frozen
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site import SiteChoices
+from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import LocalFed

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited
-from fsl_async.config.site import KINDS, listed
+from fsl_async.config.site_policy import KINDS, listed
 from fsl_async.errors import ExitCode, FslError, TaskError
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.roles.phrasing import figure

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings_tuning import RANK, AdapterRuleName
-from fsl_async.config.site import Order
+from fsl_async.config.site_policy import Order
 from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.rules.adapters import RULES

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async.config.settings_training import TrainConfig
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.data.corpus import Corpus
 from fsl_async.learn.models.hf import collector_paused, extra
@@ -113,7 +112,7 @@ def _model(seed: int) -> Any:
 
 def _train(model: Any, ids: torch.Tensor, *, seed: int, steps: int, stage: Stage) -> None:
     """Muon and AdamW on random windows; rates fall linearly to a tenth."""
-    optimizer = build_optimizer(model, TrainConfig())
+    optimizer = build_optimizer(model, {})
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP) * (1 - 0.9 * step / steps)
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import Group, RingShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.roles.machine import Effect, Event
@@ -33,7 +33,6 @@ from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, Wo
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
-NO_ADDRESS = "0.0.0.0"  # noqa: S104 - nothing is bound
 
 
 class GroupSimulation(Simulation):
@@ -81,15 +80,12 @@ class GroupSimulation(Simulation):
                 rng=random.Random(f"{self.settings.seed}/{self.name}/{number}"),  # noqa: S311
             )
 
-        options = RingOptions(
-            config=self.config, servers=dict.fromkeys(self.config.ring.servers, ""), host=NO_ADDRESS
-        )
         listener = shell.endpoint
         assert isinstance(listener, tp.ListenerEndpoint)
 
         def make(group: Group) -> RingShell:
             return RingShell(
-                options,
+                self.config,
                 group,
                 store=store,
                 worker=shell.jobs.worker,

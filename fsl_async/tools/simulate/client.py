@@ -20,7 +20,7 @@ from torch import nn
 from fsl_async.config.load import from_wire
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.exchange import Exchange

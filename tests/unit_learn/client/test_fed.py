@@ -8,7 +8,7 @@ import torch
 from client_sides import Sides
 from torch import nn
 
-from fsl_async.config.site import SiteChoices
+from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext, choose_device

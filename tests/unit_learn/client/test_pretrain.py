@@ -8,14 +8,13 @@ import pytest
 import torch
 from client_sides import Sides
 
-from fsl_async.config.presets import SIZES
-from fsl_async.config.site import DELTAS, METRICS, SitePolicy
+from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import Fed, LocalFed
 from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.ports import RunFinishedError
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, PRESETS
 
 TEXT = b"".join(b"line %d of a text that is easy to learn\n" % (i % 10) for i in range(600))
 
@@ -135,7 +134,7 @@ def test_evaluation_does_not_train_and_does_not_change_the_model(config):
 
 def test_configuration_picks_the_model_and_wrong_sizes_are_one_line(config):
     """0 means "from the preset", as the configuration file says."""
-    assert pretrain.gpt_config({"model": {"preset": "10m", "layers": 0}}) == SIZES["10m"]
+    assert pretrain.gpt_config({"model": {"preset": "10m", "layers": 0}}) == PRESETS["10m"]
     assert pretrain.gpt_config(config).width == 32
     with pytest.raises(TaskError, match=r"model.preset '7b' does not exist: use one of 0.5m, 1m"):
         pretrain.gpt_config({"model": {"preset": "7b"}})

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.learn.models.cuts import AuxiliaryError, build_auxiliary, in_one, split
 from fsl_async.learn.models.families import small_cnn
 from fsl_async.learn.models.forward import Batch, call
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 
 PICTURES = Batch(torch.randn(2, 3, 32, 32), torch.zeros(2).long())
 TEXT = Batch(torch.randint(0, 256, (2, 6)), torch.zeros(2, 6).long())

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 from fsl_async.accounting.sizes import PublishedAccounting
-from fsl_async.config.presets import GPTConfig
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models import gpt
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.families import resnet18, small_cnn
 from fsl_async.learn.models.forward import Batch, call
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split.build import counted
 
 PUBLISHED = PublishedAccounting()

@@ -3,18 +3,17 @@
 import pytest
 import torch
 
-from fsl_async.config.presets import SIZES, GPTConfig
-from fsl_async.learn.models.gpt import GPT, rotary_table, rotate
+from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig, rotary_table, rotate
 
 SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
 UNITS = {"m": 1e6, "b": 1e9}
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_about_the_parameters_of_their_name(name):
     """Users plan memory and traffic by the name."""
     with torch.device("meta"):
-        found = sum(weight.numel() for weight in GPT(SIZES[name]).parameters())
+        found = sum(weight.numel() for weight in GPT(PRESETS[name]).parameters())
     assert found == pytest.approx(float(name[:-1]) * UNITS[name[-1]], rel=0.1)
 
 

@@ -11,7 +11,6 @@ import torch
 from split_lockstep import start
 from torch import nn
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.buffers import ModelWeights
@@ -19,7 +18,7 @@ from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import apply_lora, inject
 from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec

@@ -15,11 +15,10 @@ import torch.nn.functional as F  # noqa: N812
 from split_lockstep import start, whole_state
 from torch import nn
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.models.cuts import in_one, split
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.models.gpt import GPT, rotary_table
+from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings

@@ -12,13 +12,12 @@ from split_lockstep import start
 from split_stand_ins import RunAlone
 from torch import nn
 
-from fsl_async.config.presets import GPTConfig
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
 from fsl_async.learn.models.cuts import CutError, in_one, split
 from fsl_async.learn.models.forward import Batch, derived_seed
-from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fsl_async.config.load import load, to_wire
-from fsl_async.config.site import SitePolicy
+from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.fed_base import ClientContext

@@ -13,7 +13,7 @@ import pytest
 
 from fsl_async.config.address import parse
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps

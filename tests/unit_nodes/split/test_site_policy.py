@@ -10,7 +10,7 @@ import pytest
 
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config.load import from_wire, load, to_wire
-from fsl_async.config.site import SitePolicy
+from fsl_async.config.site_policy import SitePolicy
 from fsl_async.nodes.ps import shell as shell_ps
 from fsl_async.observe.journal import JournalReader
 

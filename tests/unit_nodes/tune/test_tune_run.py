@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.files.files import Files
 from fsl_async.process.stopper import Stopper
 from fsl_async.store.rules.adapters import RULES

@@ -11,7 +11,7 @@ import torch
 
 from fsl_async.accounting.traffic import CountedLink
 from fsl_async.config.load import load
-from fsl_async.config.site import KINDS, SitePolicy
+from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import probe_round, probing
 from fsl_async.nodes.client import joining
