@@ -73,7 +73,7 @@ def _writer_of(kind: type) -> Callable[[Any, int], Any]:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A small JSON value of anything, by the rules in the module's docstring."""
-    kind = type(value)
+    kind: Any = type(value)
     return value if kind in _AS_IT_IS else _writer_of(kind)(value, depth)
 
 
@@ -139,7 +139,8 @@ _BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] 
 
 def as_fields(item: Any, depth: int = 0) -> dict[str, Any]:
     """The fields of an event or effect behind the first six, as a reader of the file gets them."""
-    return {key: plain(getattr(item, name), depth) for name, key in _keys_of(type(item))}
+    kind: Any = type(item)
+    return {key: plain(getattr(item, name), depth) for name, key in _keys_of(kind)}
 
 
 def fact_fields(item: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import torch
 
 from fsl_async.accounting.sizes import Part, label_width
 from fsl_async.config.presets import SIZES, Sizes
-from fsl_async.learn.models.cuts import build, split
+from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.families import resnet18
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig
@@ -91,7 +91,7 @@ def test_resnet_parts_have_the_values_of_the_real_ones(cut):
     assert same(found.whole, client, server)
     assert same(found.client, client)
     assert same(found.server, server)
-    auxiliary = build("blocks:1", parts, Batch(images, labels))
+    auxiliary = build_auxiliary("blocks:1", parts, Batch(images, labels))
     assert same(found.auxiliary, auxiliary)
     assert same(found.tail, server.fc)
     crossing = client(images).detach()
