@@ -32,8 +32,7 @@ from fsl_async.learn.models.cuts import CutError, CutModel, build_auxiliary, cut
 from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
-from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, OptimizerSpec, Rates
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.roles.split.methods import Method

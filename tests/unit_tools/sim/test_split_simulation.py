@@ -6,8 +6,7 @@ Complete runs with production machines, and proof that the invariants can fail.
 import attrs
 import pytest
 
-from fsl_async.learn.split.model_parts import ServerPart
-from fsl_async.learn.split.optimizers import Optimizer
+from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.roles.machine import Note, Send
 from fsl_async.roles.split import messages as msg
