@@ -186,7 +186,7 @@ def plain(column: list[float], begin: int = 0) -> list[float | None]:
 
 
 def as_dict(series: RoundSeries, since: int = 0) -> dict[str, Any]:
-    """What has changed after the clock value `since`, for JSON: columns from bucket `begin` on.
+    """Return what has changed after the clock value `since`, for JSON: columns from bucket `begin`.
 
     Those of clients are `of_client`'s, with this `begin`.
     """

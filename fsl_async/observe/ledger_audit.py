@@ -297,7 +297,7 @@ def each_fact(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 @mutable
 class RingAudit:
-    """What the audit found. problems: one sentence for each fault."""
+    """Figures of the global rounds of all groups. problems: one sentence for each fault."""
 
     decided: dict[int, str] = field(factory=dict)
     """Round -> digest of its global weights; those of round 0 are no decision."""

@@ -301,7 +301,7 @@ def written(data: bytes) -> int:
 
 
 def read_back(file: int, most: int) -> bytes:
-    """What `written` put there; closes the descriptor. Raises ValueError beyond `most` bytes."""
+    """Return what `written` put there, and close it. Raises ValueError beyond `most` bytes."""
     try:
         size = os.fstat(file).st_size
         if size > most:

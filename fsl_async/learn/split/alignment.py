@@ -30,8 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import call, untouched
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.model_parts import ServerPart
-from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
+from fsl_async.learn.split.model_parts import Optimizer, OptimizerSpec, ServerPart
 from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, joined
 
 

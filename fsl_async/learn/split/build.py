@@ -31,8 +31,7 @@ from fsl_async.learn.models.cuts import CutError, CutModel, build_auxiliary, cut
 from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
-from fsl_async.learn.split.optimizers import OptimizerSpec, Rates
+from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, OptimizerSpec, Rates
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.roles.split.methods import Method, method_of
@@ -329,12 +328,12 @@ def shapes_of(config: Config) -> ModelShapes:
 
 
 def _batch(example: Batch) -> Batch:
-    """Of two samples: batch norm does not train on one."""
+    """Return a batch of two samples: batch norm does not train on one."""
     return Batch(torch.cat([example.inputs] * BATCH), torch.cat([example.labels] * BATCH))
 
 
 def _bent(config: Config, model: CutModel, batch: Batch) -> tuple[Part, int]:
-    """What a U-shape adds to the client, and the values of one sample's features."""
+    """Count what a U-shape adds to the client, and the values of one sample's features."""
     adapted(config, model, None)
     assert model.server is not None
     assert model.tail is not None
@@ -374,7 +373,7 @@ def kept(module: nn.Module, values: Tensor, labels: Tensor | None) -> int:
 
 
 def counted(modules: Iterable[nn.Module], activations: int = 0) -> Part:
-    """What there is in some modules, each tensor once.
+    """Count the values of some modules, each tensor once.
 
     Weights that train, buffers that travel, counters, and what is frozen.
     """

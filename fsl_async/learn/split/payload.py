@@ -27,7 +27,7 @@ Values = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
 IGNORED = -100
-"""As `batches.IGNORED`, which is torch's."""
+"""A label that asks for nothing (padding, a prompt), as in torch's cross entropy."""
 
 DEFAULT_BLOCK = 128
 _SMALLEST_BLOCK = 16

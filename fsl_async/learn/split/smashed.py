@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
+from fsl_async.learn.split.payload import IGNORED
 from fsl_async.store.errors import LearnError
-
-IGNORED = -100
-"""A label that asks for nothing: padding, a prompt."""
 
 
 class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, like FrameRefused

@@ -39,8 +39,8 @@ from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split.build import build_parts, client_options, client_part
+from fsl_async.learn.split.payload import IGNORED
 from fsl_async.learn.split.remote import SplitTraining, open_training
-from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.memory import MemoryMark
 from fsl_async.roles.split.methods import method_of
 

@@ -20,7 +20,8 @@ from fsl_async.learn.client.buffers import ModelWeights, exchanged_names
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.models.forward import Batch, call, evaluating
-from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, cross_entropy
+from fsl_async.learn.split.payload import IGNORED
+from fsl_async.learn.split.smashed import ModelPartMisused, cross_entropy
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17

@@ -33,8 +33,12 @@ from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder,
 from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part, split_server
-from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, ServerPart
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import (
+    ClientPart,
+    ClientPartOptions,
+    OptimizerSpec,
+    ServerPart,
+)
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey
 from fsl_async.learn.split.server_disk import ServerDisk

@@ -18,7 +18,7 @@ from fsl_async.learn.models import hf
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.program import to_install

@@ -21,7 +21,7 @@ from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.roles.split.methods import method_of
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
-from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import OptimizerSpec, ServerPart, ServerPartOptions
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, cross_entropy
 
 SGD = OptimizerSpec("sgd", 0.5)

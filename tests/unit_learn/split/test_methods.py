@@ -20,7 +20,7 @@ from fsl_async.learn.models.cuts import in_one, split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.model_parts import OptimizerSpec
 from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_methods

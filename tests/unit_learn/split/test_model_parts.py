@@ -24,10 +24,10 @@ from fsl_async.learn.split.build import client_part
 from fsl_async.learn.split.model_parts import (
     ClientPart,
     ClientPartOptions,
+    OptimizerSpec,
     ServerPart,
     ServerPartOptions,
 )
-from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server_training import ServerSettings, SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused

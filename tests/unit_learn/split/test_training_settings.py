@@ -25,8 +25,13 @@ from fsl_async.learn.split.build import (
     loss_of,
     optimizer_of,
 )
-from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions
-from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec, Rates
+from fsl_async.learn.split.model_parts import (
+    Optimizer,
+    OptimizerSpec,
+    Rates,
+    ServerPart,
+    ServerPartOptions,
+)
 from fsl_async.learn.split.smashed import IGNORED, Smashed
 from fsl_async.learn.split.task import flipped_and_cropped, held_out, open_samples
 from fsl_async.roles.split.methods import method_of

@@ -7,8 +7,7 @@ import attrs
 import pytest
 
 from fsl_async.config.settings_training import SplitConfig
-from fsl_async.learn.split.model_parts import ServerPart
-from fsl_async.learn.split.optimizers import Optimizer
+from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.roles.machine import Note, Send
 from fsl_async.roles.split import messages as msg
