@@ -10,7 +10,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.journal_lines import as_fields, fact_fields
+from fsl_async.observe.journal_lines import as_fields, fact_fields, type_of
 from fsl_async.observe.run_state import SPLIT_SERVER, RunState, tells_something
 from fsl_async.observe.table import news_fields
 from fsl_async.roles.machine import Note
@@ -71,7 +71,7 @@ class Reporter:
             self.note("note", self._now(), text=note.text, level=note.level)
 
     def _tell(self, item: Any) -> None:
-        name = str(item.tag)
+        name = type_of(item)
         if tells_something(name):
             self._apply(name, as_fields(item))
 

@@ -3,7 +3,7 @@
 import attrs
 from machines import Driver
 
-from fsl_async.roles.machine import ClientLeft
+from fsl_async.roles.machine import ClientLeft, Greeted, Offered
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import SplitProgress, UploadKey
@@ -24,7 +24,8 @@ class SplitServerDriver(Driver):
 
     def join(self, peer, incarnation=1, **more):
         """Feed a client's hello."""
-        return self.feed(ev.SplitClientHello(peer, incarnation, "run", 0, HALVES, **more))
+        hello = msg.SplitHello("run", msg.ROLE, 0, HALVES, -1, -1, 0)
+        return self.feed(Greeted(peer, attrs.evolve(hello, **more), incarnation))
 
     def leave(self, peer, incarnation=1, reason="expired"):
         """Feed the end of a client's session."""
@@ -32,13 +33,13 @@ class SplitServerDriver(Driver):
 
     def parameter_server(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
         """Feed the parameter server's hello."""
-        return self.feed(ev.PsConnected(peer, incarnation, run))
+        return self.feed(Greeted(peer, msg.PsHello(run, msg.PS_ROLE), incarnation))
 
     def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
         """Feed the offer of an upload."""
         stream = msg.upload_stream(upload.text)
-        work = (0, auxiliary, 16, wants, due)
-        return self.feed(ev.UploadOffered(peer or upload.client, stream, upload, *work))
+        meta = msg.SmashedMeta(upload, 0, auxiliary, [16, 4], [], 16, 0, wants, due)
+        return self.feed(Offered(peer or upload.client, meta, stream))
 
     def arrive(self, upload):
         """Feed the end of an upload's transfer."""

@@ -16,7 +16,7 @@ import fsl_transport as tp
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.wire import Sink, Source, problem_of
-from fsl_async.roles.machine import Effect, Event, Note, Send
+from fsl_async.roles.machine import Effect, Event, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -255,7 +255,7 @@ class RingShell:
         if self.dialer is not None:
             self.dialer.send(COORDINATOR, msg.to_wire(message))
         else:
-            self.node.feed(ev.RingMessage(self._options.rules.name, message))
+            self.node.feed(Received(self._options.rules.name, message))
 
     def _summed(self, attempt: int) -> None:
         spec = self._spec
@@ -344,7 +344,7 @@ class RingShell:
                 case tp.PeerDown(peer, _, reason):
                     self.node.feed(ev.PeerGone(peer, reason))
                 case tp.MessageReceived(peer, body):
-                    self.node.feed(ev.RingMessage(peer, msg.from_wire(body)))
+                    self.node.feed(Received(peer, msg.from_wire(body)))
                 case tp.StreamOffered(peer, stream):
                     self._listener.decline(peer, stream, "not wanted")
                 case _:
@@ -440,7 +440,7 @@ class RingShell:
 
     def _message(self, message: Any) -> None:
         if not isinstance(message, msg.RingModel):
-            self.node.feed(ev.RingMessage(COORDINATOR, message))
+            self.node.feed(Received(COORDINATOR, message))
             return
         manifest = Manifest.from_wire(message.manifest, message.frozen)
         self._worker.submit(

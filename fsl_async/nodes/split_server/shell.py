@@ -17,17 +17,19 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.split_streams import Flow, Formats, IncomingUpload, Outgoing
-from fsl_async.nodes.wire import beat_of, problem_of
+from fsl_async.nodes.wire import beat_of, code_of, problem_of
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
-    Effect,
     EndSession,
     Event,
     Finish,
+    Greeted,
     Note,
+    Offered,
+    Received,
     Refuse,
     Send,
     StreamLost,
@@ -57,7 +59,7 @@ class Workers:
 
 
 @define(eq=False, slots=False)
-class SplitServerShell:
+class SplitServerShell(Shell):
     """Connects a SplitServerMachine with an endpoint, the parts that train, and three workers.
 
     listener: makes the endpoint from the handler of its events.
@@ -85,7 +87,7 @@ class SplitServerShell:
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
-            tp.MessageReceived: self._message,
+            tp.MessageReceived: lambda e: self.node.feed(Received(e.peer, msg.from_wire(e.body))),
             tp.HeartbeatReceived: lambda e: self.node.feed(
                 base.HeartbeatReceived(e.peer, beat_of(e.payload))
             ),
@@ -128,24 +130,15 @@ class SplitServerShell:
 
     # --- from the transport ---
 
-    def on_transport(self, event: tp.TransportEvent) -> None:
-        """Take one event of the endpoint."""
-        handler = self._on_transport.get(type(event))
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except (MessageError, ValueError) as error:
-            self._violated(getattr(event, "peer", ""), problem_of(error))
-
-    def _violated(self, peer: str, problem: str) -> None:
+    def _violated(self, peer: str, error: Exception) -> None:
+        problem = problem_of(error)
         more = self._throttle.lets(peer, self._now())
         if more is not None:
             self._say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
         incarnation = self.machine.incarnation_of(peer)
         if incarnation is not None:
-            self._down(tp.PeerDown(peer, incarnation, "protocol"))
+            self._down(tp.PeerDown(peer, incarnation, "protocol"), code_of(error))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -153,49 +146,30 @@ class SplitServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        if isinstance(hello, msg.PsHello) and hello.role == msg.PS_ROLE:
-            self.node.feed(ev.PsConnected(event.peer, event.incarnation, hello.run))
-            return
-        if not isinstance(hello, msg.SplitHello) or hello.role != msg.ROLE:
+        roles = {msg.PsHello: msg.PS_ROLE, msg.SplitHello: msg.ROLE}
+        if getattr(hello, "role", None) != roles.get(type(hello), ""):
             text = "this is a split server: start the client with the parameter server's address"
             self.endpoint.refuse(event.peer, "hello", text)
             return
-        self.node.feed(
-            ev.SplitClientHello(
-                event.peer,
-                event.incarnation,
-                hello.run,
-                hello.shard,
-                hello.architecture,
-                hello.auxiliary,
-                hello.done_round,
-                hello.done_samples,
-            )
-        )
+        self.node.feed(Greeted(event.peer, hello, event.incarnation))
 
-    def _down(self, event: tp.PeerDown) -> None:
+    def _down(self, event: tp.PeerDown, violation: str = "") -> None:
         for stream in {*self._incoming, *self._metas}:
             if stream[0] == event.peer:
                 self._incoming.pop(stream, None)
                 self._metas.pop(stream, None)
-        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
-
-    def _message(self, event: tp.MessageReceived) -> None:
-        match msg.from_wire(event.body):
-            case msg.RoundDone(number, samples, errors):
-                self.node.feed(ev.RoundDoneReceived(event.peer, number, samples, errors))
-            case msg.RunOver(reason):
-                self.node.feed(ev.RunOverReceived(event.peer, reason))
-            case other:
-                raise MessageError(f"{type(other).__name__} is no message of {event.peer}")
+        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason, violation))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
+        offered = Offered(event.peer, meta, event.stream_id)
         if not isinstance(meta, msg.SmashedMeta):
-            raise MessageError(f"a client streams no {type(meta).__name__}")
+            self.node.feed(offered)
+            return
         key = meta.key
         if event.stream_id != msg.upload_stream(key.text):
-            raise MessageError(f"stream {event.stream_id[:80]!r} carries upload {key.text}")
+            text = f"stream {event.stream_id[:80]!r} carries upload {key.text}"
+            raise MessageError(text, "wrong-stream")
         problem = self.training.objection(meta.shape, meta.lengths, meta.samples, meta.label_bytes)
         wanted = chunks_of(size_of(meta.shape)) + (1 if meta.label_bytes else 0)
         if problem is None and event.chunks != wanted:
@@ -208,18 +182,7 @@ class SplitServerShell:
             self.training.disk.append("upload", key=key.text, outcome="declined", reason=reason)
             return
         self._metas[event.peer, event.stream_id] = meta
-        self.node.feed(
-            ev.UploadOffered(
-                event.peer,
-                event.stream_id,
-                key,
-                meta.version,
-                meta.auxiliary,
-                meta.samples,
-                meta.wants_gradient,
-                meta.alignment_due,
-            )
-        )
+        self.node.feed(offered)
 
     def _received(self, event: tp.StreamReceived) -> None:
         incoming = self._incoming.pop((event.peer, event.stream_id), None)
@@ -229,7 +192,7 @@ class SplitServerShell:
         self.workers.code.submit(
             lambda: self.training.put(key, incoming.decoded()),
             lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
-            lambda error: self._violated(event.peer, problem_of(error)),
+            lambda error: self._violated(event.peer, error),
         )
 
     def _sent(self, event: tp.StreamSent) -> None:
@@ -242,9 +205,6 @@ class SplitServerShell:
         self.node.feed(StreamLost(event.peer, event.stream_id, event.reason))
 
     # --- effects ---
-
-    def _execute(self, effect: Effect, number: int) -> None:
-        self._executors[type(effect)](effect, number)
 
     def _decline(self, effect: DeclineStream, number: int) -> None:
         self._metas.pop((effect.peer, effect.stream), None)

@@ -1,11 +1,10 @@
-"""Events of the machines of groups, as frozen values."""
+"""Events of the machines of groups besides messages, as frozen values."""
 
 from __future__ import annotations
 
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.messages import Message
 
 
 @frozen
@@ -69,14 +68,6 @@ class PeerGone(Event, tag="ring_peer_gone"):
 
     peer: str
     reason: str
-
-
-@frozen
-class RingMessage(Event, tag="ring_message"):
-    """A message of another parameter server."""
-
-    peer: str
-    message: Message
 
 
 @frozen

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.messages import SplitWelcome
+from fsl_async.roles.split.messages import SmashedMeta, SplitWelcome
 
 # --- split server ---
 
@@ -149,16 +149,9 @@ class OfferUpload(Effect, tag="offer_upload"):
     """Offer an upload (again); it is kept until DropUpload.
 
     Ends in StreamLost if the stream breaks.
-
-    The shell adds shape, lengths and label bytes of UploadReady.
     """
 
-    key: UploadKey
-    version: int
-    auxiliary: int
-    samples: int
-    wants_gradient: bool
-    alignment_due: bool
+    meta: SmashedMeta
 
 
 @frozen

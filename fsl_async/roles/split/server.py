@@ -36,9 +36,10 @@ Rules
   It also leaves after `alone_s` without a client and without the parameter server
   (`fsl_async.roles.split.shutdown`).
 
-    state      event                    -> effects
-    any        SplitClientHello            AdmitSplit, SendAuxiliary when versions differ | Refuse
-    serving    UploadOffered               ReceiveUpload | DeclineStream and Send AlreadyTrained
+    state      event or message         -> effects
+    any        SplitRecovered              RecordUpload "dropped" for all that is lost
+    any        SplitHello                  AdmitSplit, SendAuxiliary when versions differ | Refuse
+    serving    SmashedMeta                 ReceiveUpload | DeclineStream and Send AlreadyTrained
                                            (SendAnswer) | DeclineStream and Send UploadRefused
     any        UploadReceived              TrainUpload when no other is trained or before it
     training   UploadTrained               RecordUpload; Send Trained | SendAnswer | Send
@@ -46,23 +47,23 @@ Rules
     aligning   Aligned                     SendAuxiliary; the next TrainUpload
     averaging  ReplicasAveraged            the next TrainUpload
     any        AnswerSent                  DropAnswer
-    any        RoundDoneReceived           Send RoundAcknowledged
+    any        RoundDone                   Send RoundAcknowledged
     any        CheckpointWritten           Send Durable
     any        CheckpointFailed            timer "retry", then Checkpoint again
     any        StreamLost of an upload     Send UploadRefused "later"
-    any        PsConnected                 AdmitSplit | Refuse
-    any        PsEnded, RunOverReceived    training goes on to its end, AverageReplicas,
+    any        ClientLeft                  DropUpload for all that is not trainable, ForgetSteps
+    any        PsHello                     AdmitSplit | Refuse
+    any        PsEnded, RunOver            training goes on to its end, AverageReplicas,
                from all                    Checkpoint, Send Ended, Finish
-    any        DrainAsked, timer "alone"   the same; while the run is not known to be over: no
-                                           AverageReplicas, and once answers are sent EndSession
+    any        DrainAsked,                 the same; while the run is not known to be over: no
+               TimerFired "alone"          AverageReplicas, and once answers are sent EndSession
                                            instead of Send Ended
     ending     timer "drain"               untrained uploads are dropped, no answer is waited for
     done       any but a hello             nothing
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
 
@@ -75,8 +76,12 @@ from fsl_async.roles.machine import (
     EndSession,
     Event,
     Finish,
+    Greeted,
     Note,
+    Offered,
+    Received,
     Refuse,
+    RoleMachine,
     Send,
     StreamLost,
     TimerFired,
@@ -93,11 +98,13 @@ from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of, replic
 from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown
 
 
-class SplitServerMachine:
+class SplitServerMachine(RoleMachine):
     """A run at the split server.
 
     Shells use `handle` and `next_deadline`; the state is there to be read.
     """
+
+    senders = "a client"
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
         self.rules = rules
@@ -114,19 +121,19 @@ class SplitServerMachine:
         self.deadlines = Deadlines()
         self.liveness = Liveness(self.deadlines, rules.alone_s)
         self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             ev.SplitRecovered: self._recovered,
-            ev.SplitClientHello: self._hello,
-            ev.PsConnected: self._ps_connected,
+            msg.SplitHello: self._hello,
+            msg.PsHello: self._ps_connected,
             ClientLeft: self._left,
-            ev.UploadOffered: self._offered,
+            msg.SmashedMeta: self._offered,
             ev.UploadReceived: self._received,
             ev.UploadTrained: self._trained,
             ev.Aligned: self._aligned,
             ev.ReplicasAveraged: self._averaged,
             ev.AnswerSent: self._answer_sent,
-            ev.RoundDoneReceived: self._round_done,
-            ev.RunOverReceived: self._run_over,
+            msg.RoundDone: self._round_done,
+            msg.RunOver: self._run_over,
             ev.CheckpointWritten: self._written,
             ev.CheckpointFailed: self._write_failed,
             StreamLost: self._stream_lost,
@@ -157,16 +164,10 @@ class SplitServerMachine:
         clients = {name: peer.book for name, peer in self.peers.items()}
         return SplitProgress(self.run, self.round, self.averaged, self.uploads, clients)
 
-    def next_deadline(self) -> float | None:
-        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
-        return self.deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
-        if self.ended and not isinstance(event, ev.SplitClientHello | ev.PsConnected):
-            return []
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
+        is_over = self.ended and not isinstance(event, Greeted)
+        return [] if is_over else super().handle(event, now)
 
     # --- what follows from the state ---
 
@@ -201,14 +202,14 @@ class SplitServerMachine:
         self._update_liveness(now)
         return resumed(event)
 
-    def _ps_connected(self, event: ev.PsConnected, now: float) -> list[Effect]:
+    def _ps_connected(self, event: Greeted[msg.PsHello], now: float) -> list[Effect]:
         effects = self.liveness.admit(event, self.run, self.shutdown.refusal())
         if isinstance(effects[0], split.AdmitSplit):
-            self.run = event.run
+            self.run = event.message.run
             self._update_liveness(now)
         return effects
 
-    def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
+    def _hello(self, event: Greeted[msg.SplitHello], now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
         if self.shutdown.asked:
             refusal = self.shutdown.refusal()
@@ -218,14 +219,14 @@ class SplitServerMachine:
         if refusal is not None:
             code, text = refusal
             return [Refuse(event.peer, code, text)]
-        self.run = event.run
+        self.run = event.message.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
         effects = [*self._lose_session(peer), *peer.begin_session(event)]
         self._update_liveness(now)
         held = peer.book.auxiliary
         welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.last_trained, held)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
-        if self.method.aligned and event.auxiliary != held:
+        if self.method.aligned and event.message.auxiliary != held:
             effects.append(self._send_auxiliary(peer))
         return effects
 
@@ -253,15 +254,15 @@ class SplitServerMachine:
 
     # --- uploads ---
 
-    def _offered(self, event: ev.UploadOffered, now: float) -> list[Effect]:
-        key = event.key
+    def _offered(self, event: Offered[msg.SmashedMeta], now: float) -> list[Effect]:
+        offer, key = event.message, event.message.key
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_connected(key):
             return [DeclineStream(event.peer, event.stream, "not yours")]
         answer = peer.answer_to(key, self.method.in_flight)
         answer = answer or self.shutdown.answer() or self._too_late(key)
         if answer is None:
-            peer.uploads.setdefault(key, Upload(event)).offer = event
+            peer.uploads.setdefault(key, Upload(offer)).offer = offer
             return [split.ReceiveUpload(event.peer, event.stream, key)]
         decline = DeclineStream(event.peer, event.stream, answer.code)
         if answer.code == "here":
@@ -270,7 +271,7 @@ class SplitServerMachine:
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, key)] if kept else []
             known = Send(event.peer, msg.AlreadyTrained(key, kept))
-            return [decline, known, *again, *self._stays(peer, event)]
+            return [decline, known, *again, *self._stays(peer, offer)]
         return [decline, *self._decline(peer, key, answer)]
 
     def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
@@ -386,7 +387,7 @@ class SplitServerMachine:
 
     # --- auxiliary models, rounds ---
 
-    def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
+    def _stays(self, peer: Peer, offer: msg.SmashedMeta) -> list[Effect]:
         """Send the newest auxiliary model, or that none comes, where this upload expects one."""
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
         if not offer.alignment_due or not peer.is_connected(offer.key) or aligning:
@@ -418,13 +419,13 @@ class SplitServerMachine:
                 effects.append(Send(peer.name, stays))
         return [*effects, *self._next(now)]
 
-    def _round_done(self, event: ev.RoundDoneReceived, now: float) -> list[Effect]:
-        peer = self.peers.get(event.peer)
+    def _round_done(self, event: Received[msg.RoundDone], now: float) -> list[Effect]:
+        peer, done = self.peers.get(event.peer), event.message
         if peer is None or not peer.connected:
             return []
-        if event.round > peer.book.done_round:
-            peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
-        return [Send(event.peer, msg.RoundAcknowledged(event.round))]
+        if done.round > peer.book.done_round:
+            peer.book = attrs.evolve(peer.book, done_round=done.round, done_samples=done.samples)
+        return [Send(event.peer, msg.RoundAcknowledged(done.round))]
 
     # --- checkpoints ---
 
@@ -444,7 +445,7 @@ class SplitServerMachine:
 
     # --- the end ---
 
-    def _run_over(self, event: ev.RunOverReceived, now: float) -> list[Effect]:
+    def _run_over(self, event: Received[msg.RunOver], now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
         if peer is not None and peer.connected:
             peer.run_over = True

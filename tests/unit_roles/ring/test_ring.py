@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from attrs import evolve
 
-from fsl_async.roles.machine import Note, Send, TimerFired
+from fsl_async.roles.machine import Note, Received, Send, TimerFired
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -35,7 +35,7 @@ class Alone:
 
     def get(self, peer, message):
         """Handle a message of a peer."""
-        return self.feed(ev.RingMessage(peer, message))
+        return self.feed(Received(peer, message))
 
 
 G0 = digest_of(0)

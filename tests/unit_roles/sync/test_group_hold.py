@@ -127,7 +127,7 @@ def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
     server = make_server(publishes=False)
     server.recover(0, "d0", digests={0: "d0"})
     assert server.join("a")
-    assert isinstance(server.machine.handle(ev.FetchAsked("a", -1, ""), 0.0)[0], do.SendVersion)
+    assert isinstance(server.receive(msg.Fetch(-1, ""), "a")[0], do.SendVersion)
 
 
 def test_global_weights_are_fetched_as_one_update_from_those_before(make_server):
@@ -135,7 +135,7 @@ def test_global_weights_are_fetched_as_one_update_from_those_before(make_server)
     server = make_server(last_global_s=7.0, keep_versions=9).begin("a")
 
     def asked(version, kept="", digest=None):
-        found = server.feed(ev.FetchAsked("a", version, digest or f"d{version}", kept))
+        found = server.receive(msg.Fetch(version, digest or f"d{version}", kept), "a")
         return [(one.kind, one.version) for one in found]
 
     assert asked(-1, digest="none") == [("global_full", 0)], "they are the first global weights"

@@ -190,3 +190,10 @@ def test_other_texts_are_no_keys(text):
     """A peer's key is checked before it becomes a file name."""
     with pytest.raises(ValueError, match="not a delta key"):
         DeltaKey.parse(text)
+
+
+def test_stream_names():
+    """Machines distinguish streams by these prefixes; a resume needs the full name."""
+    assert msg.delta_stream("a/1/2/3") == "delta:a/1/2/3"
+    assert msg.initial_stream("a", 7) == "initial:a/7"
+    assert msg.version_stream("update", 4) == "update:4"

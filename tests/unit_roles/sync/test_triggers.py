@@ -3,7 +3,7 @@
 import pytest
 from deltas import key, stored_of
 
-from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
+from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Offered, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -16,7 +16,7 @@ def begin(server, *names):
     """Let clients join with shards 0, 1, ... in this order; the first one publishes version 0."""
     for name in names:
         server.join(name)
-    server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
+    server.feed(Offered(names[0], msg.InitialMeta("f"), f"initial:{names[0]}/1"))
     server.committed(0)
     for name in names:
         server.hold(name, 0)
@@ -219,8 +219,8 @@ def test_full_versions_by_sequential(run):
         server.fire()
         server.store(key("a", version + 1, version))
         server.committed(version + 1)
-    assert server.feed(ev.FetchAsked("a", 2, "d2")) == [do.SendVersion("a", "update", 3)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.SendVersion("a", "full", 3)]
+    assert server.receive(msg.Fetch(2, "d2"), "a") == [do.SendVersion("a", "update", 3)]
+    assert server.receive(msg.Fetch(1, "d1"), "a") == [do.SendVersion("a", "full", 3)]
 
 
 @pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
@@ -298,11 +298,11 @@ def test_a_version_is_sent_with_its_announcement_once(run):
     server.hello("late")
     server.attach("late")
     assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it was pushed"
+    assert server.receive(msg.Fetch(1, "d1"), "a") == [], "it was pushed"
     again = [do.SendVersion("a", "update", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "a second Fetch is answered"
-    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.SendVersion("late", "full", 2)]
-    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.SendVersion("b", "full", 2)]
+    assert server.receive(msg.Fetch(1, "d1"), "a") == again, "a second Fetch is answered"
+    assert server.receive(msg.Fetch(-1, ""), "late") == [do.SendVersion("late", "full", 2)]
+    assert server.receive(msg.Fetch(1, "alien"), "b") == [do.SendVersion("b", "full", 2)]
 
 
 @pytest.mark.parametrize("how", ["declined", "held", "new session"])
@@ -320,4 +320,4 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
     else:
         server.hello("a")
         server.attach("a")
-    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
+    assert server.receive(msg.Fetch(0, "d0"), "a") == [do.SendVersion("a", "update", 1)]
