@@ -51,14 +51,6 @@ _MAX_DEPTH = 6
 _RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
 _OF_EVENT = ("peer", "stream", "incarnation")
 """Fields of a message's event that its line has."""
-_RENAMED = {
-    "delta_offered": "delta_meta",
-    "delta_acknowledged": "accepted",
-    "version_held": "holding",
-    "round_done_received": "round_done",
-    "split_client_hello": "split_hello",
-}
-"""Types of messages in journals of earlier releases -> those of now, where they are read."""
 _MAY_ESCAPE = re.compile(rb"[\\\x7f-\xff]")
 """In a line of JSON, bytes of characters that may not be printable: most lines have none."""
 
@@ -254,11 +246,7 @@ def read_line(line: bytes) -> dict[str, Any] | None:
             found = _printable(found)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
-        return None
-    if (known := found.get("type")) in _RENAMED:
-        found["type"] = _RENAMED[known]
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def _printable(value: Any) -> Any:

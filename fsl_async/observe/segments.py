@@ -117,7 +117,7 @@ def acknowledged_key(line: Mapping[str, Any]) -> str | None:
     return str(line.get("key")) if line.get("type") == "accepted" else None
 
 
-ACKNOWLEDGING = (b'"accepted/1"', b'"type":"accepted"', b'"delta_acknowledged"')
+ACKNOWLEDGING = (b'"accepted/1"', b'"type":"accepted"')
 """In lines that have an `acknowledged_key`, and few others."""
 
 

@@ -26,11 +26,11 @@ Rules
     waiting   Asked                               Unanswered
     any       Told                                Direct
     ready     BaseWanted from all ranks           ReadBase; then Told(Base) by the shell
-    any       Done of a Base from all ranks       BaseRead
+    any       Done from all ranks, of the base    BaseRead
     any       Ended from all ranks                AllEnded
     any       Ended with an error for good        Failed
     any       RankLost                            Drop the others, Unanswered, GangLost -> waiting
-    waiting   TimerFired "ranks"                  GaveUp
+    waiting   timer "ranks"                       GaveUp
     ready     timer "apart"                       Note
 """
 
@@ -275,8 +275,10 @@ class GangMachine(RoleMachine):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """As `RoleMachine.handle`; of a connection that is no rank of the gang only a Hello."""
-        if isinstance(event, Received | RankAttached | RankLost):
-            if event.topic is not msg.Hello and self.rank_of(event.peer) is None:
+        match event:
+            case Received(message=msg.Hello()):
+                pass
+            case Received() | RankAttached() | RankLost() if self.rank_of(event.peer) is None:
                 return []
         return super().handle(event, now)
 

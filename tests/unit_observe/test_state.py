@@ -290,6 +290,7 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
     begin(run, "a", "b")
     run.write(ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
     run.write(ev.ClientHello("b", 6, "", -1, ""), ClientLeft("b", 6, "bye"))
+    run.write(ClientLeft("a", 5, "protocol", "wrong-form"))
     assert [one.text for one in run.state()[1] if one.client] == [
         "a joins, 1 client connected",
         "b joins, 2 clients connected",
@@ -297,6 +298,7 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
         "a is connected again, 2 clients connected",
         "b is back as a new process (relaunch 1), 2 clients connected",
         "b left: it ended its session, 1 client connected",
+        "a left: it broke the protocol: wrong-form, 0 clients connected",
     ]
 
 

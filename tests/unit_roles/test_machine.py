@@ -1,17 +1,29 @@
-"""Tags: kinds on the wire and types in the journal do not depend on names of classes."""
+"""Tags of messages, events and effects; the machines' tables, and what these refuse."""
 
 import inspect
+import re
 
 import pytest
 from attrs import frozen
 
 from fsl_async.roles import machine
-from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.gang import GangMachine
+from fsl_async.roles.machine import Effect, Event, Offered, Received
 from fsl_async.roles.messages import Message, MessageError, Table
+from fsl_async.roles.ring import messages as ring_messages
+from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.member import RingMember
+from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.split import effects as split_effects
 from fsl_async.roles.split import events as split_events
 from fsl_async.roles.split import messages as split_messages
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import effects, events, messages
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
+from fsl_async.roles.sync.weighting import TokensWeighting
 
 MODULES = (
     machine, events, effects, split_events, split_effects, messages, split_messages,
@@ -58,3 +70,68 @@ def test_a_renamed_message_is_the_same_on_the_wire():
     assert Table(NewName).to_wire(NewName(3)) == {"m": "fetch/1", "version": 3}
     with pytest.raises(MessageError, match="unknown"):
         messages.from_wire({"m": "Fetch", "version": 3, "digest": ""})
+
+
+MACHINES = [
+    ParameterServerMachine(ParameterServerRules(), TokensWeighting(), "run"),
+    ClientMachine(ClientRules(), "a", 1),
+    SplitServerMachine(SplitRules(method="sl"), {}),
+    SplitClientMachine(SplitRules(method="sl"), "a", 1),
+    RingCoordinator(RingRules("a", ("a", "b"))),
+    RingMember(RingRules("b", ("a", "b"))),
+    GangMachine(),
+]
+
+
+@pytest.mark.parametrize("made", MACHINES, ids=lambda one: type(one).__name__)
+def test_the_table_in_the_docstring_names_all_events(made):
+    """A reader finds each event and message there, and none that is gone."""
+    lines = inspect.getmodule(type(made)).__doc__.split("\n")
+    (first,) = [at for at, line in enumerate(lines) if "event or message" in line]
+    start, stop = lines[first].index("event"), lines[first].index("->")
+    cells = " ".join(line[start:stop] for line in lines[first + 1 : lines.index("", first)])
+    names = set(re.findall(r"\b[A-Z]\w+", cells))
+    assert names == {kind.__name__ for kind in made.handlers} - {"TimerFired"}
+
+
+@pytest.mark.parametrize(
+    ("made", "event", "text"),
+    [
+        (MACHINES[0], Received("a", messages.Publish()), "Publish is no message of a client"),
+        (MACHINES[0], Received("a", messages.InitialMeta("f")), "InitialMeta is no message"),
+        (MACHINES[0], Offered("a", messages.Skip(0, ""), "s"), "a client streams no Skip"),
+        (MACHINES[1], Received("", messages.Skip(0, "")), "Skip is no message of a parameter"),
+        (MACHINES[2], Received("a", split_messages.PsHello("r", "x")), "PsHello is no message"),
+        (
+            MACHINES[3],
+            Received("", split_messages.RunOver("x")),
+            "RunOver is no message",
+        ),
+        (MACHINES[5], Received("", ring_messages.Ending(False)), "Ending is no message"),
+    ],
+)
+def test_a_message_that_its_peer_may_not_send(made, event, text):
+    """One that is metadata, or of a handshake, comes in no other way."""
+    with pytest.raises(MessageError, match=text) as found:
+        made.check(event)
+    assert found.value.code == "unexpected-message"
+
+
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        (3, "wrong-type"),
+        ({"m": "fetch/0"}, "unknown-message"),
+        ({"m": "skip/1", "round": 1}, "missing-field"),
+        ({"m": "skip/1", "round": 1, "reason": "", "more": 1}, "unknown-field"),
+        ({"m": "skip/1", "round": "1", "reason": ""}, "wrong-type"),
+        ({"m": "skip/1", "round": 1 << 63, "reason": ""}, "out-of-range"),
+        ({"m": "skip/1", "round": 1, "reason": "x" * 5000}, "too-long"),
+        ({"m": "accepted/1", "key": "x"}, "wrong-form"),
+    ],
+)
+def test_a_violation_has_a_code(wire, code):
+    """Status shows it."""
+    with pytest.raises(MessageError) as found:
+        messages.from_wire(wire)
+    assert found.value.code == code

@@ -40,7 +40,7 @@ Rules
     training  RoundEnded                      Send RoundDone once all is settled; SettleRound
     joined    RoundAcknowledged               SettleRound where it was waited for
     any       SessionLost                     Note; uploads wait
-    any       StreamLost                      TimerFired "offer", then OfferUpload
+    any       StreamLost                      timer "offer", then OfferUpload
     any       RunEnded                        Send RunOver, AbandonUpload for all that waits,
                                               SendGoodbye
     any       Ended                           AbandonUpload for all that waits, now and later

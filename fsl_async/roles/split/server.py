@@ -56,7 +56,7 @@ Rules
     any        PsEnded, RunOver            training goes on to its end, AverageReplicas,
                from all                    Checkpoint, Send Ended, Finish
     any        DrainAsked,                 the same; while the run is not known to be over: no
-               TimerFired "alone"          AverageReplicas, and once answers are sent EndSession
+               timer "alone"               AverageReplicas, and once answers are sent EndSession
                                            instead of Send Ended
     ending     timer "drain"               untrained uploads are dropped, no answer is waited for
     done       any but a hello             nothing

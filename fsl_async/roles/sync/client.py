@@ -60,7 +60,7 @@ Rules
                HelloRefused, Reject
     any        TrainingEnded                    TakeSnapshot, then Finish after the last answer;
                                                 Finish at once after Stop
-    ending     TimerFired "end"                 CheckTransfers
+    ending     timer "end"                      CheckTransfers
     ending     TransfersChecked                 Finish unless bytes advance
     preempted  timer "late"                     begin no further delta
     preempted  timer "goodbye"                  Finish

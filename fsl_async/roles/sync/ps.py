@@ -25,12 +25,12 @@ Rules
   may assume that the delta arrived.
 
     state        event or message           -> state        effects
-    any          Recovered                     READY        again what was pending; or EMPTY
+    EMPTY        Recovered with a version      READY        Quarantine what is an outlier again
     EMPTY        ModelAttached (first)         EMPTY        UseModel, Send Publish
     EMPTY        InitialMeta                   EMPTY        ReceiveInitial
     EMPTY        InitialReceived               EMPTY        - (the model is fixed from here on)
     EMPTY        VersionCommitted 0            READY        Send Announce to all
-    READY        TimerFired "sync"             COLLECTING   Send Call or Turn to the clients chosen
+    READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
     READY        Holding                       READY        timer "sync" now, if not set
     any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
                                                             themselves (`pacing`)
