@@ -18,6 +18,11 @@ def key(client, step=0, number=0, incarnation=1, leg=0):
     return UploadKey(client, incarnation, number, step, leg)
 
 
+def smashed(upload, auxiliary=-1, *, wants=True, due=False):
+    """Make the metadata of an upload."""
+    return msg.SmashedMeta(upload, 0, auxiliary, [16, 4], [], 16, 0, wants, due)
+
+
 @attrs.define
 class SplitServerDriver(Driver):
     """A split server and its peers."""
@@ -38,7 +43,7 @@ class SplitServerDriver(Driver):
     def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
         """Feed the offer of an upload."""
         stream = msg.upload_stream(upload.text)
-        meta = msg.SmashedMeta(upload, 0, auxiliary, [16, 4], [], 16, 0, wants, due)
+        meta = smashed(upload, auxiliary, wants=wants, due=due)
         return self.feed(Offered(peer or upload.client, meta, stream))
 
     def arrive(self, upload):

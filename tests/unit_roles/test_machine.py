@@ -115,23 +115,3 @@ def test_a_message_that_its_peer_may_not_send(made, event, text):
     with pytest.raises(MessageError, match=text) as found:
         made.check(event)
     assert found.value.code == "unexpected-message"
-
-
-@pytest.mark.parametrize(
-    ("wire", "code"),
-    [
-        (3, "wrong-type"),
-        ({"m": "fetch/0"}, "unknown-message"),
-        ({"m": "skip/1", "round": 1}, "missing-field"),
-        ({"m": "skip/1", "round": 1, "reason": "", "more": 1}, "unknown-field"),
-        ({"m": "skip/1", "round": "1", "reason": ""}, "wrong-type"),
-        ({"m": "skip/1", "round": 1 << 63, "reason": ""}, "out-of-range"),
-        ({"m": "skip/1", "round": 1, "reason": "x" * 5000}, "too-long"),
-        ({"m": "accepted/1", "key": "x"}, "wrong-form"),
-    ],
-)
-def test_a_violation_has_a_code(wire, code):
-    """Status shows it."""
-    with pytest.raises(MessageError) as found:
-        messages.from_wire(wire)
-    assert found.value.code == code

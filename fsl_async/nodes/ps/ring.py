@@ -108,8 +108,8 @@ class RingShell:
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
             do.TakeCut: self._hold,
-            do.EndGroup: lambda _: self._group.feed(group.LastGlobalDone()),
-            do.ResumeMerges: lambda _: self._group.feed(group.MergesResumed()),
+            do.EndGroup: self._group.feed,
+            do.ResumeMerges: self._group.feed,
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
             do.PassAddress: self._pass_address,
@@ -117,7 +117,7 @@ class RingShell:
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: lambda e: self._group.feed(group.GlobalBrought(e.decision, e.counted)),
+            do.Adopt: self._group.feed,
         }
 
     def start(self) -> None:
@@ -161,13 +161,9 @@ class RingShell:
             lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
         )
 
-    def ends(self) -> None:
-        """Carry out an effect of the group: have one more global round decided."""
-        self.node.feed(ev.GroupEnds())
-
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
-        self._group.feed(group.HoldAsked(effect.round))
+        self._group.feed(effect)
 
     def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
         """Carry out an effect of the group: take a cut."""

@@ -41,6 +41,7 @@ from fsl_async.roles.machine import (
 )
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.phrasing import MessageThrottle
+from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import group_hold
@@ -163,7 +164,7 @@ class ParameterServerShell(Shell):
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
-            group_hold.AskLastGlobal: lambda *_: self._in_ring().ends(),
+            GroupEnds: lambda e, _: self._in_ring().node.feed(e),
             group_hold.CommitGlobal: lambda e, number: self._in_ring().commit(e, number),
         }
 

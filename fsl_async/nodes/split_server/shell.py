@@ -82,8 +82,6 @@ class SplitServerShell(Shell):
         self._now = self._scheduler.time
         self._throttle = MessageThrottle(by_thing=True)
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}
-        self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
-        self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the kept answers
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -100,14 +98,14 @@ class SplitServerShell(Shell):
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: lambda e, _: self._say(e),
-            DeclineStream: self._decline,
+            DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
             EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,
             split.DropUpload: lambda e, _: self.training.drop(e.key),
-            split.TrainUpload: self._train_upload,
+            split.TrainUpload: lambda e, n: self._run(lambda: self.training.train(e), n),
             split.Align: lambda e, n: self._run(lambda: self.training.align(e), n),
             split.AverageReplicas: lambda e, n: self._run(lambda: self.training.average(e), n),
             split.RecordUpload: lambda e, _: self.training.disk.append(
@@ -117,7 +115,7 @@ class SplitServerShell(Shell):
                 "auxiliary", client=e.client, version=e.version
             ),
             split.SendAnswer: self._send_answer,
-            split.DropAnswer: self._drop_answer,
+            split.DropAnswer: lambda e, _: self.training.drop_answer(e.key),
             split.SendAuxiliary: self._send_auxiliary,
             split.ForgetSteps: self._forget,
             split.Checkpoint: self._checkpoint,
@@ -154,10 +152,8 @@ class SplitServerShell(Shell):
         self.node.feed(Greeted(event.peer, hello, event.incarnation))
 
     def _down(self, event: tp.PeerDown, violation: str = "") -> None:
-        for stream in {*self._incoming, *self._metas}:
-            if stream[0] == event.peer:
-                self._incoming.pop(stream, None)
-                self._metas.pop(stream, None)
+        for stream in [one for one in self._incoming if one[0] == event.peer]:
+            del self._incoming[stream]
         self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason, violation))
 
     def _offered(self, event: tp.StreamOffered) -> None:
@@ -181,14 +177,13 @@ class SplitServerShell(Shell):
             reason = f"refused: {problem}"
             self.training.disk.append("upload", key=key.text, outcome="declined", reason=reason)
             return
-        self._metas[event.peer, event.stream_id] = meta
         self.node.feed(offered)
 
     def _received(self, event: tp.StreamReceived) -> None:
         incoming = self._incoming.pop((event.peer, event.stream_id), None)
         if incoming is None:
             return
-        key = incoming.key
+        key = incoming.meta.key
         self.workers.code.submit(
             lambda: self.training.put(key, incoming.decoded()),
             lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
@@ -206,35 +201,17 @@ class SplitServerShell(Shell):
 
     # --- effects ---
 
-    def _decline(self, effect: DeclineStream, number: int) -> None:
-        self._metas.pop((effect.peer, effect.stream), None)
-        self.endpoint.decline(effect.peer, effect.stream, effect.reason)
-
     def _receive(self, effect: split.ReceiveUpload, number: int) -> None:
-        meta = self._metas.pop((effect.peer, effect.stream), None)
-        if meta is None:
-            return
-        category = Category.GRADIENTS if effect.key.leg else Category.ACTIVATIONS
+        meta = effect.meta
+        category = Category.GRADIENTS if meta.key.leg else Category.ACTIVATIONS
         flow = Flow(category, Direction.UP, self.formats.up)
-        incoming = IncomingUpload(effect.key, meta, flow, self.traffic)
+        incoming = IncomingUpload(meta, flow, self.traffic)
         self._incoming[effect.peer, effect.stream] = incoming
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
             self.endpoint.accept(effect.peer, effect.stream, incoming)
 
     def _run(self, job: Callable[[], Event], number: int) -> None:
         self.workers.train.submit(job, lambda event: self.node.feed(event, number), self._broken)
-
-    def _train_upload(self, effect: split.TrainUpload, number: int) -> None:
-        def trained(event: ev.UploadTrained) -> None:
-            if event.answer:
-                self._losses[event.key] = (event.loss, event.updates)
-            self.node.feed(event, number)
-
-        self.workers.train.submit(lambda: self.training.train(effect), trained, self._broken)
-
-    def _drop_answer(self, effect: split.DropAnswer, number: int) -> None:
-        self._losses.pop(effect.key, None)
-        self.training.drop_answer(effect.key)
 
     def _broken(self, error: Exception) -> None:
         # The parts may be in the middle of a step: only the disk is consistent.
@@ -249,18 +226,16 @@ class SplitServerShell(Shell):
         return Outgoing(give, flow, self.formats.step_log2, self.workers.code, self.traffic)
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
-        key = effect.key
+        key = effect.meta.key
         if self.training.answer(key) is None:
             return
-        loss, updates = self._losses.get(key, (0.0, 0))
-        meta = msg.GradientMeta(key, loss, updates)
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.formats.down)
         source = self._outgoing(lambda: self.training.answer(key), flow)
         # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
-        self.endpoint.offer(effect.peer, stream, msg.to_wire(meta), source, source.size)
+        self.endpoint.offer(effect.peer, stream, msg.to_wire(effect.meta), source, source.size)
 
     def _send_auxiliary(self, effect: split.SendAuxiliary, number: int) -> None:
         peer = effect.peer
@@ -269,9 +244,8 @@ class SplitServerShell(Shell):
             payload = Payload(vector, vector.shape)
             flow = Flow(Category.AUXILIARY, Direction.DOWN, self.formats.models)
             source = self._outgoing(lambda: payload, flow)
-            meta = msg.to_wire(msg.AuxiliaryMeta(effect.version, effect.round))
-            stream = msg.auxiliary_stream(peer, effect.version)
-            self.endpoint.offer(peer, stream, meta, source)
+            stream = msg.auxiliary_stream(peer, effect.meta.version)
+            self.endpoint.offer(peer, stream, msg.to_wire(effect.meta), source)
 
         self.workers.train.submit(lambda: self.training.auxiliary(peer), ready, self._broken)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from fsl_async.roles.machine import Event
+from fsl_async.roles.machine import Effect, Event
 
 
 @frozen
@@ -78,8 +78,11 @@ class GroupVersion(Event, tag="group_version"):
 
 
 @frozen
-class GroupEnds(Event, tag="group_ends"):
-    """The group's run is over but for a last global round. Ends in EndGroup."""
+class GroupEnds(Event, Effect, tag="group_ends"):
+    """The group's run is over but for a last global round. Ends in EndGroup.
+
+    It is an effect of the machine of the group's parameter server.
+    """
 
 
 @frozen

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.messages import SmashedMeta, SplitWelcome
+from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedMeta, SplitWelcome
 
 # --- split server ---
 
@@ -30,7 +30,7 @@ class ReceiveUpload(Effect, tag="receive_upload"):
 
     peer: str
     stream: str
-    key: UploadKey
+    meta: SmashedMeta
 
 
 @frozen
@@ -81,7 +81,7 @@ class SendAnswer(Effect, tag="send_answer"):
     """Stream the answer to an upload to its client. Ends in AnswerSent or StreamLost."""
 
     peer: str
-    key: UploadKey
+    meta: GradientMeta
 
 
 @frozen
@@ -108,8 +108,7 @@ class SendAuxiliary(Effect, tag="send_auxiliary"):
     """Stream the auxiliary model that is kept for a client."""
 
     peer: str
-    version: int
-    round: int
+    meta: AuxiliaryMeta
 
 
 @frozen

@@ -51,7 +51,7 @@ class Peer:
     connected: bool = False
     run_over: bool = False  # reported in this session
     uploads: dict[UploadKey, Upload] = field(factory=dict)
-    answers: deque[UploadKey] = field(factory=deque)  # kept, oldest first
+    answers: dict[UploadKey, msg.GradientMeta] = field(factory=dict)  # kept, oldest first
     declined: deque[tuple[UploadKey, Answer]] = field(factory=lambda: deque(maxlen=REMEMBERED))
     open_step: UploadKey | None = None  # U-shape: the first leg whose second leg is awaited
 

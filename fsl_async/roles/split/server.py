@@ -263,13 +263,13 @@ class SplitServerMachine(RoleMachine):
         answer = answer or self.shutdown.answer() or self._too_late(key)
         if answer is None:
             peer.uploads.setdefault(key, Upload(offer)).offer = offer
-            return [split.ReceiveUpload(event.peer, event.stream, key)]
+            return [split.ReceiveUpload(event.peer, event.stream, offer)]
         decline = DeclineStream(event.peer, event.stream, answer.code)
         if answer.code == "here":
             return [decline]  # it is answered when it is trained
         if answer.code == "known":
             kept = key in peer.answers
-            again = [split.SendAnswer(event.peer, key)] if kept else []
+            again = [split.SendAnswer(event.peer, peer.answers[key])] if kept else []
             known = Send(event.peer, msg.AlreadyTrained(key, kept))
             return [decline, known, *again, *self._stays(peer, offer)]
         return [decline, *self._decline(peer, key, answer)]
@@ -306,7 +306,7 @@ class SplitServerMachine(RoleMachine):
         peer = self.peers[event.peer]
         if event.key not in peer.answers:
             return []
-        peer.answers.remove(event.key)
+        del peer.answers[event.key]
         dropped = split.DropAnswer(event.key)
         return [dropped, *self._next(now)] if self.shutdown.asked else [dropped]
 
@@ -379,11 +379,13 @@ class SplitServerMachine(RoleMachine):
             return self._send(peer, key, msg.Trained(key, event.loss))
         if key.incarnation != peer.incarnation:
             return [split.DropAnswer(key)]
-        peer.answers.append(key)
+        meta = peer.answers[key] = msg.GradientMeta(key, event.loss, event.updates)
         effects: list[Effect] = []
         while len(peer.answers) > self.method.in_flight:
-            effects.append(split.DropAnswer(peer.answers.popleft()))
-        return [*effects, split.SendAnswer(peer.name, key)] if peer.connected else effects
+            oldest = next(iter(peer.answers))
+            del peer.answers[oldest]
+            effects.append(split.DropAnswer(oldest))
+        return [*effects, split.SendAnswer(peer.name, meta)] if peer.connected else effects
 
     # --- auxiliary models, rounds ---
 
@@ -398,7 +400,8 @@ class SplitServerMachine(RoleMachine):
         return [Send(peer.name, stays)]
 
     def _send_auxiliary(self, peer: Peer) -> Effect:
-        return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
+        meta = msg.AuxiliaryMeta(peer.book.auxiliary, peer.book.aligned_round)
+        return split.SendAuxiliary(peer.name, meta)
 
     def _aligned(self, event: ev.Aligned, now: float) -> list[Effect]:
         assert isinstance(self.busy, split.Align)

@@ -53,9 +53,9 @@ Rules
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          HoldAsked, GlobalBrought,     same         TakeGroupCut, CommitGlobal: `group_hold`
-                 GlobalFailed, MergesResumed,
-                 LastGlobalDone
+    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
+                 GlobalFailed, ResumeMerges
+    ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
 """
 
@@ -79,6 +79,7 @@ from fsl_async.roles.machine import (
     TimerFired,
 )
 from fsl_async.roles.phrasing import counted
+from fsl_async.roles.ring import effects as ring
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -86,14 +87,7 @@ from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.group_hold import (
-    GlobalBrought,
-    GlobalFailed,
-    GroupHold,
-    HoldAsked,
-    LastGlobalDone,
-    MergesResumed,
-)
+from fsl_async.roles.sync.group_hold import GlobalFailed, GroupHold
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
@@ -197,11 +191,11 @@ class ParameterServerMachine(RoleMachine):
             msg.Fetch: self.serving.fetch,
             ev.SendVersionFailed: self._send_failed,
             msg.Holding: self._held,
-            HoldAsked: self.hold.asked,
-            MergesResumed: self.hold.resumed,
-            GlobalBrought: self.hold.asked,
+            ring.TakeCut: self.hold.asked,
+            ring.ResumeMerges: self.hold.resumed,
+            ring.Adopt: self.hold.asked,
             GlobalFailed: self.hold.failed,
-            LastGlobalDone: lambda _, now: self.end.global_done(now),
+            ring.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,

@@ -27,7 +27,7 @@ def test_alignment():
     assert server.arrive(key("a", 5)) == [], "the training thread aligns"
     assert not told(server.offer(key("a")))[1:], "the result follows later"
     effects = server.feed(ev.Aligned("a", 0))
-    assert effects[0] == split.SendAuxiliary("a", 0, 0)
+    assert effects[0] == split.SendAuxiliary("a", msg.AuxiliaryMeta(0, 0))
     assert of(effects, split.TrainUpload)
     assert not of(server.trained(key("a", 5)), split.Align)
     effects = server.offer(key("a"), due=True)
@@ -51,7 +51,7 @@ def test_auxiliary_models_have_one_lineage():
     server = split_server("fsl-sage")
     server.feed(ev.SplitRecovered(SplitProgress(), (), {"b": 6}))
     assert of(server.join("a", auxiliary=4), split.SendAuxiliary) == [
-        split.SendAuxiliary("a", -1, -1)
+        split.SendAuxiliary("a", msg.AuxiliaryMeta(-1, -1))
     ]
     assert of(server.upload(key("a")), split.Align)[0].version == 5
     server.feed(ev.Aligned("a", 5))
@@ -188,4 +188,6 @@ def test_alignment_for_a_client_that_has_left(problem):
     server.feed(ClientLeft("a", 1, "expired"))
     assert not told(server.feed(ev.Aligned("a", 0, problem)))
     effects = server.join("a", 2)
-    assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])
+    assert of(effects, split.SendAuxiliary) == (
+        [] if problem else [split.SendAuxiliary("a", msg.AuxiliaryMeta(0, 0))]
+    )

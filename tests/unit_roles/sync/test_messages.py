@@ -104,58 +104,75 @@ def meta(**changed):
     return wire | {"delta": wire["delta"] | changed}
 
 
-@pytest.mark.parametrize(
-    ("wire", "words"),
-    [
+WRONG = {
+    "wrong-type": [
         ([], "a message is a map"),
+        ({"m": "call/1", "round": None, "last": False}, "Call.round is NoneType"),
+        ({"m": "call/1", "round": 1, "last": None}, "Call.last is NoneType"),
+        (MEASURED | {"frame": "x"}, "Measured.frame is str, not bytes"),
+        ({"m": "call/1", "round": True, "last": False}, "Call.round is bool, not int"),
+        ({"m": "call/1", "round": 1.0, "last": False}, "Call.round is float"),
+        ({"m": "stop/1", "reason": b"x"}, "Stop.reason is bytes"),
+        (ATTACH | {"manifest": {}}, "is dict, not list"),
+        (ATTACH | {"frozen": "no"}, "frozen is str, not list"),
+        (ANNOUNCE | {"position": POSITION | {"tokens": 1.0}}, "tokens is float, not int"),
+        (meta(metrics={"a": [1]}), "metrics maps texts to numbers and texts"),
+        (msg.to_wire(META) | {"delta": []}, "DeltaMeta.delta is list, not a map"),
+    ],
+    "unknown-message": [
         ({}, "unknown message"),
         ({"m": ["call/1"]}, "unknown message"),
         ({"m": "x" * 1000}, "unknown message xxx"),
         ({"m": "\x1b]0;"}, "unknown message .u001b]0;"),
         ({"m": "Message"}, "unknown message"),
+    ],
+    "missing-field": [
         ({"m": "call/1"}, "Call lacks round"),
-        ({"m": "call/1", "round": 1, "last": True, "more": 1}, "has 3 fields, of which 2 are"),
         ({"m": "call/1", "rounds": 1, "last": False}, "Call lacks round"),
-        ({"m": "call/1", "round": None, "last": False}, "Call.round is NoneType"),
-        ({"m": "call/1", "round": 1, "last": None}, "Call.last is NoneType"),
-        (MEASURED | {"frame": "x"}, "Measured.frame is str, not bytes"),
+    ],
+    "unknown-field": [
+        ({"m": "call/1", "round": 1, "last": True, "more": 1}, "has 3 fields, of which 2 are"),
+        (meta(more=1), "DeltaMeta.delta has 6 fields, of which 5 are known"),
+    ],
+    "too-long": [
         (MEASURED | {"frame": bytes(MAX_BYTES + 1)}, "frame is longer than 65536 bytes"),
-        (MEASURED | {"digest": ""}, "digest is not a digest"),
-        ({"m": "call/1", "round": True, "last": False}, "Call.round is bool, not int"),
-        ({"m": "call/1", "round": 1.0, "last": False}, "Call.round is float"),
-        ({"m": "call/1", "round": -2, "last": False}, "out of range"),
-        ({"m": "call/1", "round": 1 << 63, "last": False}, "out of range"),
-        ({"m": "stop/1", "reason": b"x"}, "Stop.reason is bytes"),
         ({"m": "stop/1", "reason": "x" * (MAX_TEXT + 1)}, "longer than"),
-        (ATTACH | {"manifest": {}}, "is dict, not list"),
+        (ATTACH | {"manifest": [0] * (MAX_TENSORS + 1)}, "more than"),
+        (
+            meta(metrics={str(number): 0.0 for number in range(65)}),
+            "DeltaMeta.delta.metrics has more than",
+        ),
+    ],
+    "wrong-form": [
+        (MEASURED | {"digest": ""}, "digest is not a digest"),
         (ATTACH | {"fingerprint": "d" * 31}, "fingerprint is not a digest"),
-        (ATTACH | {"frozen": "no"}, "frozen is str, not list"),
         (ANNOUNCE | {"digest": ""}, "digest is not a digest"),
         (ANNOUNCE | {"position": POSITION | {"progress": 1.5}}, "from 0 to 1, not 1.5"),
         (ANNOUNCE | {"position": POSITION | {"progress": math.nan}}, "from 0 to 1, not nan"),
         (ANNOUNCE | {"position": POSITION | {"pace_per_s": math.inf}}, "at least 0, not inf"),
-        (ANNOUNCE | {"position": POSITION | {"tokens": 1.0}}, "tokens is float, not int"),
         ({"m": "holding/1", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
         ({"m": "fetch/1", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
         ({"m": "accepted/1", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),
         ({"m": "accepted/1", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
         ({"m": "reject/1", "code": "two words", "text": ""}, "Reject.code is not a code"),
         ({"m": "version_meta/1", "kind": "half", "version": 0}, "is not a kind of version: half"),
-        (ATTACH | {"manifest": [0] * (MAX_TENSORS + 1)}, "more than"),
-        (
-            meta(metrics={str(number): 0.0 for number in range(65)}),
-            "DeltaMeta.delta.metrics has more than",
-        ),
-        (meta(metrics={"a": [1]}), "metrics maps texts to numbers and texts"),
         (meta(key="a/1/2"), "DeltaMeta.delta.key is not a delta key: a/1/2"),
-        (meta(more=1), "DeltaMeta.delta has 6 fields, of which 5 are known"),
-        (msg.to_wire(META) | {"delta": []}, "DeltaMeta.delta is list, not a map"),
     ],
+    "out-of-range": [
+        ({"m": "call/1", "round": -2, "last": False}, "out of range"),
+        ({"m": "call/1", "round": 1 << 63, "last": False}, "out of range"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "wire", "words"), [(code, *one) for code, found in WRONG.items() for one in found]
 )
-def test_the_error_names_the_field(wire, words):
-    """The line in the log names the field and the message."""
-    with pytest.raises(MessageError, match=words):
+def test_the_error_names_the_field(code, wire, words):
+    """The line in the log names the field and the message; status shows the code."""
+    with pytest.raises(MessageError, match=words) as found:
         msg.from_wire(wire)
+    assert found.value.code == code
 
 
 def test_text_for_people_is_printable_and_one_line():
