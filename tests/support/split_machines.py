@@ -3,7 +3,7 @@
 import attrs
 from machines import Driver
 
-from fsl_async.roles.machine import ClientLeft, Greeted, Offered
+from fsl_async.roles.machine import ClientLeft, Greeted
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import SplitProgress, UploadKey
@@ -44,7 +44,7 @@ class SplitServerDriver(Driver):
         """Feed the offer of an upload."""
         stream = msg.upload_stream(upload.text)
         meta = smashed(upload, auxiliary, wants=wants, due=due)
-        return self.feed(Offered(peer or upload.client, meta, stream))
+        return self.receive(meta, peer or upload.client, stream)
 
     def arrive(self, upload):
         """Feed the end of an upload's transfer."""

@@ -7,12 +7,11 @@ import pytest
 from deltas import delta_of, stored_of
 from machines import Driver, of, told
 
-from fsl_async.roles.machine import ClientLeft, Note, Offered, SessionLost
+from fsl_async.roles.machine import ClientLeft, Note, SessionLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
@@ -63,7 +62,7 @@ class ServerDriver(Driver):
         number = self.machine.version if number is None else number
         stream = f"delta:{key.text}"
         delta = delta_of(key, tokens, steps, base_digest=digest, number=number)
-        return self.feed(Offered(peer or key.client, msg.DeltaMeta(delta), stream))
+        return self.receive(msg.DeltaMeta(delta), peer or key.client, stream)
 
     def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0, norm=1.0):
         number = self.machine.version if number is None else number
@@ -77,7 +76,7 @@ class ServerDriver(Driver):
         """Let clients join an empty run; the first one's weights become version 0."""
         for name in names:
             self.join(name)
-        self.feed(Offered(names[0], msg.InitialMeta("f"), f"initial:{names[0]}/1"))
+        self.receive(msg.InitialMeta("f"), names[0], f"initial:{names[0]}/1")
         self.committed(0)
         for name in names:
             self.hold(name, 0)
@@ -109,7 +108,7 @@ class ClientDriver(Driver):
         return self.receive(msg.Announce(version, digest or f"d{version}"))
 
     def offered(self, version, kind="update"):
-        return self.feed(Offered(SERVER, msg.VersionMeta(kind, version), f"{kind}:{version}"))
+        return self.receive(msg.VersionMeta(kind, version), stream=f"{kind}:{version}")
 
     def fetched(self, version):
         return self.feed(ev.FetchReceived(version))

@@ -12,7 +12,6 @@ from fsl_async.roles.machine import (
     Greeted,
     HelloRefused,
     Note,
-    Offered,
     Received,
     RunEnded,
     SendGoodbye,
@@ -56,7 +55,7 @@ class ClientDriver(Driver):
         return self.receive(msg.UploadRefused(upload, code, "because"))
 
     def answer(self, upload):
-        self.feed(Offered(SERVER, msg.GradientMeta(upload, 2.5, 7), f"down:{upload.text}"))
+        self.receive(msg.GradientMeta(upload, 2.5, 7), stream=f"down:{upload.text}")
         return self.feed(ev.AnswerReceived(upload))
 
 
@@ -83,12 +82,12 @@ def test_an_upload_and_its_gradient(make):
     meta = offer.meta
     assert (meta.key, meta.samples, meta.wants_gradient) == (key(0), 16, True)
     stream = "down:a/1/0/0"
-    effects = client.feed(Offered(SERVER, msg.GradientMeta(key(0), 2.5, 7), stream))
+    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
     assert effects == [split.ReceiveAnswer(stream, key(0))]
     effects = client.feed(ev.AnswerReceived(key(0)))
     assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.feed(ev.AnswerReceived(key(0))) == [], "it is delivered once"
-    effects = client.feed(Offered(SERVER, msg.GradientMeta(key(0), 2.5, 7), stream))
+    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
     assert effects == [DeclineStream("", stream, "not wanted")]
 
 
@@ -209,15 +208,15 @@ def test_an_auxiliary_model_comes(make):
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     stream = "aux:a/3"
-    effects = client.feed(Offered(SERVER, msg.AuxiliaryMeta(3, 0), stream))
+    effects = client.receive(msg.AuxiliaryMeta(3, 0), stream=stream)
     assert effects == [split.ReceiveAuxiliary(stream, 3)]
     assert client.feed(ev.AuxiliaryReceived(2)) == [], "another one"
     assert client.feed(ev.AuxiliaryReceived(3)) == [split.InstallAuxiliary(3, 0)]
     assert client.feed(ev.AuxiliaryReceived(3)) == []
     assert client.machine.hello("run", 0, {}).auxiliary == 3
-    client.feed(Offered(SERVER, msg.AuxiliaryMeta(1, 0), "aux:a/1"))
+    client.receive(msg.AuxiliaryMeta(1, 0), stream="aux:a/1")
     assert client.feed(ev.AuxiliaryReceived(1)) == [split.InstallAuxiliary(1, 0)]
-    assert of(make().feed(Offered(SERVER, msg.AuxiliaryMeta(3, 0), stream)), DeclineStream)
+    assert of(make().receive(msg.AuxiliaryMeta(3, 0), stream=stream), DeclineStream)
 
 
 def test_an_alignment_is_lost_with_a_server(make):
@@ -319,7 +318,7 @@ def test_it_is_over(make, how):
     assert client.receive(msg.Ended("again")) == []
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]
     assert client.feed(TrainingEnded(None)) == []
-    assert of(client.feed(Offered(SERVER, msg.AuxiliaryMeta(1, 0), "aux:a/1")), DeclineStream)
+    assert of(client.receive(msg.AuxiliaryMeta(1, 0), stream="aux:a/1"), DeclineStream)
 
 
 def test_a_server_that_leaves_is_waited_for(make):

@@ -1,70 +1,14 @@
-"""Messages on the wire: ours are read back unchanged, anything else is a MessageError."""
+"""Messages on the wire: anything but a message is a MessageError."""
 
 import math
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fsl_async.roles.messages import MAX_BYTES, MAX_TENSORS, MAX_TEXT, MessageError
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.progress import RunPosition
-
-KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
-PRINTABLE = st.text(max_size=20).filter(str.isprintable)
-NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
-NUMBERS = st.integers(0, 1 << 62)
-DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
-KEYS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
-VALUES = {
-    "bool": st.booleans(),
-    "str": PRINTABLE,
-    "Digest": DIGESTS,
-    "OptionalDigest": DIGESTS | st.just(""),
-    "Key": KEYS,
-    "Delta": st.builds(
-        Delta,
-        KEYS,
-        DIGESTS | st.just(""),
-        st.integers(-1, (1 << 63) - 1),
-        st.integers(-1, (1 << 63) - 1),
-        st.integers(-1, (1 << 63) - 1),
-        st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
-    ),
-    "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
-    "VersionKind": st.sampled_from(["update", "seeds", "full"]),
-    "bytes": st.binary(max_size=50),
-    "RunPosition": st.builds(
-        RunPosition,
-        NUMBERS,
-        NUMBERS,
-        st.booleans(),
-        st.floats(0, 1),
-        st.floats(0, 1e9),
-        st.floats(0, 1),
-        st.floats(0, 1),
-    ),
-    "int": st.integers(-1, (1 << 63) - 1),
-    "list[Any]": st.lists(st.integers(), max_size=3),
-    "dict[str, Any]": st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
-}
-
-
-def messages():
-    """Any message with any allowed values."""
-    return st.sampled_from(KINDS).flatmap(
-        lambda cls: st.builds(
-            cls, **{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)}
-        )
-    )
-
-
-@given(messages())
-def test_every_message_is_read_back(message):
-    """A peer reads the message that was sent."""
-    assert msg.from_wire(msg.to_wire(message)) == message
 
 
 def test_a_field_with_its_default_is_left_out():

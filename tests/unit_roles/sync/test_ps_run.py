@@ -7,7 +7,6 @@ from fsl_async.roles.machine import (
     DeclineStream,
     EndSession,
     Note,
-    Offered,
     Send,
     StreamLost,
 )
@@ -23,15 +22,15 @@ def test_first_client_publishes_second_fetches(server, look):
     assert server.hello("a") == [do.Admit("a", 1, 0), do.Welcome("a", 0)]
     assert look.sent(server.attach("a"), "a") == [msg.Publish()]
     assert look.sent(server.join("b")) == []
-    assert server.feed(Offered("b", msg.InitialMeta("f"), "s")) == [
+    assert server.receive(msg.InitialMeta("f"), "b", "s") == [
         DeclineStream("b", "s", "not the publisher")
     ]
-    assert server.feed(Offered("a", msg.InitialMeta("f"), "s")) == [do.ReceiveInitial("a", "s")]
+    assert server.receive(msg.InitialMeta("f"), "a", "s") == [do.ReceiveInitial("a", "s")]
     assert server.receive(msg.Fetch(-1, ""), "b") == [], "there is no version yet"
     effects = server.committed(0)
     assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Announce(0, "d0")]
     assert server.receive(msg.Fetch(-1, ""), "b") == [do.SendVersion("b", "full", 0)]
-    late = server.feed(Offered("b", msg.InitialMeta("f"), "s"))
+    late = server.receive(msg.InitialMeta("f"), "b", "s")
     assert look.sent(late, "b") == [msg.Announce(0, "d0")], "its weights are not used"
     assert look.sent(server.join("c")) == [msg.Announce(0, "d0")]
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from fsl_async.roles.machine import DeclineStream, Offered, Send, TimerFired
+from fsl_async.roles.machine import DeclineStream, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.progress import RunLimits, RunPosition
 
@@ -19,7 +18,7 @@ def server(make_server):
     made = make_server(trigger="rounds", history=HISTORY, min_clients=2, max_staleness=0)
     for name in ("a", "b"):
         made.join(name)
-    made.feed(Offered("a", msg.InitialMeta("f"), "initial:a/1"))
+    made.receive(msg.InitialMeta("f"), "a", "initial:a/1")
     made.committed(0)
     for name in ("a", "b"):
         made.hold(name, 0)
@@ -112,7 +111,7 @@ def test_a_position_is_sent_when_it_has_moved(make_server):
         trigger="rounds", history=HISTORY, max_staleness=0, limits=RunLimits(rounds=100)
     )
     server.join("a")
-    server.feed(Offered("a", msg.InitialMeta("f"), "initial:a/1"))
+    server.receive(msg.InitialMeta("f"), "a", "initial:a/1")
     server.committed(0)
     server.hold("a", 0)
     positions = []
@@ -171,7 +170,7 @@ def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look)
     for version in (1, 2):
         taken = trained.receive(msg.Scalars(version, f"d{version}", b""))
         assert isinstance(taken[0], do.ReceiveVersion if version == 1 else DeclineStream)
-    full = trained.feed(Offered(SERVER, msg.VersionMeta("full", 2), "full:2"))
+    full = trained.receive(msg.VersionMeta("full", 2), stream="full:2")
     assert isinstance(full[0], DeclineStream)
     assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
     trained.replaced(1)

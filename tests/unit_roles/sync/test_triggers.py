@@ -3,7 +3,7 @@
 import pytest
 from deltas import key, stored_of
 
-from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Offered, Send
+from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -16,7 +16,7 @@ def begin(server, *names):
     """Let clients join with shards 0, 1, ... in this order; the first one publishes version 0."""
     for name in names:
         server.join(name)
-    server.feed(Offered(names[0], msg.InitialMeta("f"), f"initial:{names[0]}/1"))
+    server.receive(msg.InitialMeta("f"), names[0], f"initial:{names[0]}/1")
     server.committed(0)
     for name in names:
         server.hold(name, 0)
