@@ -25,12 +25,12 @@ from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.member import COORDINATOR
 from fsl_async.roles.ring.rules import RingRules
 from fsl_async.roles.sync import group_hold as group
+from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
-    from fsl_async.store.book.records import Committed
     from fsl_async.store.store import Store
 
 Helper: TypeAlias = (
@@ -65,7 +65,7 @@ class Group:
     """
 
     feed: Callable[[Event], None]
-    committed: Callable[[Committed, float, int], None]
+    committed: Callable[[VersionCommitted, float, int], None]
     use_model: Callable[[Manifest], None]
 
 
@@ -177,7 +177,7 @@ class RingShell:
         """Carry out an effect of the group: make a version of global weights."""
         begun_at, store = self._scheduler.time(), self._store
 
-        def commit() -> tuple[Committed, ev.RingRecovered]:
+        def commit() -> tuple[VersionCommitted, ev.RingRecovered]:
             made = store.adopt_global(
                 effect.decision,
                 counted=effect.counted,
@@ -185,7 +185,7 @@ class RingShell:
             )
             return made, store.ring.state
 
-        def done(found: tuple[Committed, ev.RingRecovered]) -> None:
+        def done(found: tuple[VersionCommitted, ev.RingRecovered]) -> None:
             made, state = found
             self._group.use_model(store.manifest)
             self._group.committed(made, begun_at, number)

@@ -194,12 +194,15 @@ class VersionSent(Event, tag="version_sent"):
 
 @frozen
 class VersionCommitted(Event, tag="version_committed"):
-    """A version is durable: its checkpoint directory has been renamed into place."""
+    """A version is durable: its checkpoint directory has been renamed into place.
+
+    seconds: since it was asked for.
+    """
 
     version: int
     digest: str
     bytes_update: int
-    seconds: float
+    seconds: float = 0.0
     cosine: float | None = None
     """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
     product_norms: dict[str, float] = field(factory=dict)
@@ -214,6 +217,10 @@ class VersionCommitted(Event, tag="version_committed"):
     """"client/client" -> cosine, of those whose deltas in it are almost the same."""
     opposite: str = ""
     """The client whose delta in it is opposite to the rest; or empty."""
+    late: tuple[DeltaKey, ...] = ()
+    """Deltas without a part in it: stored after a version that they were not computed from."""
+    notice: str = ""
+    """One line on cleanup that failed and is retried later; or empty."""
 
 
 @frozen
