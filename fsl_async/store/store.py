@@ -39,8 +39,8 @@ from attrs import asdict, evolve, frozen
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
-from fsl_async.roles.sync.events import Recovered, VersionCommitted
-from fsl_async.store.book.records import SpoolResult, recordable, to_fact
+from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
+from fsl_async.store.book.records import recordable, to_fact
 from fsl_async.store.commit.merging import AT_START, Merging
 from fsl_async.store.commit.newest import Newest, oldest_needed
 from fsl_async.store.commit.ring_store import RingStore
@@ -526,7 +526,7 @@ class Store:
         with disk(f"cannot spool delta {key.text}"):
             self._open.run.spool.write(key, index, frame, self.manifest)
 
-    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+    def spool_finish(self, key: DeltaKey) -> DeltaStored:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
         spool, facts = self._open.run.spool, self._open.facts
         with disk(f"cannot spool delta {key.text}"):
@@ -545,12 +545,12 @@ class Store:
             if problem is None:
                 facts.record("accepted", to_fact(stored))
                 spool.done(key)
-                return SpoolResult(stored)
+                return DeltaStored(key.client, stored)
             facts.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
             spool.quarantine(key, facts.book.held)
-        return SpoolResult(stored, problem)
+        return DeltaStored(key.client, stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""

@@ -175,11 +175,11 @@ class InitialReceived(Event, tag="initial_received"):
 
 @frozen
 class DeltaStored(Event, tag="delta_stored"):
-    """A delta is durable; with a `problem` it is quarantined."""
+    """A delta is durable; with a `problem` it is quarantined, and its norm is 0."""
 
     peer: str
     stored: StoredDelta
-    problem: str | None
+    problem: str | None = None
 
 
 @frozen

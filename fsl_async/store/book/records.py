@@ -92,17 +92,6 @@ def decay_from(fact: Mapping[str, Any]) -> Decay:
 
 
 @frozen
-class SpoolResult:
-    """The result of `spool_finish`.
-
-    problem: why the delta is in quarantine; its norm is then 0.
-    """
-
-    stored: StoredDelta
-    problem: str | None = None
-
-
-@frozen
 class VersionRecord:
     """One version: what it merged, and its parent. A run's audit trail is the list of these."""
 
