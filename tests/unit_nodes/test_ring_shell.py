@@ -2,11 +2,13 @@
 
 # ruff: noqa: D102 - the stand-ins' methods mirror what they stand for
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import RingOptions, RingShell
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.rules import RingRules
@@ -69,20 +71,20 @@ class Side:
         self.store = Store(folder / name, StoreSettings())
         self.store.recover()
         self.listener, self.dialer, now = Endpoint(), Endpoint(), Now()
-        self.fed, self.said, self.models = [], [], []
+        self.fed, self.said = [], []
         rules = RingRules(name, ("north", "south", "east"))
-        self.shell = RingShell(
-            RingOptions(
-                rules=rules, servers=dict.fromkeys(rules.roster, KEY), host="127.0.0.1",
-                timeout_s=5.0, bytes_per_s=0.0, keeps_momentum=True,
-            ),
-            Group(
-                feed=self.feed, committed=lambda *_: None, use_model=self.models.append
-            ),
-            store=self.store, worker=now, scheduler=now, journal=now,
-            say=lambda note: self.said.append(note.text), listener=self.listener,
-            dialer=None if rules.coordinates else self.take,
+        options = RingOptions(
+            rules=rules, servers=dict.fromkeys(rules.roster, KEY), host="127.0.0.1",
+            timeout_s=5.0, bytes_per_s=0.0, keeps_momentum=True,
         )  # fmt: skip
+        self.node, self.manifest = self, None
+        self.jobs = SimpleNamespace(committed=lambda *_: None)
+        self.worker = self.scheduler = self.journal = now
+        self.endpoint = self.listener
+        self.shell = RingShell(options, self, None if rules.coordinates else self.take)
+
+    def say(self, note):
+        self.said.append(note.text)
 
     def take(self, handle):
         self.handle = handle
@@ -210,7 +212,7 @@ def test_a_new_group_gets_model_and_weights(sides):
     assert (brought.decision.digest, brought.counted) == (north.store.digest, False)
     south.shell.commit(CommitGlobal(0, brought.decision, counted=False), 0)
     assert south.store.digest == north.store.digest
-    assert [one.fingerprint for one in south.models] == [MODEL.fingerprint]
+    assert south.manifest.fingerprint == MODEL.fingerprint
     assert south.shell.machine.round == 0
 
 

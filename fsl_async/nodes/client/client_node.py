@@ -230,7 +230,7 @@ class ClientNode:
             welcomed=self._welcomed,
             end_training=lambda _: parts.exchange.stop(),
             count=self._count_weights,
-            on_end=self._end_split,
+            on_end=self.feed_split,
             announced=parts.training.clock.announced,
             shares_metrics=self._shares_metrics,
         )
@@ -273,7 +273,7 @@ class ClientNode:
             self._traffic_notes.write(version=event.version, waited_s=waited_s)
         self._shell.node.feed(event)
         if isinstance(event, TrainingEnded):
-            self._end_split(event)
+            self.feed_split(event)
 
     def open_split(self, opens: Callable[..., SplitSession]) -> None:
         """Open the session with the split server; if it cannot be dialed, end this client."""
@@ -288,9 +288,9 @@ class ClientNode:
             self._split_finished(Finish(error.message, int(ExitCode.BAD_INPUT)))
 
     def feed_split(self, event: Event) -> None:
-        """Give the session with the split server an event of the training thread."""
+        """Give the session with the split server an event of training, or the end of the run."""
         if self._split is not None:
-            self._split.feed(event)
+            self._split.node.feed(event)
 
     def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
         parts = self._parts
@@ -350,11 +350,6 @@ class ClientNode:
         if effect.exit_code:
             self._parts.exchange.refuse("split", effect.reason)
             self._finish(effect)
-
-    def _end_split(self, event: Event) -> None:
-        """End the session with the split server: the run or this client's training is over."""
-        if self._split is not None:
-            self._split.end(event)
 
     # --- during the run ---
 

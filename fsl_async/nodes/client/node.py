@@ -80,19 +80,12 @@ class SplitSession:
             traffic=parts.traffic,
             shares_metrics=parts.options.policy.lets(METRICS),
         )
+        self.node = self._shell.node
         self._shell.dial()
-
-    def feed(self, event: Event) -> None:
-        """Take an event of the training thread."""
-        self._shell.feed(event)
-
-    def end(self, event: Event) -> None:
-        """Report that the run or this client's training is over."""
-        self._shell.node.feed(event)
 
     async def aclose(self) -> None:
         """Close the session."""
-        self._shell.node.close()
+        self.node.close()
         await self._endpoint.aclose()
 
 

@@ -22,7 +22,6 @@ from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.machine import (
     DeclineStream,
-    Event,
     Finish,
     Greeted,
     HelloRefused,
@@ -130,10 +129,6 @@ class SplitClientShell(Shell):
                     self.machine.hello(facts.run, facts.shard, dict(facts.architecture))
                 )
             )
-
-    def feed(self, event: Event) -> None:
-        """Take an event of the training thread, on the loop."""
-        self.node.feed(event)
 
     # --- from the transport ---
 

@@ -12,7 +12,7 @@ from fsl_async.config.ring_rules import ring_host, ring_rules
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import RingOptions, RingShell
 from fsl_async.roles.machine import Note
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.nodes.ps.shell import ParameterServerShell
-    from fsl_async.nodes.runtime import Worker
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.observe.reporter import Reporter
     from fsl_async.roles.ring.events import RingRecovered
     from fsl_async.roles.ring.rules import RingRules
-    from fsl_async.store.store import Store
 
 ROLE = "group"
 """The role of a parameter server in its hello to the coordinator."""
@@ -69,18 +66,14 @@ def join_ring(
     shell: ParameterServerShell,
     config: Config,
     *,
-    store: Store,
-    worker: Worker,
-    journal: Reporter,
     writer: JournalWriter,
     keys: KeysFolder | None,
-    listener: tp.ListenerEndpoint,
 ) -> RingShell | None:
     """Make the shell take part in global rounds; None without a roster. Raises FslError."""
     if not config.ring.is_on:
         return None
     ring, rules, loop = config.ring, ring_rules(config), asyncio.get_running_loop()
-    check_history(rules, store.version, store.ring.state)
+    check_history(rules, shell.store.version, shell.store.ring.state)
     check_keys(ring.servers, has_keys=keys is not None)
     options = RingOptions(
         rules=rules,
@@ -101,7 +94,7 @@ def join_ring(
             rules.name,
             scheduler=loop,
             journal=writer,
-            log=lambda line: journal.say(Note(line, "warning")),
+            log=lambda line: shell.say(Note(line, "warning")),
             is_reserved=True,
         )
         try:
@@ -114,17 +107,5 @@ def join_ring(
                 link, loop, settings, take, rules.name, incarnation=time.time_ns(), role=ROLE
             )
 
-    def make(group: Group) -> RingShell:
-        return RingShell(
-            options,
-            group,
-            store=store,
-            worker=worker,
-            scheduler=loop,
-            journal=journal,
-            say=journal.say,
-            listener=listener,
-            dialer=dialer,
-        )
-
-    return shell.join_ring(make)
+    shell.ring = RingShell(options, shell, dialer)
+    return shell.ring

@@ -14,9 +14,9 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Node
 from fsl_async.nodes.wire import Sink, Source, problem_of
-from fsl_async.roles.machine import Effect, Event, Note, Received, Send
+from fsl_async.roles.machine import Effect, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -31,7 +31,7 @@ from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
-    from fsl_async.store.store import Store
+    from fsl_async.nodes.ps.shell import ParameterServerShell
 
 Helper: TypeAlias = (
     "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
@@ -56,41 +56,25 @@ class RingOptions:
     keeps_momentum: bool
 
 
-@frozen(kw_only=True)
-class Group:
-    """The part of the parameter server that the ring uses.
-
-    feed: gives the group's machine an event. committed: takes a version that is durable, when it
-    was begun, and the number of its effect. use_model: takes the run's model.
-    """
-
-    feed: Callable[[Event], None]
-    committed: Callable[[VersionCommitted, float, int], None]
-    use_model: Callable[[Manifest], None]
-
-
 @define(eq=False, slots=False)
 class RingShell:
-    """Connects a RingMachine with the group, the store, the helper and the other servers.
+    """Connects a RingMachine with its parameter server, the helper and the other servers.
 
     dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
     helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
     """
 
     _options: RingOptions
-    _group: Group
-    _store: Store
-    _worker: Worker
-    _scheduler: tp.Scheduler
-    _journal: Journal
-    _say: Callable[[Note], None]
-    _listener: tp.ListenerEndpoint
-    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None
+    _group: ParameterServerShell
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
     _helper: Helper = RingProcess
 
     def __attrs_post_init__(self) -> None:
+        server = self._group
+        self._store, self._worker, self._scheduler = server.store, server.worker, server.scheduler
+        self._say, self._listener = server.say, server.endpoint
         self.machine = RingMachine(self._options.rules)
-        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
+        self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._ring_failed)
@@ -108,8 +92,8 @@ class RingShell:
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
             do.TakeCut: self._hold,
-            do.EndGroup: self._group.feed,
-            do.ResumeMerges: self._group.feed,
+            do.EndGroup: self._group.node.feed,
+            do.ResumeMerges: self._group.node.feed,
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
             do.PassAddress: self._pass_address,
@@ -117,7 +101,7 @@ class RingShell:
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: self._group.feed,
+            do.Adopt: self._group.node.feed,
         }
 
     def start(self) -> None:
@@ -163,7 +147,7 @@ class RingShell:
 
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
-        self._group.feed(effect)
+        self._group.node.feed(effect)
 
     def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
         """Carry out an effect of the group: take a cut."""
@@ -187,12 +171,12 @@ class RingShell:
 
         def done(found: tuple[VersionCommitted, ev.RingRecovered]) -> None:
             made, state = found
-            self._group.use_model(store.manifest)
-            self._group.committed(made, begun_at, number)
+            self._group.manifest = store.manifest
+            self._group.jobs.committed(made, begun_at, number)
             self.node.feed(ev.Adopted(effect.decision, state.since, state.gained))
 
         def failed(error: Exception) -> None:
-            self._group.feed(group.GlobalFailed(effect.decision.round))
+            self._group.node.feed(group.GlobalFailed(effect.decision.round))
             self.node.feed(ev.AdoptFailed(effect.decision.round, str(error)))
 
         self._worker.submit(commit, done, failed)

@@ -14,7 +14,7 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.nodes.ps.receiving import Receiving
-from fsl_async.nodes.ps.ring import Group, RingShell
+from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
@@ -106,7 +106,8 @@ class ParameterServerShell(Shell):
         self.machine = machine
         self.facts = facts
         self.manifest: Manifest | None = None
-        self._ring: RingShell | None = None
+        self.ring: RingShell | None = None
+        """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
             machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
         )
@@ -115,6 +116,7 @@ class ParameterServerShell(Shell):
         self._models: dict[str, Manifest] = {}
         self.store = store = around.store
         self.worker, self.scheduler, self.say = around.worker, around.scheduler, around.say
+        self.journal = around.journal
         self._around = around
         self._transfer_progress = TransferProgress()
         self._throttle = MessageThrottle(by_thing=True)
@@ -176,32 +178,23 @@ class ParameterServerShell(Shell):
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
-        if self._ring is not None:
-            self._ring.start()
-
-    def join_ring(self, make: Callable[[Group], RingShell]) -> RingShell:
-        """Take part in global rounds; before `start`."""
-        self._ring = ring = make(Group(feed=self.node.feed, committed=self.jobs.committed,
-                                       use_model=self._use_run_model))  # fmt: skip
-        return ring
+        if self.ring is not None:
+            self.ring.start()
 
     def _version_made(self, version: int) -> None:
-        if self._ring is not None:
-            self._ring.version_made(version)
+        if self.ring is not None:
+            self.ring.version_made(version)
 
     def _in_ring(self) -> RingShell:
-        assert self._ring is not None, "the machine is asked by a ring"
-        return self._ring
-
-    def _use_run_model(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+        assert self.ring is not None, "the machine is asked by a ring"
+        return self.ring
 
     # --- from the transport ---
 
     def on_transport(self, event: tp.TransportEvent) -> None:
         """Take one event of the endpoint."""
-        if self._ring is not None and self._ring.is_of_ring(event):
-            self._ring.on_listener(event)
+        if self.ring is not None and self.ring.is_of_ring(event):
+            self.ring.on_listener(event)
             return
         super().on_transport(event)
 

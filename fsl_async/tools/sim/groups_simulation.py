@@ -16,7 +16,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.config.ring_rules import ring_rules
-from fsl_async.nodes.ps.ring import Group, RingOptions, RingShell
+from fsl_async.nodes.ps.ring import RingOptions, RingShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.roles.machine import Effect, Event
@@ -99,31 +99,11 @@ class GroupSimulation(Simulation):
             bytes_per_s=0.0,
             keeps_momentum=True,
         )
-        listener = shell.endpoint
-        assert isinstance(listener, tp.ListenerEndpoint)
-
-        def make(group: Group) -> RingShell:
-            return RingShell(
-                options,
-                group,
-                store=store,
-                worker=shell.jobs.worker,
-                scheduler=clock,
-                journal=self.journal,
-                say=lambda _: None,
-                listener=listener,
-                dialer=None if rules.coordinates else dialer,
-                helper=functools.partial(
-                    FakeHelper,
-                    self.among.ring,
-                    self.name,
-                    clock,
-                    self._files,
-                    self._server_is_dead,
-                ),
-            )
-
-        self.shell = shell.join_ring(make)
+        helper = functools.partial(
+            FakeHelper, self.among.ring, self.name, clock, self._files, self._server_is_dead
+        )
+        used = None if rules.coordinates else dialer
+        self.shell = shell.ring = RingShell(options, shell, used, helper)
         self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
 
     def _after_server(
