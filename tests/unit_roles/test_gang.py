@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from machines import of
 
 from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg
@@ -12,11 +13,6 @@ from fsl_async.roles.sync.progress import RunPosition
 VALUES = 10
 CONTEXT = b"context"
 PRINT = "0" * 32
-
-
-def of(effects, kind):
-    """The effects of a kind."""
-    return [one for one in effects if isinstance(one, kind)]
 
 
 def formed(machine, world=2, generation=0, first_peer=1):
