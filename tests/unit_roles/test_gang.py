@@ -172,27 +172,18 @@ def test_the_end(machine):
 
 
 @pytest.mark.parametrize(
-    ("event", "part"),
-    [
-        (
-            lambda peer: Received(peer, msg.Ended("")),
-            "ranks 1 have returned for 60 s, and ranks 0, 2",
-        ),
-        (
-            lambda peer: Received(peer, msg.BaseWanted()),
-            "ranks 1 wait in fed.at_version for 60 s, and ranks 0, 2",
-        ),
-    ],
+    ("message", "did"),
+    [(msg.Ended(""), "have returned"), (msg.BaseWanted(), "wait in fed.at_version")],
 )
-def test_ranks_that_others_wait_for_are_named(machine, event, part):
+def test_ranks_that_others_wait_for_are_named(machine, message, did):
     """Else nothing is seen until their collectives time out, after half an hour."""
     peers = formed(machine, world=3)
-    assert machine.handle(event(peers[1]), 5.0) == []
+    assert machine.handle(Received(peers[1], message), 5.0) == []
     assert machine.next_deadline() == 65.0
     (note,) = machine.handle(TimerFired(), 65.0)
-    assert part in note.text
+    assert f"ranks 1 {did} for 60 s, and ranks 0, 2" in note.text
     for peer in (peers[0], peers[2]):
-        effects = machine.handle(event(peer), 66.0)
+        effects = machine.handle(Received(peer, message), 66.0)
     assert type(effects[-1]) in {gang.AllEnded, gang.ReadBase}
     assert machine.next_deadline() is None
 

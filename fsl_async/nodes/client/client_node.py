@@ -26,14 +26,7 @@ from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import METRICS, receivers_of
 from fsl_async.config.transport_settings import transport_settings
-from fsl_async.errors import (
-    AddressError,
-    ExitCode,
-    FslError,
-    KeysError,
-    RefusedError,
-    one_line,
-)
+from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, RefusedError, one_line
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide

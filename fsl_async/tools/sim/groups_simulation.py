@@ -28,11 +28,7 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
-from fsl_async.tools.sim.simulation import (
-    LONGEST_END_S,
-    Simulation,
-    SimulationSettings,
-)
+from fsl_async.tools.sim.simulation import LONGEST_END_S, Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
 

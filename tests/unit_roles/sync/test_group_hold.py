@@ -10,11 +10,7 @@ from fsl_async.roles.ring.events import Decision, GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.group_hold import (
-    CommitGlobal,
-    GlobalFailed,
-    TakeGroupCut,
-)
+from fsl_async.roles.sync.group_hold import CommitGlobal, GlobalFailed, TakeGroupCut
 from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 

@@ -2,14 +2,7 @@
 
 from deltas import key
 
-from fsl_async.roles.machine import (
-    ClientLeft,
-    DeclineStream,
-    EndSession,
-    Note,
-    Send,
-    StreamLost,
-)
+from fsl_async.roles.machine import ClientLeft, DeclineStream, EndSession, Note, Send, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg

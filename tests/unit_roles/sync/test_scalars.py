@@ -16,13 +16,7 @@ HISTORY = 5
 def server(make_server):
     """A run of zeroth order with the clients a and b at version 0."""
     made = make_server(trigger="rounds", history=HISTORY, min_clients=2, max_staleness=0)
-    for name in ("a", "b"):
-        made.join(name)
-    made.receive(msg.InitialMeta("f"), "a", "initial:a/1")
-    made.committed(0)
-    for name in ("a", "b"):
-        made.hold(name, 0)
-    return made
+    return made.begin("a", "b")
 
 
 def advance(server, names=("a", "b"), *, holds=True):
@@ -110,10 +104,7 @@ def test_a_position_is_sent_when_it_has_moved(make_server):
     server = make_server(
         trigger="rounds", history=HISTORY, max_staleness=0, limits=RunLimits(rounds=100)
     )
-    server.join("a")
-    server.receive(msg.InitialMeta("f"), "a", "initial:a/1")
-    server.committed(0)
-    server.hold("a", 0)
+    server.begin("a")
     positions = []
     for _ in range(6):
         effects = advance(server, ("a",))

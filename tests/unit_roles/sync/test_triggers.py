@@ -12,17 +12,6 @@ from fsl_async.roles.sync.progress import RunLimits
 from fsl_async.roles.sync.ps import Phase
 
 
-def begin(server, *names):
-    """Let clients join with shards 0, 1, ... in this order; the first one publishes version 0."""
-    for name in names:
-        server.join(name)
-    server.receive(msg.InitialMeta("f"), names[0], f"initial:{names[0]}/1")
-    server.committed(0)
-    for name in names:
-        server.hold(name, 0)
-    return server
-
-
 def called(effects):
     """The clients that were sent a Turn, and its round, in order."""
     return [
@@ -38,7 +27,7 @@ def run(make_server):
 
     def make(trigger, *names, **rules):
         rules = {"min_clients": len(names), "round_cap_s": 100.0, **rules}
-        return begin(make_server(trigger=trigger, **rules), *names)
+        return make_server(trigger=trigger, **rules).begin(*names)
 
     return make
 
