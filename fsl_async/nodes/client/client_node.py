@@ -44,7 +44,7 @@ from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.exchange import Exchange
-    from fsl_async.nodes.client.node import SplitSession
+    from fsl_async.nodes.client.split_shell import SplitClientShell
 
 
 @frozen
@@ -207,7 +207,7 @@ class ClientNode:
         self._traffic_notes = TrafficNotes(loop, parts.journal, parts.traffic)
         self._watch: TrainingWatch | None = None
         self._lines: ProgressLines | None = None
-        self._split: SplitSession | None = None
+        self._split: SplitClientShell | None = None
         self._endpoint: tp.DialerEndpoint
         self._shares_metrics = parts.options.policy.lets(METRICS)
         loop.set_exception_handler(self._broken)
@@ -246,7 +246,8 @@ class ClientNode:
             self._shell.node.close()
             self._lag.close()
             if self._split is not None:
-                await self._split.aclose()
+                self._split.node.close()
+                await self._split.endpoint.aclose()
             self._traffic_notes.close()
             if self._watch is not None:
                 self._watch.close()
@@ -268,7 +269,7 @@ class ClientNode:
         if isinstance(event, TrainingEnded):
             self.feed_split(event)
 
-    def open_split(self, opens: Callable[..., SplitSession]) -> None:
+    def open_split(self, opens: Callable[..., SplitClientShell]) -> None:
         """Open the session with the split server; if it cannot be dialed, end this client."""
         try:
             self._split = opens(
