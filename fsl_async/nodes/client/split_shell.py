@@ -83,7 +83,6 @@ class SplitClientShell(Shell):
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._incoming: dict[str, IncomingVector] = {}
-        self._offered_streams: dict[str, int] = {}
         self._sources: dict[tuple[int, int, int], Outgoing] = {}
         self._answers: dict[UploadKey, Values] = {}
         self._models: dict[int, Values] = {}
@@ -144,7 +143,6 @@ class SplitClientShell(Shell):
 
     def _down(self, event: tp.PeerDown) -> None:
         self._incoming.clear()
-        self._offered_streams.clear()
         self.node.feed(SessionLost(event.reason))
 
     def _superseded(self, event: tp.Superseded) -> None:
