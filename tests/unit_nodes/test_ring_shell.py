@@ -80,11 +80,8 @@ class Side:
         self.node, self.manifest = self, None
         self.jobs = SimpleNamespace(committed=lambda *_: None)
         self.worker = self.scheduler = self.journal = now
-        self.endpoint = self.listener
+        self.endpoint, self.say = self.listener, lambda note: self.said.append(note.text)
         self.shell = RingShell(options, self, None if rules.coordinates else self.take)
-
-    def say(self, note):
-        self.said.append(note.text)
 
     def take(self, handle):
         self.handle = handle

@@ -19,7 +19,6 @@ INTS = st.integers(-1, (1 << 63) - 1)
 DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
 DELTAS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
 UPLOADS = st.builds(UploadKey, NAMES, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1))
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
 METRICS = st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3)
 PARTS = st.floats(0, 1)
 SAMPLES = st.integers(-1, split.MAX_SIZE)
@@ -47,7 +46,7 @@ VALUES = {
 FIELDS = {
     "samples": SAMPLES,
     "done_samples": SAMPLES,
-    "errors": st.dictionaries(PRINTABLE, FINITE, max_size=3),
+    "errors": st.dictionaries(PRINTABLE, PARTS, max_size=3),
     "architecture": st.dictionaries(PRINTABLE, PRINTABLE, max_size=3),
 }
 
