@@ -87,7 +87,7 @@ class Rounds:
             delta |= {"round": "@R@", "metrics": metrics, "facts": {}}
             stream = f"delta:{key}"
             self._client(46.0, name, "sending", "@R@")
-            self._line(46.0, "event", "delta_offered", peer=name, stream=stream, delta=delta)
+            self._line(46.0, "event", "delta_meta", peer=name, stream=stream, delta=delta)
             self._line(46.0, "effect", "receive_delta", peer=name, stream=stream, delta=delta)
             stored = {"delta": delta, "bytes": VALUES, "norm": 0.5, "digest": "e" * 64}
             self._client(48.0, name, "training", "@R@")
@@ -108,7 +108,7 @@ class Rounds:
         self._line(51.0, "fact", "round", **fact_fields(RoundFact("ready")))
         for name in self.names:
             self._line(52.0, "event", "version_sent", peer=name, version="@V@", bytes_coded=VALUES)
-            self._line(53.0, "event", "version_held", peer=name, version="@V@", digest="f" * 32)
+            self._line(53.0, "event", "holding", peer=name, version="@V@", digest="f" * 32)
             self._client(53.0, name, "training", "@V@")
         traffic = {"deltas up": 1000, "versions down": 1000}
         sockets = {"up": 1000, "down": 1000}

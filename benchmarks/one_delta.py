@@ -9,7 +9,7 @@ one chunk unless --values says otherwise.
 
 Counting begins with the copy of the client's weights (the event `snapshotted`, which offers the
 delta) and ends when the parameter server has received that the client holds the version made of it
-(`version_held`). Only the two threads that run the event loops are counted, with `sys.setprofile`:
+(`Holding`). Only the two threads that run the event loops are counted, with `sys.setprofile`:
 heartbeats are included, the workers of the store and the client are not.
 
 Each number is the median over --rounds deltas after the first two:
@@ -46,6 +46,7 @@ from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.runtime import Node
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.sync.messages import Holding
 
 PACKAGES = (
     str(Path(node_ps.__file__).parents[2]),
@@ -92,7 +93,7 @@ class Meter:
 
     def watched(self, event: Any) -> None:
         """An event has been handled, and its effects carried out."""
-        if event.tag == "version_held" and self._open is not None:
+        if event.topic is Holding and self._open is not None:
             found, self._open = self._open, None
             self.deltas.append(found)
 

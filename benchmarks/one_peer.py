@@ -60,7 +60,10 @@ from under_attack import drain
 
 from fsl_async.config.load import load
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
+from fsl_async.roles.machine import Received
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client import SERVER
 from fsl_async.roles.sync.delta import BALANCE
 from fsl_async.roles.sync.weighting import LEAST_BALANCE
 from fsl_async.store.model.manifest import Manifest
@@ -254,7 +257,7 @@ class Run:
         hostile = {BALANCE: attack.claims} if one_label else {}
         for number in range(attack.deltas):
             if number:
-                self._liar.feed_soon(ev.TurnCalled(version))
+                self._liar.feed_soon(Received(SERVER, msg.Turn(version)))
                 if not await self._until(lambda: self._asked(self._liar)):
                     break
             sent = own[LIAR] * np.float32(attack.times(version))

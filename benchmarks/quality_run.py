@@ -291,7 +291,7 @@ class Server:
         position = self.progress.with_version(version + 1, tokens, self.now)
         made = store.commit(version + 1, merged, self.weighting.scale(merged), position)
         self.progress.committed(made.version, tokens, self.now)
-        self.bytes_down += made.update_bytes
+        self.bytes_down += made.bytes_update
         if made.cosine is not None:
             self.cosines.append(made.cosine)
         for client in clients:

@@ -132,7 +132,7 @@ def read_times(path: Path) -> dict[int, Times]:
             if version:
                 found[version].committed = now
                 found[version].bytes_down = line["bytes_update"]
-        elif name == "version_held" and line["version"] in found:
+        elif name == "holding" and line["version"] in found:
             found[line["version"]].held = now
     return found
 

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fsl_async.roles.machine import TimerFired
+from fsl_async.roles.machine import Received, TimerFired
+from fsl_async.roles.messages import MessageError
 
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Effect, Event, Fact
-    from fsl_transport import Cancellable, Scheduler
+    from fsl_transport import Cancellable, Scheduler, TransportEvent
 
 
 T = TypeVar("T")
@@ -32,6 +33,9 @@ _RESULTS_AT_ONCE = 16
 
 class Machine(Protocol):
     """A pure role."""
+
+    def check(self, event: Received[Any]) -> None:
+        """Raise MessageError for a message that its peer may not send."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
@@ -91,11 +95,17 @@ class Node:
         self._timer: Cancellable | None = None
         self._armed_for: float | None = None
         self._closed = False
+        self._arm()
 
     def feed(self, event: Event, cause: int | None = None) -> None:
-        """Give the machine an event; `cause` is the journal number of the effect that it ends."""
+        """Give the machine an event; `cause` is the journal number of the effect that it ends.
+
+        Raises MessageError for a message that its peer may not send, which is in no journal.
+        """
         if self._closed:
             return
+        if isinstance(event, Received):
+            self.machine.check(event)
         self._waiting.append((event, cause))
         if self._running:
             return
@@ -137,6 +147,35 @@ class Node:
         self._closed = True
         self._waiting.clear()
         self._arm()
+
+
+class Shell:
+    """Base of the shells of one machine and one endpoint: two tables, by the types of what comes.
+
+    A shell feeds the messages of its peers as they came. A MessageError, of `Node.feed` or of its
+    own checks, ends the peer's session.
+    """
+
+    node: Node
+    _on_transport: dict[type, Callable[[Any], None]]
+    _executors: dict[type, Callable[[Any, int], None]]
+
+    def on_transport(self, event: TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        handler = self._on_transport.get(type(event))
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except (MessageError, ValueError) as error:
+            self._violated(getattr(event, "peer", ""), error)
+
+    def _violated(self, peer: str, error: Exception) -> None:
+        """End the session of a peer that broke the protocol."""
+        raise NotImplementedError
+
+    def _execute(self, effect: Effect, number: int) -> None:
+        self._executors[type(effect)](effect, number)
 
 
 class ThreadWorker:

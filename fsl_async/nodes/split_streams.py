@@ -118,7 +118,6 @@ class Outgoing:
 class IncomingUpload:
     """An upload on its way to the split server: its metadata, and the chunks that have arrived."""
 
-    key: UploadKey
     meta: SmashedMeta
     flow: Flow
     traffic: Traffic

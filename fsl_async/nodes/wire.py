@@ -30,7 +30,7 @@ MAX_PROBLEM = 500
 def _take(body: dict[str, Any], name: str) -> int:
     value = body.get(name)
     if type(value) is not int:
-        raise MessageError(f"{name} is {type(value).__name__}, not int")
+        raise MessageError(f"{name} is {type(value).__name__}, not int", "wrong-type")
     if not -1 <= value < 1 << 63:
         raise MessageError(f"{name} is out of range")
     return value
@@ -39,7 +39,7 @@ def _take(body: dict[str, Any], name: str) -> int:
 def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
     value = body.get(name)
     if not isinstance(value, dict):
-        raise MessageError(f"{name} is {type(value).__name__}, not a map")
+        raise MessageError(f"{name} is {type(value).__name__}, not a map", "wrong-type")
     return value
 
 
@@ -103,7 +103,7 @@ class Welcome:
 def position_of(given: object) -> dict[str, float]:
     """Read a position in the data: whole numbers from 0 on. Raises MessageError."""
     if not isinstance(given, dict):
-        raise MessageError(f"position is {type(given).__name__}, not a map")
+        raise MessageError(f"position is {type(given).__name__}, not a map", "wrong-type")
     found = {name: given[name] for name in POSITION if name in given}
     for name, value in found.items():
         if type(value) not in {int, float} or not 0 <= value < 1 << 53 or value % 1:
@@ -127,6 +127,11 @@ def problem_of(error: Exception) -> str:
     return peer_text(str(error), MAX_PROBLEM)
 
 
+def code_of(error: Exception) -> str:
+    """The kind of violation; a stream that cannot be decoded is "bad-content"."""
+    return error.code if isinstance(error, MessageError) else "bad-content"
+
+
 _VIOLATION = "protocol: "
 
 
@@ -138,21 +143,6 @@ def violation(problem: str) -> str:
 def violation_in(reason: str) -> str:
     """The problem in the reason of a BYE from `violation`; empty for any other reason."""
     return reason.removeprefix(_VIOLATION) if reason.startswith(_VIOLATION) else ""
-
-
-def delta_stream(key: str) -> str:
-    """Name of the stream that carries a delta."""
-    return f"delta:{key}"
-
-
-def initial_stream(client: str, incarnation: int) -> str:
-    """Name of the stream that carries a client's initial weights."""
-    return f"initial:{client}/{incarnation}"
-
-
-def version_stream(kind: str, version: int) -> str:
-    """Name of the stream of a version. kind: as in `VersionMeta`."""
-    return f"{kind}:{version}"
 
 
 _EARLY_CHUNKS = 4

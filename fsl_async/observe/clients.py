@@ -159,6 +159,7 @@ class ClientState:
     returning: bool = False  # back after a loss, and not on the current version yet
     gone_at: float = 0.0
     gone_why: str = ""
+    violation: str = ""  # of the protocol, by which its last session ended
     last_seen: float = 0.0
     version: int = -1
     step: int = 0
@@ -217,10 +218,15 @@ class ClientState:
         """How often its name came back as a new process."""
         return max(0, self.incarnations - 1)
 
+    @property
+    def gone_words(self) -> str:
+        """Why its last session ended, with the kind of violation if it broke the protocol."""
+        return f"{self.gone_why}: {self.violation}" if self.violation else self.gone_why
+
     def words(self, now: float) -> str:
         """What it does, for people."""
         if self.doing == "gone":
-            return f"gone for {max(0.0, now - self.gone_at):.0f} s ({self.gone_why})"
+            return f"gone for {max(0.0, now - self.gone_at):.0f} s ({self.gone_words})"
         if self.returning and self.doing in {"joining", "fetching"}:
             return "catching up"
         return self.doing

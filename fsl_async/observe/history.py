@@ -460,7 +460,7 @@ class History:
         if name in run.clients:
             self._follow((run.clients[name],), run)
 
-    def _on_round_done_received(self, run: RunState, line: Line) -> None:
+    def _on_round_done(self, run: RunState, line: Line) -> None:
         number = min(int(line["round"]), max(run.split_server.round, 0))
         samples = int(line["samples"])
         self.rounds.add(str(line["peer"]), number, loss=None, tokens=samples)

@@ -1,7 +1,7 @@
 """A line of the journal: how an event or effect becomes JSON text, and how that is read. Pure.
 
-    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "round_called",
-     "cause": null, "round": 3}
+    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "call",
+     "cause": null, "peer": "", "round": 3, "last": false}
     {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "take_snapshot",
      "cause": 17, "sequence": 5}
 
@@ -10,11 +10,13 @@
     now    the shell's monotonic clock, seconds; starts anew with each process
     kind   "event", "effect", "fact" (what a machine has decided, of which all else but heartbeats
            is read: `fsl_async.roles.sync.facts`) or "note" (written by the shell, with any fields)
-    type   tag of the event, effect or fact (`fsl_async.roles.names.Tagged`), or the note's name
+    type   tag of the event, effect or fact (`fsl_async.roles.names.Tagged`), or the note's name; of
+           a message of a peer its tag without the version, such as `fetch`
     cause  n of the event that an effect came from, or of the effect that an event ends; null where
            it came from outside
 
-Then the fields of the attrs object. A field with the name of one of the six above gets an
+Then the fields of the attrs object; of a message of a peer, the peer and the stream, if there is
+one, and the fields of the message. A field with the name of one of the six above gets an
 underscore behind it (`kind_`). Values are made small and plain: bytes become {"bytes": length},
 containers of more than 64 items {"items": count}, non-finite floats "nan", "inf", "-inf", an attrs
 value with a `text` property (a delta key) that text, any other attrs value an object, with its tag
@@ -39,6 +41,7 @@ from typing import Any
 
 import attrs
 
+from fsl_async.roles.machine import Received
 from fsl_transport.text import printable
 
 MAX_ITEMS = 64
@@ -46,6 +49,8 @@ MAX_TEXT = 2000
 
 _MAX_DEPTH = 6
 _RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
+_OF_EVENT = ("peer", "stream", "incarnation")
+"""Fields of a message's event that its line has."""
 _MAY_ESCAPE = re.compile(rb"[\\\x7f-\xff]")
 """In a line of JSON, bytes of characters that may not be printable: most lines have none."""
 
@@ -137,8 +142,17 @@ _BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] 
 )
 
 
+def type_of(item: Any) -> str:
+    """The type of the line of an event, effect or fact."""
+    kind = type(item.message) if isinstance(item, Received) else type(item)
+    return str(getattr(kind, "tag", kind.__name__)).partition("/")[0]
+
+
 def as_fields(item: Any, depth: int = 0) -> dict[str, Any]:
     """The fields of an event or effect behind the first six, as a reader of the file gets them."""
+    if isinstance(item, Received):
+        own = {name: getattr(item, name) for name in _OF_EVENT if hasattr(item, name)}
+        return own | as_fields(item.message, depth)
     kind: type = type(item)
     return {key: plain(getattr(item, name), depth) for name, key in _keys_of(kind)}
 
@@ -156,8 +170,7 @@ def _finite(value: Any) -> Any:
 
 def body_of(item: Any) -> tuple[str, str]:
     """Tag and the JSON text of the fields with a comma before it, ready to stand in a line."""
-    kind = type(item)
-    return getattr(kind, "tag", kind.__name__), _behind_others(as_fields(item))
+    return type_of(item), _behind_others(as_fields(item))
 
 
 def note_body(fields: dict[str, Any]) -> str:

@@ -178,7 +178,7 @@ class ParameterServerFigures:
 
     # --- the journal's lines, by their types; `run` has the clients ---
 
-    def _on_delta_offered(self, run: RunState, line: Line) -> None:
+    def _on_delta_meta(self, run: RunState, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.

@@ -17,11 +17,11 @@ Time comes from the lines (`t`, seconds since 1970) or as the argument `now`. Th
     event  heartbeat_received                what it has trained, how it goes
   of a parameter server (`rounds`)
     fact   round, version                    where rounds are, what is in a version
-    event  delta_offered                     what a client has trained, by its delta
+    event  delta_meta                        what a client has trained, by its delta
     event  model_attached, delta_stored, version_sent      sizes and bytes
     note   version_found                     what a version had that the last process made
   of a split server
-    event  upload_trained, round_done_received
+    event  upload_trained, round_done
   of a client
     note   leaving                           its run, and which data leaves its machine, to where
     event  rebased                           the version that it trains from
@@ -325,11 +325,11 @@ class RunState:
             self.clients[name].uploads += 1
             self.clients[name].saw_loss(loss)
 
-    def _on_round_done_received(self, line: Line) -> None:
+    def _on_round_done(self, line: Line) -> None:
         told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
         self.split_server.errors.setdefault(str(line["peer"]), {}).update(told)
 
-    def _on_split_client_hello(self, line: Line) -> None:
+    def _on_split_hello(self, line: Line) -> None:
         self.node.run = self.node.run or str(line.get("run", ""))
 
     def _on_split_recovered(self, _: Line) -> None:
@@ -401,8 +401,9 @@ class RunState:
         client.lose(self.node.last_t, REASONS.get(fact.why, fact.why))
         if fact.why == "bye":
             client.training.end(fact.goodbye or client.gone_why)
+        client.violation = fact.goodbye if fact.why == "protocol" else ""
         level = "info" if fact.why == "bye" else "warning"
-        text = f"{client.name} left: {client.gone_why}, {self._connected_words()}"
+        text = f"{client.name} left: {client.gone_words}, {self._connected_words()}"
         self.tell("gone", text, client.name, level)
 
     def _on_heartbeat_received(self, line: Line) -> None:

@@ -113,10 +113,10 @@ def acknowledged_key(line: Mapping[str, Any]) -> str | None:
     message = line.get("message")
     if line.get("type") == "send" and isinstance(message, dict):
         return str(message.get("key")) if message.get("type") == "accepted/1" else None
-    return str(line.get("key")) if line.get("type") == "delta_acknowledged" else None
+    return str(line.get("key")) if line.get("type") == "accepted" else None
 
 
-ACKNOWLEDGING = (b'"accepted/1"', b'"delta_acknowledged"')
+ACKNOWLEDGING = (b'"accepted/1"', b'"type":"accepted"')
 """In lines that have an `acknowledged_key`, and few others."""
 
 

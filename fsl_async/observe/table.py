@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 import fsl_transport as tp
 from fsl_async.observe.clients import ClientState, News
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.journal_lines import as_fields, fact_fields
+from fsl_async.observe.journal_lines import as_fields, fact_fields, type_of
 from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState, tells_something
 from fsl_async.roles.machine import Note
 from fsl_async.roles.phrasing import counted, figure, megabytes
@@ -312,7 +312,7 @@ class Reporter:
             self.note("note", self._now(), text=note.text, level=note.level)
 
     def _tell(self, item: Any) -> None:
-        name = str(item.tag)
+        name = type_of(item)
         if tells_something(name):
             self._apply(name, as_fields(item))
 

@@ -16,8 +16,9 @@ Rules
 - Ranks return, and read the base, together. Where some have waited `APART_S` for the others, a line
   says so: one that returned early would hold the others up until their collectives time out.
 
-    state     event                            -> effects
-    waiting   Hello from all ranks                Direct Welcome once the node has one
+    state     event or message                 -> effects
+    waiting   Hello from all ranks,               Direct Welcome once there are both
+              ContextKnown
     waiting   Shape from all ranks                MakeSlots
     waiting   RankAttached from all ranks         GangAttached -> ready; Failed if ranges do not fit
     ready     Asked                               Direct -> ordered
@@ -25,7 +26,7 @@ Rules
     waiting   Asked                               Unanswered
     any       Told                                Direct
     ready     BaseWanted from all ranks           ReadBase; then Told(Base) by the shell
-    any       Done of a Base from all ranks       BaseRead
+    any       Done from all ranks, of the base    BaseRead
     any       Ended from all ranks                AllEnded
     any       Ended with an error for good        Failed
     any       RankLost                            Drop the others, Unanswered, GangLost -> waiting
@@ -40,8 +41,15 @@ import attrs
 from attrs import field, frozen
 
 from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import Deadlines, Effect, Event, Note, TimerFired
-from fsl_async.roles.messages import Message
+from fsl_async.roles.machine import (
+    Deadlines,
+    Effect,
+    Event,
+    Note,
+    Received,
+    RoleMachine,
+    TimerFired,
+)
 
 WAIT_S = 1800.0
 """How long a node waits for ranks. It sees when torchrun ends; until then a script may load for
@@ -53,25 +61,14 @@ LARGEST = ("nonfinite", "snapshot_s")
 Range = tuple[int, int]
 
 
-# --- events --------------------------------------------------------------------------------------
-
-
-@frozen
-class FromRank(Event, tag="from_rank"):
-    """A rank has sent a Hello, Shape, Done, BaseWanted or Ended.
-
-    peer: the shell's name of the connection.
-    """
-
-    peer: int
-    message: Message
+# --- events, besides messages, whose peer is the shell's name of the connection ------------------
 
 
 @frozen
 class RankAttached(Event, tag="rank_attached"):
     """A rank has copied its ranges of the first weights; values: of the flat vector."""
 
-    peer: int
+    peer: str
     fingerprint: str
     ranges: tuple[Range, ...]
 
@@ -80,7 +77,7 @@ class RankAttached(Event, tag="rank_attached"):
 class RankLost(Event, tag="rank_lost"):
     """A connection has closed."""
 
-    peer: int
+    peer: str
     reason: str
 
 
@@ -112,7 +109,7 @@ class Told(Event, tag="gang_told"):
 class Direct(Effect, tag="gang_direct"):
     """Send a directive to these connections, in this order."""
 
-    peers: tuple[int, ...]
+    peers: tuple[str, ...]
     directive: msg.Directive
 
 
@@ -123,7 +120,7 @@ class Drop(Effect, tag="gang_drop"):
     reason: to be told; empty where a GangLost says it.
     """
 
-    peer: int
+    peer: str
     reason: str = ""
 
 
@@ -201,7 +198,7 @@ class GaveUp(Effect, tag="gang_gave_up"):
 class _Rank:
     """What one rank of the present gang has said."""
 
-    peer: int
+    peer: str
     values: int = 0
     attached: RankAttached | None = None
     done: msg.Done | None = None
@@ -230,19 +227,18 @@ class _Gang:
         return len(self.ranks) == self.world
 
     @property
-    def peers(self) -> tuple[int, ...]:
+    def peers(self) -> tuple[str, ...]:
         """Connections from the last rank to rank 0, which leads the others."""
         return tuple(self.ranks[rank].peer for rank in sorted(self.ranks, reverse=True))
-
-    def rank_at(self, peer: int) -> _Rank | None:
-        return next((one for one in self.ranks.values() if one.peer == peer), None)
 
     def has_all(self, holds: Callable[[_Rank], Any]) -> bool:
         return self.is_complete and all(holds(rank) for rank in self.ranks.values())
 
 
-class GangMachine:
+class GangMachine(RoleMachine):
     """The gang of one node. world: its ranks; 0: as many as the first hello says."""
+
+    senders = "a rank"
 
     def __init__(self, world: int = 0, *, wait_s: float = WAIT_S, now: float = 0.0) -> None:
         self.gang: _Gang | None = None
@@ -251,15 +247,14 @@ class GangMachine:
         self._wait_s = wait_s
         self._context: bytes | None = None
         self._lasting: dict[type[msg.Directive], msg.Directive] = {}
-        self._deadlines = Deadlines()
-        self._deadlines.set("ranks", now + wait_s)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.deadlines = Deadlines()
+        self.deadlines.set("ranks", now + wait_s)
+        self.handlers = {
+            msg.Hello: self._hello,
             ContextKnown: self._context_known,
             Asked: self._asked,
             Told: self._told,
             TimerFired: self._timer,
-        }
-        self._of_ranks: dict[type, Callable[[_Gang, _Rank, Any, float], list[Effect]]] = {
             msg.Shape: self._shape,
             RankAttached: self._attached,
             msg.Done: self._done,
@@ -273,31 +268,31 @@ class GangMachine:
         """Whether a gang is complete, with a model."""
         return self.gang is not None and self.gang.is_attached
 
-    def rank_of(self, peer: int) -> int | None:
+    def rank_of(self, peer: str) -> int | None:
         """The rank of a connection of the present gang; None for others."""
         ranks = {} if self.gang is None else self.gang.ranks
         return next((number for number, rank in ranks.items() if rank.peer == peer), None)
 
-    def next_deadline(self) -> float | None:
-        """When a TimerFired is due."""
-        return self._deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return effects in the order in which they are to be carried out."""
-        if not isinstance(event, FromRank | RankAttached | RankLost):
-            return self._handlers[type(event)](event, now)
-        what = event.message if isinstance(event, FromRank) else event
-        if isinstance(what, msg.Hello):
-            return self._hello(event.peer, what, now)
-        gang = self.gang
-        rank = None if gang is None else gang.rank_at(event.peer)
-        if gang is None or rank is None:
-            return []
-        return self._of_ranks[type(what)](gang, rank, what, now)
+        """As `RoleMachine.handle`; of a connection that is no rank of the gang only a Hello."""
+        match event:
+            case Received(message=msg.Hello()):
+                pass
+            case Received() | RankAttached() | RankLost() if self.rank_of(event.peer) is None:
+                return []
+        return super().handle(event, now)
+
+    def _sender(self, event: Received[Any] | RankAttached | RankLost) -> tuple[_Gang, _Rank]:
+        """The gang, and the rank of it that an event is of."""
+        number = self.rank_of(event.peer)
+        assert self.gang is not None
+        assert number is not None
+        return self.gang, self.gang.ranks[number]
 
     # --- a gang forms ---
 
-    def _hello(self, peer: int, hello: msg.Hello, now: float) -> list[Effect]:
+    def _hello(self, event: Received[msg.Hello], now: float) -> list[Effect]:
+        peer, hello = event.peer, event.message
         world = self._world or hello.world
         if hello.world != world or not 0 <= hello.rank < world or hello.generation < 0:
             text = f"rank {hello.rank} of {hello.world} is none of the {world} ranks here"
@@ -315,7 +310,7 @@ class GangMachine:
         self._world = world
         gang.ranks[hello.rank] = _Rank(peer)
         if gang.is_complete:
-            self._deadlines.cancel("ranks")
+            self.deadlines.cancel("ranks")
         return [*effects, *self._welcome()]
 
     def _context_known(self, event: ContextKnown, now: float) -> list[Effect]:
@@ -336,21 +331,23 @@ class GangMachine:
             gang.is_welcomed = True
         return effects + [self._direct(one) for one in self._lasting.values()]
 
-    def _shape(self, gang: _Gang, rank: _Rank, event: msg.Shape, now: float) -> list[Effect]:
+    def _shape(self, event: Received[msg.Shape], now: float) -> list[Effect]:
+        (gang, rank), values = self._sender(event), event.message.values
         if gang.has_slots:
             return []
-        rank.values = event.values
+        rank.values = values
         if not gang.has_all(lambda one: one.values):
             return []
         found = {one.values for one in gang.ranks.values()}
-        if len(found) > 1 or self.values not in {0, event.values}:
+        if len(found) > 1 or self.values not in {0, values}:
             wanted = {self.values} if self.values else set()
-            shown = ", ".join(f"{values:,}" for values in sorted(found | wanted))
+            shown = ", ".join(f"{one:,}" for one in sorted(found | wanted))
             return [Failed(f"the ranks have models of different sizes: {shown} values", 2)]
-        self.values, gang.has_slots = event.values, True
-        return [MakeSlots(event.values)]
+        self.values, gang.has_slots = values, True
+        return [MakeSlots(values)]
 
-    def _attached(self, gang: _Gang, rank: _Rank, event: RankAttached, now: float) -> list[Effect]:
+    def _attached(self, event: RankAttached, now: float) -> list[Effect]:
+        gang, rank = self._sender(event)
         if gang.is_attached or not gang.has_slots:
             return []
         rank.attached = event
@@ -404,14 +401,14 @@ class GangMachine:
             rank.done = None
         return [self._direct(event.order)]
 
-    def _done(self, gang: _Gang, rank: _Rank, event: msg.Done, now: float) -> list[Effect]:
-        number = event.number
+    def _done(self, event: Received[msg.Done], now: float) -> list[Effect]:
+        (gang, rank), number = self._sender(event), event.message.number
         if number == gang.base and number:
             rank.has_read = True
             return self._base_read() if gang.has_all(lambda one: one.has_read) else []
         if number != gang.order or not number:
             return []
-        rank.done = event
+        rank.done = event.message
         if not gang.has_all(lambda one: one.done):
             return []
         gang.order = 0
@@ -426,16 +423,15 @@ class GangMachine:
             return [Unanswered(text), Failed(text, 2)]
         return [Answered(joined(given))]
 
-    def _base_asked(
-        self, gang: _Gang, rank: _Rank, event: msg.BaseWanted, now: float
-    ) -> list[Effect]:
+    def _base_asked(self, event: Received[msg.BaseWanted], now: float) -> list[Effect]:
+        gang, rank = self._sender(event)
         if not gang.is_attached:
             return []
         rank.wants_base = True
         if gang.has_all(lambda one: one.wants_base):
-            self._deadlines.cancel("apart")
+            self.deadlines.cancel("apart")
             return [ReadBase()]
-        self._deadlines.set("apart", now + APART_S)
+        self.deadlines.set("apart", now + APART_S)
         return []
 
     def _base_read(self) -> list[Effect]:
@@ -447,28 +443,29 @@ class GangMachine:
 
     # --- the end ---
 
-    def _ended(self, gang: _Gang, rank: _Rank, event: msg.Ended, now: float) -> list[Effect]:
-        if event.error:
-            return [Failed(event.error, event.code)]
+    def _ended(self, event: Received[msg.Ended], now: float) -> list[Effect]:
+        (gang, rank), ended = self._sender(event), event.message
+        if ended.error:
+            return [Failed(ended.error, ended.code)]
         rank.ended = True
         if gang.all_ended:
             return []
         if not gang.has_all(lambda one: one.ended):
-            self._deadlines.set("apart", now + APART_S)
+            self.deadlines.set("apart", now + APART_S)
             return []
-        self._deadlines.cancel("apart")
+        self.deadlines.cancel("apart")
         gang.all_ended = True
         return [AllEnded()]
 
-    def _lost(self, gang: _Gang, rank: _Rank, event: RankLost, now: float) -> list[Effect]:
-        number = next(one for one, found in gang.ranks.items() if found is rank)
+    def _lost(self, event: RankLost, now: float) -> list[Effect]:
+        number = self.rank_of(event.peer)
         return self._lose(f"rank {number} is gone ({event.reason})", now, event.peer)
 
-    def _lose(self, reason: str, now: float, gone: int = -1) -> list[Effect]:
+    def _lose(self, reason: str, now: float, gone: str = "") -> list[Effect]:
         gang, self.gang = self.gang, None
         assert gang is not None
-        self._deadlines.set("ranks", now + self._wait_s)
-        self._deadlines.cancel("apart")
+        self.deadlines.set("ranks", now + self._wait_s)
+        self.deadlines.cancel("apart")
         effects: list[Effect] = [Drop(peer) for peer in gang.peers if peer != gone]
         if any(rank.wants_base for rank in gang.ranks.values()):
             effects.append(BaseRead())
@@ -478,7 +475,7 @@ class GangMachine:
 
     def _timer(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for name in self._deadlines.pop_due(now):
+        for name in self.deadlines.pop_due(now):
             if name == "ranks":
                 effects.append(GaveUp(f"no ranks came within {self._wait_s:g} s"))
             else:

@@ -2,23 +2,60 @@
 
     machine.handle(event, now) -> list[effect]        machine.next_deadline() -> float | None
 
-A shell turns a message, a finished disk write or a step of the training thread into an event, and
-carries effects out in order. An effect that takes time ends in an event, named in its docstring, so
-a machine never waits. Times are seconds of the caller's monotonic clock; names are names of peers;
-digests are hexadecimal text.
+A message of a peer is an event as it came (`Received`, `Offered`); a shell turns a finished disk
+write or a step of the training thread into an event, and carries effects out in order. An effect
+that takes time ends in an event, named in its docstring, so a machine never waits. Times are
+seconds of the caller's monotonic clock; names are names of peers; digests are hexadecimal text.
 
 Each event, effect and fact has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
 from attrs import field, frozen
 
-from fsl_async.roles.messages import Message
+from fsl_async.roles.messages import Greeting, Message, MessageError, Meta
 from fsl_async.roles.names import Tagged
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 @frozen
 class Event(Tagged, tag="event"):
     """Base of all events."""
+
+    @property
+    def topic(self) -> type:
+        """The type by which a machine's table has its handler."""
+        return type(self)
+
+
+@frozen
+class Received(Event, Generic[MessageT], tag="received"):
+    """A message of a peer; at a client the peer is `SERVER`."""
+
+    peer: str
+    message: MessageT
+
+    @property
+    def topic(self) -> type:
+        """The type of the message."""
+        return type(self.message)
+
+
+@frozen
+class Offered(Received[MessageT], tag="offered"):
+    """A peer offers a stream, with its metadata as the message."""
+
+    stream: str
+
+
+@frozen
+class Greeted(Received[MessageT], tag="greeted"):
+    """A client's hello arrived, or at a client the welcome, with the client's incarnation."""
+
+    incarnation: int
 
 
 @frozen
@@ -56,7 +93,8 @@ class StreamLost(Event, tag="stream_lost"):
 class ClientLeft(Event, tag="client_left"):
     """A session ended: expired, said goodbye, or was replaced by a newer incarnation.
 
-    why: in its goodbye, for people; empty without one. returns: that it is launched again.
+    why: in its goodbye, for people, or the kind of violation where it broke the protocol; empty
+    without one. returns: that it is launched again.
     """
 
     peer: str
@@ -198,3 +236,43 @@ class Deadlines:
         for _, name in due:
             del self._times[name]
         return [name for _, name in due]
+
+
+Handlers = Mapping[type, Callable[[Any, float], list[Effect]]]
+"""Type of an event, or of a message -> what a machine does."""
+
+
+class RoleMachine:
+    """Base of the machines: a table of handlers, and deadlines.
+
+    senders: the role whose messages it takes, for the text of a refusal.
+    """
+
+    senders: ClassVar[str]
+    handlers: Handlers
+    deadlines: Deadlines
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def check(self, event: Received[Any]) -> None:
+        """Raise MessageError for a message that its peer may not send, or not in this way."""
+        way: type[Event] = Offered if isinstance(event.message, Meta) else Received
+        if isinstance(event.message, Greeting):
+            way = Greeted
+        if event.topic in self.handlers and type(event) is way:
+            return
+        name = event.topic.__name__
+        text = f"{name} is no message of {self.senders}"
+        if isinstance(event, Offered):
+            text = f"{self.senders} streams no {name}"
+        raise MessageError(text, "unexpected-message")
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return effects in the order in which they are to be carried out.
+
+        Events without a handler are for the journal.
+        """
+        handler = self.handlers.get(event.topic)
+        return [] if handler is None else handler(event, now)

@@ -36,7 +36,14 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class MessageError(ValueError):
-    """A message is unknown, or has a field that is missing or of the wrong type, form or size."""
+    """A peer broke the protocol, by a message or a stream. The text has the value, for people.
+
+    code: the kind of violation, in lower-case words with hyphens.
+    """
+
+    def __init__(self, text: str, code: str = "out-of-range") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @frozen
@@ -57,7 +64,8 @@ class Form:
         except ValueError:
             found = None
         if not found:
-            raise MessageError(f"{where} is not {self.what}: {peer_text(value, _SHOWN)}")
+            text = f"{where} is not {self.what}: {peer_text(value, _SHOWN)}"
+            raise MessageError(text, "wrong-form")
         return found
 
     def check(self, where: str, value: str) -> str:
@@ -76,6 +84,16 @@ class Message(Tagged, tag="message"):
     """Base of all messages."""
 
 
+@frozen
+class Meta(Message, tag="meta"):
+    """Base of the metadata of streams, which come with an offer and never by themselves."""
+
+
+@frozen
+class Greeting(Message, tag="greeting"):
+    """Base of the bodies of a handshake, which begin a session: hellos and welcomes."""
+
+
 class Table:
     """Messages that may come on one connection, by tag; reads and writes them."""
 
@@ -91,11 +109,11 @@ class Table:
     def from_wire(self, wire: Any) -> Message:
         """Read a message; raises MessageError for anything that is not exactly one."""
         if not isinstance(wire, dict):
-            raise MessageError(f"a message is a map, not {type(wire).__name__}")
+            raise MessageError(f"a message is a map, not {type(wire).__name__}", "wrong-type")
         name = wire.get("m")
         cls = self.types.get(name) if isinstance(name, str) else None
         if cls is None:
-            raise MessageError(f"unknown message {peer_text(str(name), 40)}")
+            raise MessageError(f"unknown message {peer_text(str(name), 40)}", "unknown-message")
         made: Message = self._fields[cls].read(cls.__name__, wire, len(wire) - 1)
         return made
 
@@ -123,7 +141,7 @@ class _Field:
     def read(self, where: str, value: Any) -> Any:
         if self.parts is not None:
             if type(value) is not dict:
-                raise MessageError(f"{where} is {type(value).__name__}, not a map")
+                raise MessageError(f"{where} is {type(value).__name__}, not a map", "wrong-type")
             return self.parts.read(where, value, len(value))
         if self.form is not None and self.kind is not str:
             return self.form.read(where, _text(where, value))
@@ -154,16 +172,17 @@ class _Fields:
         found = [one for one in self.fields if one.name in wire]
         lacking = [one.name for one in self.fields if one.name not in wire and not one.is_optional]
         if lacking:
-            raise MessageError(f"{where} lacks {', '.join(lacking)}")
+            raise MessageError(f"{where} lacks {', '.join(lacking)}", "missing-field")
         if count != len(found):
-            raise MessageError(f"{where} has {count} fields, of which {len(found)} are known")
+            text = f"{where} has {count} fields, of which {len(found)} are known"
+            raise MessageError(text, "unknown-field")
         values = {one.name: one.read(f"{where}.{one.name}", wire[one.name]) for one in found}
         try:
             return self._cls(**values)
         except MessageError:
             raise
         except ValueError as error:  # a class that checks its values
-            raise MessageError(f"{where}: {error}") from None
+            raise MessageError(f"{where}: {error}", "wrong-form") from None
 
     def written(self, value: Any) -> dict[str, Any]:
         """The map of the fields of a value, without those that have their default."""
@@ -182,9 +201,9 @@ def checked_text(where: str, value: Any, form: Form | None = None) -> str:
 
 def _text(where: str, value: Any) -> str:
     if type(value) is not str:
-        raise MessageError(f"{where} is {type(value).__name__}, not str")
+        raise MessageError(f"{where} is {type(value).__name__}, not str", "wrong-type")
     if len(value) > MAX_TEXT:
-        raise MessageError(f"{where} is longer than {MAX_TEXT} characters")
+        raise MessageError(f"{where} is longer than {MAX_TEXT} characters", "too-long")
     return value
 
 
@@ -196,7 +215,7 @@ def checked_map(where: str, value: dict[Any, Any]) -> dict[str, Any]:
     made = {}
     for name, entry in value.items():
         if type(name) is not str or type(entry) not in _PLAIN:
-            raise MessageError(f"{where} maps texts to numbers and texts")
+            raise MessageError(f"{where} maps texts to numbers and texts", "wrong-type")
         shown = peer_text(entry, MAX_TEXT) if type(entry) is str else entry
         made[peer_text(name, MAX_ENTRY_NAME)] = shown
     return made
@@ -206,15 +225,15 @@ def _checked(where: str, value: Any, kind: Any, form: Form | None) -> Any:
     if kind is str:
         return checked_text(where, value, form)
     if type(value) is not kind:
-        raise MessageError(f"{where} is {type(value).__name__}, not {kind.__name__}")
+        raise MessageError(f"{where} is {type(value).__name__}, not {kind.__name__}", "wrong-type")
     if kind is bytes and len(value) > MAX_BYTES:
-        raise MessageError(f"{where} is longer than {MAX_BYTES} bytes")
+        raise MessageError(f"{where} is longer than {MAX_BYTES} bytes", "too-long")
     if kind is int and not -1 <= value < 1 << 63:
         raise MessageError(f"{where} is out of range")
     if kind is dict:
         if len(value) > MAX_METRICS:
-            raise MessageError(f"{where} has more than {MAX_METRICS} entries")
+            raise MessageError(f"{where} has more than {MAX_METRICS} entries", "too-long")
         return checked_map(where, value)
     if kind is list and len(value) > MAX_TENSORS:
-        raise MessageError(f"{where} has more than {MAX_TENSORS} entries")
+        raise MessageError(f"{where} has more than {MAX_TENSORS} entries", "too-long")
     return value

@@ -24,6 +24,7 @@ class Tagged:
 
     def __init_subclass__(cls, *, tag: str | None = None) -> None:
         """Set the tag. Raises TypeError if there is none: a tag is never inherited."""
+        super().__init_subclass__()
         if tag is not None:
             cls.tag = tag
         elif "tag" not in cls.__dict__:  # attrs makes a class a second time, from its members

@@ -38,8 +38,8 @@ from attrs import asdict, evolve, frozen
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
-from fsl_async.roles.sync.events import Recovered
-from fsl_async.store.book.records import Committed, SpoolResult, recordable, to_fact
+from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
+from fsl_async.store.book.records import recordable, to_fact
 from fsl_async.store.commit.merging import AT_START, Merging
 from fsl_async.store.commit.newest import Newest, oldest_needed
 from fsl_async.store.commit.ring_store import RingStore
@@ -407,7 +407,7 @@ class Store:
             self._initial.close()
             self._initial = None
 
-    def finish_initial(self) -> Committed:
+    def finish_initial(self) -> VersionCommitted:
         """Make version 0 exist. If that fails, it must be begun again."""
         initial = self._initial
         if initial is None or initial.next_chunk != initial.manifest.chunks:
@@ -483,7 +483,7 @@ class Store:
         with disk(f"cannot spool delta {key.text}"):
             self._open.run.spool.write(key, index, frame, self.manifest)
 
-    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+    def spool_finish(self, key: DeltaKey) -> DeltaStored:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
         run, spool = self._open.run, self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
@@ -502,12 +502,12 @@ class Store:
             if problem is None:
                 run.record("accepted", to_fact(stored))
                 spool.done(key)
-                return SpoolResult(stored)
+                return DeltaStored(key.client, stored)
             run.record("quarantined", {**to_fact(stored), "reason": problem})
         spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
             spool.quarantine(key, run.book.held)
-        return SpoolResult(stored, problem)
+        return DeltaStored(key.client, stored, problem)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""
@@ -539,7 +539,7 @@ class Store:
         position: RunPosition = AT_START,
         *,
         reused: Sequence[MergedDelta] = (),
-    ) -> Committed:
+    ) -> VersionCommitted:
         """Make the next version of exactly `merged`; see `Merging.commit`.
 
         StoreError: the current version is as before, and the deltas are pending.
@@ -552,7 +552,9 @@ class Store:
         """Cuts, results and decisions of global rounds."""
         return self._open.ring
 
-    def adopt_global(self, decision: Decision, *, counted: bool, keeps_momentum: bool) -> Committed:
+    def adopt_global(
+        self, decision: Decision, *, counted: bool, keeps_momentum: bool
+    ) -> VersionCommitted:
         """Make the next version of global weights; see `RingStore.make_version`."""
         if self.version < 0:
             self.start_run("run")
@@ -566,7 +568,7 @@ class Store:
         ring.adopted()
         return made
 
-    def _adopt(self, checkpoint: Checkpoint) -> Committed:
+    def _adopt(self, checkpoint: Checkpoint) -> VersionCommitted:
         """Take over a new version: apply it, write its ledger line, and remove unneeded files."""
         opened, record = self._open, checkpoint.record
         self._take_snapshots()
@@ -581,7 +583,7 @@ class Store:
         oldest = self._forget_old()
         alike, opposite = opened.run.spool.sketches.compare(one.key for one in record.merged)
         # The version exists, so nothing from here on may make the commit fail.
-        notice = None
+        notice = ""
         leaving: list[Path] = []
         try:
             # In this order: until its line is written, only the version's folder says what it
@@ -595,21 +597,20 @@ class Store:
             opened.newest.begin_snapshot(checkpoint)
             if self._settings.kind.is_full:  # no coded change leads to it
                 opened.newest.finish_snapshot()
-        return Committed(
+        return VersionCommitted(
             record.version,
             record.digest,
             record.update_bytes,
-            record.update_chunks,
-            record.update_norm,
-            record.average_norm,
-            record.cosine,
-            notice,
-            {one.key.client: one.product_norm for one in record.merged if one.product_norm},
-            self._late(record),
-            record.made_of,
-            self._open.ring.update_base if record.made_of == "global" else "",
-            alike,
-            opposite,
+            cosine=record.cosine,
+            product_norms={
+                one.key.client: one.product_norm for one in record.merged if one.product_norm
+            },
+            made_of=record.made_of,
+            global_base=self._open.ring.update_base if record.made_of == "global" else "",
+            alike=dict(alike),
+            opposite=opposite,
+            late=self._late(record),
+            notice=notice,
         )
 
     def _forget_old(self) -> int:

@@ -169,7 +169,7 @@ def test_every_process_is_killed_once_and_the_run_goes_on(site):
         # A version goes back only where the dead server had one that its checkpoint lacks.
         version, installed = -1, 0
         for each in parties.journal(name):
-            if each["type"] in {"split_welcomed", "node_started"}:
+            if each["type"] in {"split_welcome", "node_started"}:
                 version = -1
             elif each["type"] == "install_auxiliary":
                 assert version < each["version"] <= split.auxiliary[name]

@@ -28,12 +28,12 @@ from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
-from fsl_async.nodes.wire import delta_stream
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
+from fsl_async.roles.sync.messages import delta_stream
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store

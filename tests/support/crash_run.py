@@ -32,6 +32,7 @@ from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.machine import EndSession, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
@@ -233,8 +234,8 @@ class CrashRun(Simulation):
         handle = machine.handle
 
         def noted(event, now):
-            if isinstance(event, ev.DeltaAcknowledged):
-                journal.acknowledges(event.key, now)
+            if event.topic is msg.Accepted:
+                journal.acknowledges(event.message.key, now)
             if isinstance(event, ev.Welcomed):
                 self.shards.setdefault(name, set()).add(event.shard)
                 self.invariants.welcomed(name, event.incarnation, process.training)

@@ -12,6 +12,7 @@ from fsl_async.config.settings_training import SplitConfig
 from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
@@ -126,7 +127,7 @@ class CrashSplit(SplitSimulation):
             return ev.Aligned(effect.client, effect.version, "its weights became infinite")
 
         def more(event, now):
-            if isinstance(event, ev.SplitClientHello) and "hello" not in self.rare:
+            if event.topic is msg.SplitHello and "hello" not in self.rare:
                 self.rare.add("hello")
                 return [Refuse(event.peer, "leaving", "about to end")]
             effects = handle(event, now)

@@ -14,6 +14,7 @@ from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.gang.link import listener
 from fsl_async.nodes.client.gang_shell import GangShell
+from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_codecs import CodecSpec, decode, encode
@@ -42,7 +43,7 @@ class GangNode:
         )
         self.name = f"fsl-test-{os.getpid()}-{id(self)}"
         self.listening = listener(self.name)
-        self.shell.connect(self.exchange, self.listening, lambda: False)
+        self.shell.connect(self.exchange, self.listening, lambda: False, TraceHash())
         self.shell.welcomed(b"")
         self.processes = []
         self.sequence = 0

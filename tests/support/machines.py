@@ -2,10 +2,11 @@
 
 import attrs
 
-from fsl_async.roles.machine import Send, TimerFired
+from fsl_async.roles.machine import Offered, Received, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.roles.sync.progress import RunPosition
 
 
@@ -42,6 +43,11 @@ class Driver:
         """Feed an event `after_s` seconds later; returns the effects."""
         self.now += after_s
         return self.look(self.machine.handle(event, self.now))
+
+    def receive(self, message, peer=SERVER, stream="", after_s=0.0):
+        """Feed a message of a peer, or the offer of a stream with it."""
+        offered = Offered(peer, message, stream)
+        return self.feed(offered if stream else Received(peer, message), after_s)
 
     def look(self, effects):
         """Answer `CheckTransfers`, as the shell does; returns all effects."""

@@ -63,7 +63,7 @@ class JournalFile:
         delta = {"key": key, "tokens": 100, "steps": 2, "round": number}
         delta |= {"metrics": {"loss": loss}, "facts": facts or {}}
         self.client(t, name, "sending", number)
-        self.add(t, "delta_offered", peer=name, delta=delta)
+        self.add(t, "delta_meta", peer=name, delta=delta)
         self.client(t + 0.2, name, "training", number)
         self.add(t + 0.2, "delta_stored", peer=name, stored={"delta": delta, "bytes": 1234})
 

@@ -4,7 +4,7 @@ import attrs
 from configs import config_of
 from machines import Driver
 
-from fsl_async.roles.machine import ClientLeft
+from fsl_async.roles.machine import ClientLeft, Greeted
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import SplitProgress, UploadKey
@@ -18,13 +18,19 @@ def key(client, step=0, number=0, incarnation=1, leg=0):
     return UploadKey(client, incarnation, number, step, leg)
 
 
+def smashed(upload, auxiliary=-1, *, wants=True, due=False):
+    """Make the metadata of an upload."""
+    return msg.SmashedMeta(upload, 0, auxiliary, [16, 4], [], 16, 0, wants, due)
+
+
 @attrs.define
 class SplitServerDriver(Driver):
     """A split server and its peers."""
 
     def join(self, peer, incarnation=1, **more):
         """Feed a client's hello."""
-        return self.feed(ev.SplitClientHello(peer, incarnation, "run", 0, HALVES, **more))
+        hello = msg.SplitHello("run", msg.ROLE, 0, HALVES, -1, -1, 0)
+        return self.feed(Greeted(peer, attrs.evolve(hello, **more), incarnation))
 
     def leave(self, peer, incarnation=1, reason="expired"):
         """Feed the end of a client's session."""
@@ -32,13 +38,13 @@ class SplitServerDriver(Driver):
 
     def parameter_server(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
         """Feed the parameter server's hello."""
-        return self.feed(ev.PsConnected(peer, incarnation, run))
+        return self.feed(Greeted(peer, msg.PsHello(run, msg.PS_ROLE), incarnation))
 
     def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
         """Feed the offer of an upload."""
         stream = msg.upload_stream(upload.text)
-        work = (0, auxiliary, 16, wants, due)
-        return self.feed(ev.UploadOffered(peer or upload.client, stream, upload, *work))
+        meta = smashed(upload, auxiliary, wants=wants, due=due)
+        return self.receive(meta, peer or upload.client, stream)
 
     def arrive(self, upload):
         """Feed the end of an upload's transfer."""

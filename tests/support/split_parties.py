@@ -113,7 +113,7 @@ class Parties:
 
     def acknowledged(self, name):
         """Return the keys of the uploads whose acknowledgement a client received."""
-        kinds = {"trained/1", "answer_received"}
+        kinds = {"trained", "answer_received"}
         return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
 
     def problems(self):

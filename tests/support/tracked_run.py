@@ -7,8 +7,9 @@ from deltas import delta_of
 from facts import FactWriter, VersionFact, version_of
 
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.roles.machine import ClientLeft, Finish
+from fsl_async.roles.machine import ClientLeft, Finish, Offered, Received
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 
 VALUES, SENT, TOKENS, EVERY_S = 1000, 800, 100, 10.0
@@ -44,7 +45,7 @@ class TrackedRun:
             self.write(
                 ev.ClientHello(name, 5, "", -1, ""),
                 ev.ModelAttached(name, "f", VALUES, None),
-                ev.VersionHeld(name, 0, "d0"),
+                Received(name, msg.Holding(0, "d0")),
             )
 
     def round(self, *names, cosine=0.5, base=None, metrics=None, facts=None):
@@ -59,7 +60,7 @@ class TrackedRun:
             delta.facts.update(facts or {})
             losses.append(told["loss"])
             self.write(
-                ev.DeltaOffered(name, "s", delta),
+                Offered(name, msg.DeltaMeta(delta), "s"),
                 ev.DeltaStored(name, StoredDelta(delta, SENT), None),
             )
         self.tokens += TOKENS * len(names)

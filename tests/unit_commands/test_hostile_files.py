@@ -83,9 +83,9 @@ def test_status_of_a_hostile_split_servers_files(options, tmp_path, capsys):
     (path / "checkpoints").mkdir(parents=True)
     lines = [
         {"type": "node_started", "role": "server", "method": HOSTILE, "address": HOSTILE},
-        {"type": "split_client_hello", "peer": HOSTILE, "incarnation": 1, "run": HOSTILE},
+        {"type": "split_hello", "peer": HOSTILE, "incarnation": 1, "run": HOSTILE},
         client_line(1.0, HOSTILE, "training", begins=True),
-        {"type": "round_done_received", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
+        {"type": "round_done", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
         {"type": "finish", "reason": HOSTILE},
         {"type": "node_ended"},
     ]

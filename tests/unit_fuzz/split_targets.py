@@ -352,7 +352,7 @@ def client_of(scheduler, link, name, outputs=Quiet()):  # noqa: B008 - it has no
         say=outputs.say,
         finished=outputs.finished,
     )
-    training._run.post_split = shell.feed
+    training._run.post_split = shell.node.feed
     shell.dial()
     return shell, training
 

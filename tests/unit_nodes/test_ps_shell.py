@@ -12,6 +12,7 @@ from fsl_async.config.load import load
 from fsl_async.config.recipes import with_implied
 from fsl_async.files.memory_files import MemoryDisk
 from fsl_async.nodes.wire import Welcome, violation_in
+from fsl_async.roles.machine import ClientLeft
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
@@ -201,6 +202,10 @@ def test_a_client_that_breaks_the_protocol_again_and_again_is_one_line(long_run)
         long_run.shell.on_transport(tp.MessageReceived("a", {"m": "fetch/1"}))
     (line,) = [text for text in long_run.notes[before:] if "broke the protocol" in text]
     assert line.startswith("a broke the protocol: ")
+    fed = []
+    long_run.shell.node.feed = fed.append
+    long_run.shell.on_transport(tp.MessageReceived("a", {"m": "fetch/1"}))
+    assert fed == [ClientLeft("a", 0, "protocol", "missing-field")]
 
 
 def measured(server, sequence=1):

@@ -2,12 +2,14 @@
 
 # ruff: noqa: D102 - the stand-ins' methods mirror what they stand for
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from configs import config_of
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import Group, RingShell
+from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.sync.group_hold import CommitGlobal
@@ -69,19 +71,15 @@ class Side:
         self.store = Store(folder / name, StoreSettings())
         self.store.recover()
         self.listener, self.dialer, now = Endpoint(), Endpoint(), Now()
-        self.fed, self.said, self.models = [], [], []
+        self.fed, self.said = [], []
         names = ("north", "south", "east")
         roster = ", ".join(f"{one}=fsl://127.0.0.1:7100?key={KEY}" for one in names)
         config = config_of("ring", name=name, roster=roster)
-        self.shell = RingShell(
-            config,
-            Group(
-                feed=self.feed, committed=lambda *_: None, use_model=self.models.append
-            ),
-            store=self.store, worker=now, scheduler=now, journal=now,
-            say=lambda note: self.said.append(note.text), listener=self.listener,
-            dialer=None if config.leads else self.take,
-        )  # fmt: skip
+        self.node, self.manifest = self, None
+        self.jobs = SimpleNamespace(committed=lambda *_: None)
+        self.worker = self.scheduler = self.journal = now
+        self.endpoint, self.say = self.listener, lambda note: self.said.append(note.text)
+        self.shell = RingShell(config, self, None if config.leads else self.take)
 
     def take(self, handle):
         self.handle = handle
@@ -209,7 +207,7 @@ def test_a_new_group_gets_model_and_weights(sides):
     assert (brought.decision.digest, brought.counted) == (north.store.digest, False)
     south.shell.commit(CommitGlobal(0, brought.decision, counted=False), 0)
     assert south.store.digest == north.store.digest
-    assert [one.fingerprint for one in south.models] == [MODEL.fingerprint]
+    assert south.manifest.fingerprint == MODEL.fingerprint
     assert south.shell.machine.round == 0
 
 

@@ -10,7 +10,6 @@ from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.book.records import Committed
 from fsl_async.store.deltas.spool import file_name
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.outer import Average
@@ -89,7 +88,7 @@ def test_a_delta_that_counts_nothing_is_told(store):
     """The version's line counts its client as merged."""
     said = []
     jobs, events = jobs_of(store, say=said.append)
-    jobs.committed(Committed(3, "d3", 1, 1, 0.5, late=(DeltaKey("a", 1, 1, 4),)), 0.0, 1)
+    jobs.committed(ev.VersionCommitted(3, "d3", 1, late=(DeltaKey("a", 1, 1, 4),)), 0.0, 1)
     (note,) = said
     assert note.level == "warning"
     assert note.text.startswith("delta a/1/1/4 is left out of version 3: it was stored too late")

@@ -94,10 +94,3 @@ def test_a_heartbeat_has_numbers_and_printable_text():
     assert "deep" not in found
     assert len(found) == wire.MAX_BEAT_ENTRIES - 1
     assert len(wire.beat_of({"z" * 999: "x" * 999})["z" * 255 + "…"]) == wire.MAX_BEAT_TEXT
-
-
-def test_stream_names():
-    """Machines distinguish streams by these prefixes; a resume needs the full name."""
-    assert wire.delta_stream("a/1/2/3") == "delta:a/1/2/3"
-    assert wire.initial_stream("a", 7) == "initial:a/7"
-    assert wire.version_stream("update", 4) == "update:4"

@@ -60,7 +60,7 @@ class Journal:
         key = f"{name}/1/{number}/{sequence}"
         delta = {"key": key, "tokens": 10, "steps": 1, "round": number, "metrics": {"loss": loss}}
         self.client(t - 0.5, name, "sending", number)
-        self.add(t - 0.5, "delta_offered", peer=name, delta=delta)
+        self.add(t - 0.5, "delta_meta", peer=name, delta=delta)
         self.client(t, name, "training", number)
         self.add(t, "delta_stored", peer=name, stored={"delta": delta, "bytes": 7})
         self.losses[name], self.tokens = loss, self.tokens + 10
@@ -309,10 +309,10 @@ def test_held_out_losses_and_uploads_of_a_split_server():
     made.fact(0.5, VersionFact(0, "d0", 0))
     delta = {"key": "a/1/0/1", "tokens": 1, "steps": 1, "round": 0}
     delta["metrics"] = {"eval_loss": 2.5, "eval_version": 0}
-    made.add(1.0, "delta_offered", peer="a", delta=delta)
+    made.add(1.0, "delta_meta", peer="a", delta=delta)
     assert [(one.version, one.loss) for one in made.run.ps.evaluations] == [(0, 2.5)]
     for upload, loss in enumerate((2.0, 4.0)):
         made.add(2.0, "upload_trained", key=f"a/1/0/{upload}", loss=loss, problem=None)
-    made.add(3.0, "round_done_received", peer="a", round=0, samples=16, errors={})
+    made.add(3.0, "round_done", peer="a", round=0, samples=16, errors={})
     assert plain(made.history.rounds.clients["a"]["loss"]) == [3.0]
     assert plain(made.history.rounds.run["tokens"]) == [16.0]

@@ -10,9 +10,10 @@ from facts import FactWriter, VersionFact, client_of, version_of
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import Reporter
-from fsl_async.roles.machine import ClientLeft, Finish, Note
+from fsl_async.roles.machine import ClientLeft, Finish, Note, Received
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 
 T = 1_000_000.0
@@ -44,7 +45,7 @@ def a_run(teller):
         ev.ClientHello("a", 5, "", -1, ""),
         ev.ModelAttached("a", "f", 1000, None),
         VersionFact(0, "d", 0),
-        ev.VersionHeld("a", 0, "d"),
+        Received("a", msg.Holding(0, "d")),
         ev.HeartbeatReceived(
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),

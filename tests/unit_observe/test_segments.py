@@ -108,7 +108,7 @@ def test_what_a_client_has_spent_is_that_of_its_newest_delta():
     state = course.state
     for sequence, facts in enumerate(({"epsilon": 1.5}, {"epsilon": 2.25}, {"epsilon": "x"}, {})):
         delta = {"key": f"a/1/0/{sequence + 1}", "steps": 1, "tokens": 1, "facts": facts}
-        state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
+        state.apply({"t": 1.0, "type": "delta_meta", "peer": "a", "delta": delta})
     assert state.clients["a"].epsilon == 2.25
     assert '"epsilon": 2.25' in json.dumps(fields_of(course))
 
@@ -119,7 +119,7 @@ def test_of_a_split_server_too():
         {"t": 1.0, "type": "node_started", "role": "server", "method": "sl", "address": "a:1",
          "pid": 3, "host": "h", "encrypted": False},
         client_line(2.0, "a", "training", begins=True),
-        {"t": 2.5, "type": "round_done_received", "peer": "a", "errors": {"activations up": 0.5}},
+        {"t": 2.5, "type": "round_done", "peer": "a", "errors": {"activations up": 0.5}},
         {"t": 3.0, "type": "upload_trained", "key": "a/1/4/0", "loss": 2.5},
         {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {},
          "error": {"x up": 0.1}},
@@ -158,7 +158,7 @@ def small(monkeypatch):
 def write(writer, count, since=0):
     """Acknowledge deltas, and wait after each until it is in a file."""
     for number in range(since, since + count):
-        writer.note("delta_acknowledged", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
+        writer.note("accepted", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
         if number % 7 == 0:
             writer.flush()
             time.sleep(0.03)
@@ -230,7 +230,7 @@ def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monke
     def add_slowly(self, lines):
         add(self, lines)
         while late:
-            writer.note("delta_acknowledged", 0.0, key=late.pop())
+            writer.note("accepted", 0.0, key=late.pop())
             writer.flush()
 
     monkeypatch.setattr(segments.Total, "add", add_slowly)
@@ -365,7 +365,7 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
         writer.fact(client_of("a", "joining", begins=True), 0.0)
         writer.note("heartbeat_received", 0.0, peer="a", payload={"tokens_per_s": float(told)})
         other.note("upload_trained", 0.0, key="a/1/4/0", loss=float(told))
-        other.note("round_done_received", 0.0, peer="a", errors={"activations up": float(told)})
+        other.note("round_done", 0.0, peer="a", errors={"activations up": float(told)})
         for one in (writer, other):
             write(one, 100)
             until(older_than(one.path).__len__)

@@ -108,11 +108,11 @@ def test_the_journal_of_a_split_server():
         {"type": "upload_trained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
         {"type": "upload_trained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
         {
-            "type": "round_done_received",
+            "type": "round_done",
             "peer": "a",
             "errors": {"activations up": 0.03, "x down": 4},
         },
-        {"type": "round_done_received", "peer": "b", "errors": {"activations up": 0.04}},
+        {"type": "round_done", "peer": "b", "errors": {"activations up": 0.04}},
         client_line(9.0, "a", "gone", why="expired"),
         {"type": "upload_trained"},
     ):

@@ -9,7 +9,7 @@ from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.rounds import site_lines
 from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header
-from fsl_async.roles.machine import ClientLeft, Finish, Note, Refuse, Send
+from fsl_async.roles.machine import ClientLeft, Finish, Note, Offered, Received, Refuse, Send
 from fsl_async.roles.phrasing import figure
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -62,9 +62,9 @@ def join(run, name, incarnation, version=0):
     run.write(
         ev.ClientHello(name, incarnation, "", -1, ""),
         ev.ModelAttached(name, "f", VALUES, None),
-        ev.FetchAsked(name, -1, ""),
+        Received(name, msg.Fetch(-1, "")),
         ev.VersionSent(name, "full", version, 2500),
-        ev.VersionHeld(name, version, "d"),
+        Received(name, msg.Holding(version, "d")),
     )
 
 
@@ -159,7 +159,7 @@ def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current
     assert run.state()[0].clients["b"].words(run.t) == "catching up"
     join(run, "b", 6, version=0)
     assert not any(one.kind == "caught up" for one in run.state()[1])
-    run.write(ev.VersionHeld("b", 1, "d1"))
+    run.write(Received("b", msg.Holding(1, "d1")))
     run.write(ev.HeartbeatReceived("b", {"step": 2, "tokens": 200, "loss": 3.0}))
     state, news = run.state()
     assert [one.kind for one in news if one.client == "b"] == [
@@ -241,7 +241,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     )
     assert state.clients["a"].doing == "gone"
     assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
-    run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
+    run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), Received("a", msg.Holding(1, "d1")))
     made(run, 2, "a", gained=70)
     state, news = run.state()
     assert (state.ps.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
@@ -290,6 +290,7 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
     begin(run, "a", "b")
     run.write(ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
     run.write(ev.ClientHello("b", 6, "", -1, ""), ClientLeft("b", 6, "bye"))
+    run.write(ClientLeft("a", 5, "protocol", "wrong-form"))
     assert [one.text for one in run.state()[1] if one.client] == [
         "a joins, 1 client connected",
         "b joins, 2 clients connected",
@@ -297,6 +298,7 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
         "a is connected again, 2 clients connected",
         "b is back as a new process (relaunch 1), 2 clients connected",
         "b left: it ended its session, 1 client connected",
+        "a left: it broke the protocol: wrong-form, 0 clients connected",
     ]
 
 
@@ -381,7 +383,7 @@ def test_a_short_process_counts_by_its_deltas(run):
     for sequence in (1, 2, 2):
         key = DeltaKey("a", 5, 0, sequence)
         delta = delta_of(key, 50, 5, metrics={"loss": 3.0 - sequence})
-        run.write(ev.DeltaOffered("a", "s", delta))
+        run.write(Offered("a", msg.DeltaMeta(delta), "s"))
     client = run.state()[0].clients["a"]
     assert (client.step, client.tokens, client.loss) == (10, 100, 1.0)
     join(run, "a", 6)
@@ -404,7 +406,7 @@ def test_strange_lines_change_nothing(run):
     begin(run, "a")
     before = run.state()[0]
     for line in (
-        {}, {"type": "Later"}, {"type": "version_held", "peer": "a"},
+        {}, {"type": "Later"}, {"type": "holding", "peer": "a"},
         {"type": "heartbeat_received", "peer": "a", "payload": 3},
         {"type": "send", "peer": "a", "message": None},
         {"type": "node_ended", "garbage": "x", "t": "noon"},
@@ -480,7 +482,7 @@ def offer(run, name, sequence, **metrics):
     """Write a client's offer of its next delta."""
     key = DeltaKey(name, 5, 0, sequence)
     delta = delta_of(key, 8, 1, number=sequence, metrics=metrics)
-    run.write(ev.DeltaOffered(name, "s", delta))
+    run.write(Offered(name, msg.DeltaMeta(delta), "s"))
 
 
 def test_a_loss_that_is_not_finite_is_reported_when_it_begins_and_ends(run):
@@ -547,7 +549,7 @@ def test_a_site_that_keeps_its_losses_reports_that_they_are_not_finite(run):
 def delta_with(name, metrics, *, number, sequence):
     """A delta's offer with metrics."""
     delta = delta_of(DeltaKey(name, 5, number, sequence), number=number, metrics=metrics)
-    return ev.DeltaOffered(name, f"delta:{delta.key.text}", delta)
+    return Offered(name, msg.DeltaMeta(delta), f"delta:{delta.key.text}")
 
 
 def test_held_out_losses_and_agreement_are_kept_and_shown(run):
@@ -634,7 +636,7 @@ def test_an_evaluation_that_cannot_be_is_left_out(run, loss, version):
     assert not state.ps.evaluations
     assert state.lines_odd == 0
     live = RunState()
-    live.apply({"t": 1.0, "type": "delta_offered", **as_fields(event)})
+    live.apply({"t": 1.0, "type": "delta_meta", **as_fields(event)})
     assert not live.ps.evaluations
 
 

@@ -1,10 +1,9 @@
 """The audit of the ledger finds each fault in ledgers changed by hand."""
 
-import json
-
 import pytest
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.observe.journal_lines import encode
 from fsl_async.observe.ledger_audit import acknowledged_keys, audit, audit_run
 
 
@@ -108,12 +107,12 @@ def test_both_journals_show_what_was_acknowledged(tmp_path):
     lines = [
         {"type": "send", "peer": "a", "message": {"type": "accepted/1", "key": "a/1/0/1"}},
         {"type": "send", "peer": "a", "message": {"type": "call/1", "round": 1}},
-        {"type": "delta_acknowledged", "key": "a/1/0/2"},
+        {"type": "accepted", "key": "a/1/0/2"},
         {"type": "send", "message": 3},
         {"type": "note", "text": "DeltaAcknowledged, Accepted"},
     ]
     journal = tmp_path / "journal.jsonl"
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal.write_text("".join(encode(line) + "\n" for line in lines))
     assert list(acknowledged_keys(journal)) == ["a/1/0/1", "a/1/0/2"]
 
 
@@ -122,10 +121,10 @@ def run_dir(tmp_path):
     write_ledger(tmp_path, GOOD)
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a@1@1@2.frames").write_bytes(b"x")
-    told = [{"type": "delta_acknowledged", "key": "a/1/0/1"}]
+    told = [{"type": "accepted", "key": "a/1/0/1"}]
     client = tmp_path / "clients" / "a"
     client.mkdir(parents=True)
-    (client / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    (client / "journal.jsonl").write_text("".join(encode(line) + "\n" for line in told))
     return tmp_path
 
 

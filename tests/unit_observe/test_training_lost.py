@@ -5,9 +5,9 @@ from deltas import delta_of, stored_of
 from facts import FactWriter, line_of
 
 from fsl_async.observe.clients import MOST_REASONS, OTHER, Ended, Training, client_dict, lost_words
-from fsl_async.observe.journal_lines import as_fields
+from fsl_async.observe.journal_lines import as_fields, type_of
 from fsl_async.observe.run_state import RunState
-from fsl_async.roles.machine import ClientLeft, Send
+from fsl_async.roles.machine import ClientLeft, Offered, Send
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
@@ -28,7 +28,7 @@ class Run:
 
     def event(self, item, now):
         """Apply an event or an effect."""
-        self.state.apply({"type": item.tag, "t": now, **as_fields(item)})
+        self.state.apply({"type": type_of(item), "t": now, **as_fields(item)})
 
     effect = event
 
@@ -47,7 +47,7 @@ class Run:
     def offer(self, incarnation, sequence, tokens):
         """Offer a delta; returns what stores it."""
         key = DeltaKey("a", incarnation, 0, sequence)
-        self.take(ev.DeltaOffered("a", "s", delta_of(key, tokens=tokens)))
+        self.take(Offered("a", msg.DeltaMeta(delta_of(key, tokens=tokens)), "s"))
         return ev.DeltaStored("a", stored_of(key, tokens=tokens), None)
 
     @property

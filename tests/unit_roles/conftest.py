@@ -11,6 +11,7 @@ from machines import Driver, of, told
 from fsl_async.roles.machine import ClientLeft, Note, SessionLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
@@ -62,7 +63,7 @@ class ServerDriver(Driver):
         number = self.machine.version if number is None else number
         stream = f"delta:{key.text}"
         delta = delta_of(key, tokens, steps, base_digest=digest, number=number)
-        return self.feed(ev.DeltaOffered(peer or key.client, stream, delta))
+        return self.receive(msg.DeltaMeta(delta), peer or key.client, stream)
 
     def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0, norm=1.0):
         number = self.machine.version if number is None else number
@@ -70,13 +71,13 @@ class ServerDriver(Driver):
         return self.feed(ev.DeltaStored(key.client, stored, problem), after_s)
 
     def hold(self, peer, version, digest=None):
-        return self.feed(ev.VersionHeld(peer, version, digest or f"d{version}"))
+        return self.receive(msg.Holding(version, digest or f"d{version}"), peer)
 
     def begin(self, *names):
         """Let clients join an empty run; the first one's weights become version 0."""
         for name in names:
             self.join(name)
-        self.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
+        self.receive(msg.InitialMeta("f"), names[0], f"initial:{names[0]}/1")
         self.committed(0)
         for name in names:
             self.hold(name, 0)
@@ -105,10 +106,10 @@ class ClientDriver(Driver):
         return self.feed(SessionLost(reason))
 
     def announce(self, version, digest=None):
-        return self.feed(ev.VersionAnnounced(version, digest or f"d{version}"))
+        return self.receive(msg.Announce(version, digest or f"d{version}"))
 
     def offered(self, version, kind="update"):
-        return self.feed(ev.FetchOffered(f"{kind}:{version}", kind, version, 2))
+        return self.receive(msg.VersionMeta(kind, version), stream=f"{kind}:{version}")
 
     def fetched(self, version):
         return self.feed(ev.FetchReceived(version))
@@ -120,7 +121,7 @@ class ClientDriver(Driver):
         return self.feed(ev.Rebased(version))
 
     def call(self, number, *, last=False):
-        return self.feed(ev.RoundCalled(number, last))
+        return self.receive(msg.Call(number, last))
 
     def snapshot(self, sequence, base, tokens=8, steps=2):
         return self.feed(ev.Snapshotted(sequence, base, tokens, steps))
@@ -129,10 +130,10 @@ class ClientDriver(Driver):
         return DeltaKey(self.machine.name, self.machine.incarnation, base, sequence)
 
     def acknowledge(self, key):
-        return self.feed(ev.DeltaAcknowledged(key))
+        return self.receive(msg.Accepted(key))
 
     def refuse(self, key, code="stale"):
-        return self.feed(ev.DeltaRefused(key, code, "because"))
+        return self.receive(msg.Declined(key, code, "because"))
 
     def follow(self, version, kind="update"):
         """Fetch an announced version and rebase on it; returns the effects of the last event."""

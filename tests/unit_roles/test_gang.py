@@ -3,10 +3,11 @@
 import random
 
 import pytest
+from machines import of
 
 from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import TimerFired
+from fsl_async.roles.machine import Received, TimerFired
 from fsl_async.roles.sync.progress import RunPosition
 
 VALUES = 10
@@ -14,19 +15,14 @@ CONTEXT = b"context"
 PRINT = "0" * 32
 
 
-def of(effects, kind):
-    """The effects of a kind."""
-    return [one for one in effects if isinstance(one, kind)]
-
-
 def formed(machine, world=2, generation=0, first_peer=1):
     """Have all ranks come and attach; returns their connections by rank."""
     peers = [first_peer + rank for rank in range(world)]
     effects = []
     for rank, peer in enumerate(peers):
-        effects += machine.handle(gang.FromRank(peer, msg.Hello(rank, world, generation)), 0.0)
+        effects += machine.handle(Received(peer, msg.Hello(rank, world, generation)), 0.0)
     for peer in peers:
-        effects += machine.handle(gang.FromRank(peer, msg.Shape(VALUES)), 0.0)
+        effects += machine.handle(Received(peer, msg.Shape(VALUES)), 0.0)
     assert of(effects, gang.MakeSlots) == [gang.MakeSlots(VALUES)]
     share = -(-VALUES // world)
     for rank, peer in enumerate(peers):
@@ -60,14 +56,14 @@ def test_an_order_is_answered_once_when_all_are_done(machine):
     (direct,) = machine.handle(gang.Asked(msg.Snapshot(0, 1, 0)), 0.0)
     number = direct.directive.number
     one = msg.Done(number, 8, 2, metrics={"loss": 1.0, "nonfinite": 1.0}, facts={"rank": 4.0})
-    assert machine.handle(gang.FromRank(first, one), 0.0) == []
-    assert machine.handle(gang.FromRank(first, one), 0.0) == []
+    assert machine.handle(Received(first, one), 0.0) == []
+    assert machine.handle(Received(first, one), 0.0) == []
     other = msg.Done(number, 4, 2, finite=False, metrics={"loss": 2.0})
-    (answer,) = machine.handle(gang.FromRank(second, other), 0.0)
+    (answer,) = machine.handle(Received(second, other), 0.0)
     assert answer.done == msg.Done(
         number, 12, 2, finite=False, metrics={"loss": 1.5, "nonfinite": 1.0}, facts={"rank": 4.0}
     )
-    assert machine.handle(gang.FromRank(second, other), 0.0) == []
+    assert machine.handle(Received(second, other), 0.0) == []
     assert machine.gang.is_attached
     assert not machine.gang.order
 
@@ -76,8 +72,8 @@ def test_unequal_steps_are_an_error(machine):
     """A rank that makes more steps than others would answer with another state."""
     first, second = formed(machine)
     (direct,) = machine.handle(gang.Asked(msg.Snapshot(0, 1, 0)), 0.0)
-    machine.handle(gang.FromRank(first, msg.Done(direct.directive.number, 8, 2)), 0.0)
-    effects = machine.handle(gang.FromRank(second, msg.Done(direct.directive.number, 8, 3)), 0.0)
+    machine.handle(Received(first, msg.Done(direct.directive.number, 8, 2)), 0.0)
+    effects = machine.handle(Received(second, msg.Done(direct.directive.number, 8, 3)), 0.0)
     assert [type(one) for one in effects] == [gang.Unanswered, gang.Failed]
     assert "2, 3" in effects[1].text
 
@@ -98,8 +94,8 @@ def test_unequal_steps_are_an_error(machine):
 def test_ranges_must_be_all_values_once(machine, ranges, place):
     """A value that two ranks write is torn; one that none writes is not of this model."""
     assert gang.uncovered(ranges, VALUES) == place
-    machine.handle(gang.FromRank(1, msg.Hello(0, 1, 0)), 0.0)
-    machine.handle(gang.FromRank(1, msg.Shape(VALUES)), 0.0)
+    machine.handle(Received(1, msg.Hello(0, 1, 0)), 0.0)
+    machine.handle(Received(1, msg.Shape(VALUES)), 0.0)
     (effect,) = machine.handle(gang.RankAttached(1, PRINT, tuple(ranges)), 0.0)
     assert isinstance(effect, gang.GangAttached if place is None else gang.Failed)
 
@@ -107,15 +103,15 @@ def test_ranges_must_be_all_values_once(machine, ranges, place):
 def test_ranks_with_other_models_are_refused(machine):
     """Stages of a pipeline have different sizes, or different names."""
     for rank in range(2):
-        machine.handle(gang.FromRank(rank, msg.Hello(rank, 2, 0)), 0.0)
-    machine.handle(gang.FromRank(0, msg.Shape(5)), 0.0)
-    (failed,) = machine.handle(gang.FromRank(1, msg.Shape(6)), 0.0)
+        machine.handle(Received(rank, msg.Hello(rank, 2, 0)), 0.0)
+    machine.handle(Received(0, msg.Shape(5)), 0.0)
+    (failed,) = machine.handle(Received(1, msg.Shape(6)), 0.0)
     assert "5, 6" in failed.text
     machine = gang.GangMachine()
     for rank in range(2):
-        machine.handle(gang.FromRank(rank, msg.Hello(rank, 2, 0)), 0.0)
+        machine.handle(Received(rank, msg.Hello(rank, 2, 0)), 0.0)
     for rank in range(2):
-        machine.handle(gang.FromRank(rank, msg.Shape(VALUES)), 0.0)
+        machine.handle(Received(rank, msg.Shape(VALUES)), 0.0)
     machine.handle(gang.RankAttached(0, PRINT, ((0, 10),)), 0.0)
     (failed,) = machine.handle(gang.RankAttached(1, "1" * 32, ()), 0.0)
     assert "pipeline" in failed.text
@@ -135,8 +131,8 @@ def test_a_lost_rank_ends_its_gang_and_its_order(machine):
     assert machine.handle(gang.RankLost(first, "gone"), 1.0) == []
     (unanswered,) = machine.handle(gang.Asked(msg.Snapshot(0, 2, 0)), 1.0)
     assert isinstance(unanswered, gang.Unanswered)
-    machine.handle(gang.FromRank(7, msg.Hello(0, 2, 1)), 2.0)
-    effects = machine.handle(gang.FromRank(8, msg.Hello(1, 2, 1)), 2.0)
+    machine.handle(Received(7, msg.Hello(0, 2, 1)), 2.0)
+    effects = machine.handle(Received(8, msg.Hello(1, 2, 1)), 2.0)
     told = [one.directive for one in effects]
     assert told == [msg.Welcome(1, CONTEXT), msg.Position(2, position.position), msg.Pace(3, 5)]
 
@@ -144,13 +140,13 @@ def test_a_lost_rank_ends_its_gang_and_its_order(machine):
 def test_a_later_generation_replaces_a_gang(machine):
     """Torchrun may start ranks again before the node has seen all connections end."""
     peers = formed(machine)
-    effects = machine.handle(gang.FromRank(9, msg.Hello(0, 2, 1)), 0.0)
+    effects = machine.handle(Received(9, msg.Hello(0, 2, 1)), 0.0)
     assert [one.peer for one in of(effects, gang.Drop)] == list(reversed(peers))
-    (drop,) = machine.handle(gang.FromRank(10, msg.Hello(1, 2, 0)), 0.0)
+    (drop,) = machine.handle(Received(10, msg.Hello(1, 2, 0)), 0.0)
     assert drop.peer == 10
-    (drop,) = machine.handle(gang.FromRank(11, msg.Hello(0, 2, 1)), 0.0)
+    (drop,) = machine.handle(Received(11, msg.Hello(0, 2, 1)), 0.0)
     assert drop.peer == 11
-    (drop,) = machine.handle(gang.FromRank(12, msg.Hello(1, 3, 1)), 0.0)
+    (drop,) = machine.handle(Received(12, msg.Hello(1, 3, 1)), 0.0)
     assert "of the 2 ranks" in drop.reason
 
 
@@ -158,45 +154,36 @@ def test_the_base_is_read_beside_an_order(machine):
     """Ranks in fed.at_version have not come to the order yet, which waits for them."""
     peers = formed(machine)
     machine.handle(gang.Asked(msg.Snapshot(0, 1, 0)), 0.0)
-    assert machine.handle(gang.FromRank(peers[0], msg.BaseWanted()), 0.0) == []
-    assert machine.handle(gang.FromRank(peers[1], msg.BaseWanted()), 0.0) == [gang.ReadBase()]
+    assert machine.handle(Received(peers[0], msg.BaseWanted()), 0.0) == []
+    assert machine.handle(Received(peers[1], msg.BaseWanted()), 0.0) == [gang.ReadBase()]
     (direct,) = machine.handle(gang.Told(msg.Base(0, 3, 0)), 0.0)
     done = msg.Done(direct.directive.number)
-    assert machine.handle(gang.FromRank(peers[0], done), 0.0) == []
-    assert machine.handle(gang.FromRank(peers[1], done), 0.0) == [gang.BaseRead()]
+    assert machine.handle(Received(peers[0], done), 0.0) == []
+    assert machine.handle(Received(peers[1], done), 0.0) == [gang.BaseRead()]
 
 
 def test_the_end(machine):
     """Training ends when it has in all ranks; an error for good ends it at once."""
     first, second = formed(machine)
-    assert machine.handle(gang.FromRank(first, msg.Ended("")), 0.0) == []
-    assert machine.handle(gang.FromRank(second, msg.Ended("")), 0.0) == [gang.AllEnded()]
-    assert machine.handle(gang.FromRank(second, msg.Ended("")), 0.0) == []
-    assert machine.handle(gang.FromRank(second, msg.Ended("no", 2)), 0.0) == [gang.Failed("no", 2)]
+    assert machine.handle(Received(first, msg.Ended("")), 0.0) == []
+    assert machine.handle(Received(second, msg.Ended("")), 0.0) == [gang.AllEnded()]
+    assert machine.handle(Received(second, msg.Ended("")), 0.0) == []
+    assert machine.handle(Received(second, msg.Ended("no", 2)), 0.0) == [gang.Failed("no", 2)]
 
 
 @pytest.mark.parametrize(
-    ("event", "part"),
-    [
-        (
-            lambda peer: gang.FromRank(peer, msg.Ended("")),
-            "ranks 1 have returned for 60 s, and ranks 0, 2",
-        ),
-        (
-            lambda peer: gang.FromRank(peer, msg.BaseWanted()),
-            "ranks 1 wait in fed.at_version for 60 s, and ranks 0, 2",
-        ),
-    ],
+    ("message", "did"),
+    [(msg.Ended(""), "have returned"), (msg.BaseWanted(), "wait in fed.at_version")],
 )
-def test_ranks_that_others_wait_for_are_named(machine, event, part):
+def test_ranks_that_others_wait_for_are_named(machine, message, did):
     """Else nothing is seen until their collectives time out, after half an hour."""
     peers = formed(machine, world=3)
-    assert machine.handle(event(peers[1]), 5.0) == []
+    assert machine.handle(Received(peers[1], message), 5.0) == []
     assert machine.next_deadline() == 65.0
     (note,) = machine.handle(TimerFired(), 65.0)
-    assert part in note.text
+    assert f"ranks 1 {did} for 60 s, and ranks 0, 2" in note.text
     for peer in (peers[0], peers[2]):
-        effects = machine.handle(event(peer), 66.0)
+        effects = machine.handle(Received(peer, message), 66.0)
     assert type(effects[-1]) in {gang.AllEnded, gang.ReadBase}
     assert machine.next_deadline() is None
 
@@ -217,7 +204,7 @@ def test_without_ranks_the_node_gives_up():
 def test_a_refusal_comes_before_the_welcome():
     """A run that refuses this client ends ranks that wait for its welcome."""
     machine = gang.GangMachine()
-    machine.handle(gang.FromRank(1, msg.Hello(0, 1, 0)), 0.0)
+    machine.handle(Received(1, msg.Hello(0, 1, 0)), 0.0)
     (direct,) = machine.handle(gang.Told(msg.Refuse(0, "full", "no")), 0.0)
     assert direct.directive == msg.Refuse(1, "full", "no")
 
@@ -279,12 +266,12 @@ class World:
             self.inbox[peer], self.numbers[peer] = [], 0
             self.ranks[peer] = 0
             peers.append((rank, peer))
-            self.feed(gang.FromRank(peer, msg.Hello(rank, self.world, self.generation)))
+            self.feed(Received(peer, msg.Hello(rank, self.world, self.generation)))
             if self.chance.random() < 0.05:
                 self.kill()
                 return
         for _, peer in peers:
-            self.feed(gang.FromRank(peer, msg.Shape(VALUES)))
+            self.feed(Received(peer, msg.Shape(VALUES)))
         for rank, peer in peers:
             ranges = ((0, VALUES),) if rank == 0 else ()
             self.feed(gang.RankAttached(peer, PRINT, ranges))
@@ -320,7 +307,7 @@ class World:
                     steps, self.ranks[peer] = self.ranks[peer], 0
                     self.copied[directive.sequence].append(steps)
                     done = msg.Done(directive.number, steps, steps)
-                    self.feed(gang.FromRank(peer, done))
+                    self.feed(Received(peer, done))
                     if self.chance.random() < 0.1:
                         self.kill()
                         return

@@ -1,27 +1,31 @@
-"""Tags: kinds on the wire and types in the journal do not depend on names of classes."""
+"""Tags of messages, events and effects; the machines' tables, and what these refuse."""
 
 import inspect
+import re
 
 import pytest
 from attrs import frozen
+from configs import config_of, roster_of
 
-from fsl_async.roles import machine
-from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.gang import GangMachine
+from fsl_async.roles.machine import Effect, Event, Offered, Received
 from fsl_async.roles.messages import Message, MessageError, Table
-from fsl_async.roles.split import effects as split_effects
-from fsl_async.roles.split import events as split_events
+from fsl_async.roles.ring import messages as ring_messages
+from fsl_async.roles.ring.coordinator import RingCoordinator
+from fsl_async.roles.ring.member import RingMember
 from fsl_async.roles.split import messages as split_messages
-from fsl_async.roles.sync import effects, events, messages
-
-MODULES = (
-    machine, events, effects, split_events, split_effects, messages, split_messages,
-)  # fmt: skip
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.sync import messages
+from fsl_async.roles.sync.client import ClientMachine
+from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
+from fsl_async.roles.sync.weighting import TokensWeighting
 
 
 def classes(base):
-    """Every subclass of `base` in the modules of roles."""
-    found = [one for module in MODULES for one in vars(module).values() if inspect.isclass(one)]
-    return {one for one in found if issubclass(one, base) and one is not base}
+    """Every subclass of `base` in the program."""
+    found = {one for kind in base.__subclasses__() for one in (kind, *classes(kind))}
+    return {one for one in found if one.__module__.startswith("fsl_async")}
 
 
 @pytest.mark.parametrize("base", [Event, Effect, Message])
@@ -33,8 +37,10 @@ def test_no_two_classes_have_one_tag(base):
 
 
 def test_events_and_effects_share_the_journals_types():
-    """A line's type is enough, without its `kind`."""
-    assert not {one.tag for one in classes(Event)} & {one.tag for one in classes(Effect)}
+    """A line's type is enough, without its `kind`, but for effects that are events elsewhere."""
+    both = classes(Event) & classes(Effect)
+    shared = {one.tag for one in classes(Event)} & {one.tag for one in classes(Effect)}
+    assert shared == {one.tag for one in both}
 
 
 def test_a_class_without_a_tag_is_an_error():
@@ -58,3 +64,46 @@ def test_a_renamed_message_is_the_same_on_the_wire():
     assert Table(NewName).to_wire(NewName(3)) == {"m": "fetch/1", "version": 3}
     with pytest.raises(MessageError, match="unknown"):
         messages.from_wire({"m": "Fetch", "version": 3, "digest": ""})
+
+
+SPLIT = config_of("split", method="sl")
+RING = [config_of("ring", name=name, roster=roster_of("ab")) for name in "ab"]
+MACHINES = [
+    ParameterServerMachine(config_of("sync", trigger="clock"), Merging(), TokensWeighting(), "run"),
+    ClientMachine("a", 1),
+    SplitServerMachine(SPLIT, {}),
+    SplitClientMachine(SPLIT, "a", 1),
+    RingCoordinator(RING[0]),
+    RingMember(RING[1]),
+    GangMachine(),
+]
+
+
+@pytest.mark.parametrize("made", MACHINES, ids=lambda one: type(one).__name__)
+def test_the_table_in_the_docstring_names_all_events(made):
+    """A reader finds each event and message there, and none that is gone."""
+    lines = inspect.getmodule(type(made)).__doc__.split("\n")
+    (first,) = [at for at, line in enumerate(lines) if "event or message" in line]
+    start, stop = lines[first].index("event"), lines[first].index("->")
+    cells = " ".join(line[start:stop] for line in lines[first + 1 : lines.index("", first)])
+    names = set(re.findall(r"\b[A-Z]\w+", cells))
+    assert names == {kind.__name__ for kind in made.handlers} - {"TimerFired"}
+
+
+@pytest.mark.parametrize(
+    ("number", "event", "text"),
+    [
+        (0, Received("a", messages.Publish()), "Publish is no message of a client"),
+        (0, Received("a", messages.InitialMeta("f")), "InitialMeta is no message of a client"),
+        (0, Offered("a", messages.Skip(0, ""), "s"), "a client streams no Skip"),
+        (1, Received("", messages.Skip(0, "")), "Skip is no message of a parameter server"),
+        (2, Received("a", split_messages.PsHello("r", "x")), "PsHello is no message of a client"),
+        (3, Received("", split_messages.RunOver("x")), "RunOver is no message of a split server"),
+        (5, Received("", ring_messages.Ending(False)), "Ending is no message of a coordinator"),
+    ],
+)
+def test_a_message_that_its_peer_may_not_send(number, event, text):
+    """One that is metadata, or of a handshake, comes in no other way."""
+    with pytest.raises(MessageError, match=text) as found:
+        MACHINES[number].check(event)
+    assert found.value.code == "unexpected-message"

@@ -80,10 +80,11 @@ def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimize
             decode_into(run.store.read_update(version, index), sent[start:stop])
         theta += sent
         assert digest_of(theta) == committed.digest == run.store.digest
-        assert committed.update_norm == pytest.approx(float(np.linalg.norm(sent)), rel=1e-5)
-        assert committed.update_chunks == SMALL.chunks
+        record = run.store.records[-1]
+        assert record.update_norm == pytest.approx(float(np.linalg.norm(sent)), rel=1e-5)
+        assert record.update_chunks == SMALL.chunks
     coded = [len(run.store.read_update(4, index)) for index in range(SMALL.chunks)]
-    assert committed.update_bytes == sum(coded)
+    assert committed.bytes_update == sum(coded)
     run.close()
 
 

@@ -44,7 +44,8 @@ def test_the_weights_of_one_client_are_the_next_version(make_run, tokens):
     committed = merge(run, ("a", mine, tokens, 0))
     assert np.array_equal(run.weights(1), mine)
     assert committed.digest == digest_of(mine)
-    assert committed.update_norm == pytest.approx(float(np.linalg.norm(mine - noise(0))), rel=1e-5)
+    norm = run.store.records[-1].update_norm
+    assert norm == pytest.approx(float(np.linalg.norm(mine - noise(0))), rel=1e-5)
 
 
 def test_an_average_of_opposites_is_accurate_to_fp32(make_run):
@@ -76,7 +77,7 @@ def test_full_weights_have_no_update_and_survive_a_restart(make_run):
     run = make_run(manifest=WIDE, **SETTINGS)
     run.start()
     committed = merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 30, 0))
-    assert committed.update_bytes == 0
+    assert committed.bytes_update == 0
     assert not run.store.has_update(1)
     assert run.open().digest == committed.digest
     wanted = (10.0 * noise(1).astype(float) + 30.0 * noise(2).astype(float)) / 40

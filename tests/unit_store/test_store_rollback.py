@@ -83,7 +83,7 @@ def test_versions_without_a_ledger_line_are_kept(make_run, crash):
         run.store = None
     else:
         disk.broken = False
-        assert run.commit(key("c")).notice is None
+        assert not run.commit(key("c")).notice
     recovered = run.open()
     assert {key("a"), key("b")} <= recovered.settled.keys()
     assert [delta.key for delta in recovered.pending] == ([key("c")] if crash else [])

@@ -107,7 +107,7 @@ def test_a_version_is_the_steps_of_the_mean_scalars(make_run):
         weights = stepped(weights, base, mean_of(base))
         assert run.weights(base + 1).tobytes() == weights.tobytes()
         assert made.digest == digest_of(weights)
-        assert made.update_bytes == 24 + 4 * 6
+        assert made.bytes_update == 24 + 4 * 6
 
 
 def test_a_delta_takes_one_frame_and_its_norm_is_that_of_its_vector(make_run):

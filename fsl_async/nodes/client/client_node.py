@@ -25,14 +25,7 @@ from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import METRICS, receivers_of
-from fsl_async.errors import (
-    AddressError,
-    ExitCode,
-    FslError,
-    KeysError,
-    RefusedError,
-    one_line,
-)
+from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, RefusedError, one_line
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
@@ -49,7 +42,7 @@ from fsl_transport.loop import run as run_loop
 
 if TYPE_CHECKING:
     from fsl_async.learn.client.exchange import Exchange
-    from fsl_async.nodes.client.node import SplitSession
+    from fsl_async.nodes.client.split_shell import SplitClientShell
 
 
 @frozen
@@ -212,7 +205,7 @@ class ClientNode:
         self._traffic_notes = TrafficNotes(loop, parts.journal, parts.traffic)
         self._watch: TrainingWatch | None = None
         self._lines: ProgressLines | None = None
-        self._split: SplitSession | None = None
+        self._split: SplitClientShell | None = None
         self._endpoint: tp.DialerEndpoint
         self._shares_metrics = parts.options.policy.lets(METRICS)
         loop.set_exception_handler(self._broken)
@@ -228,7 +221,7 @@ class ClientNode:
             welcomed=self._welcomed,
             end_training=lambda _: parts.exchange.stop(),
             count=self._count_weights,
-            on_end=self._end_split,
+            on_end=self.feed_split,
             announced=parts.training.clock.announced,
             shares_metrics=self._shares_metrics,
         )
@@ -251,7 +244,8 @@ class ClientNode:
             self._shell.node.close()
             self._lag.close()
             if self._split is not None:
-                await self._split.aclose()
+                self._split.node.close()
+                await self._split.endpoint.aclose()
             self._traffic_notes.close()
             if self._watch is not None:
                 self._watch.close()
@@ -271,9 +265,9 @@ class ClientNode:
             self._traffic_notes.write(version=event.version, waited_s=waited_s)
         self._shell.node.feed(event)
         if isinstance(event, TrainingEnded):
-            self._end_split(event)
+            self.feed_split(event)
 
-    def open_split(self, opens: Callable[..., SplitSession]) -> None:
+    def open_split(self, opens: Callable[..., SplitClientShell]) -> None:
         """Open the session with the split server; if it cannot be dialed, end this client."""
         try:
             self._split = opens(
@@ -286,9 +280,9 @@ class ClientNode:
             self._split_finished(Finish(error.message, int(ExitCode.BAD_INPUT)))
 
     def feed_split(self, event: Event) -> None:
-        """Give the session with the split server an event of the training thread."""
+        """Give the session with the split server an event of training, or the end of the run."""
         if self._split is not None:
-            self._split.feed(event)
+            self._split.node.feed(event)
 
     def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
         parts = self._parts
@@ -348,11 +342,6 @@ class ClientNode:
         if effect.exit_code:
             self._parts.exchange.refuse("split", effect.reason)
             self._finish(effect)
-
-    def _end_split(self, event: Event) -> None:
-        """End the session with the split server: the run or this client's training is over."""
-        if self._split is not None:
-            self._split.end(event)
 
     # --- during the run ---
 

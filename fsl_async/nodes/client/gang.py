@@ -110,7 +110,7 @@ class GangRuntime(LoopSide):
         shell.is_leaving = lambda: stop.requested
         exchange = Exchange(shell, on_event=self._post, allocate=shell.slots.allocate)
         super().__init__(ClientParts(options, shell, exchange, stop, log))
-        shell.connect(exchange, listening, self.ended.is_set)
+        shell.connect(exchange, listening, self.ended.is_set, self._parts.journal)
         self._parts.welcome.add_done_callback(lambda found: self._welcomed(found.result()))
 
     def serve(self, agent: int) -> None:

@@ -33,9 +33,10 @@ from fsl_async.learn.client.ports import (
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.gang.link import Link, Slots, read_back, user_of
 from fsl_async.nodes.client.gang_meter import GangMeter
+from fsl_async.nodes.runtime import Journal, Node
 from fsl_async.roles import gang
 from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import Effect, Event, Note, TimerFired
+from fsl_async.roles.machine import Effect, Event, Note, Received
 from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.sync.delta import POSITION
 from fsl_async.roles.sync.progress import RunPosition
@@ -96,13 +97,12 @@ class GangShell:
         self._wake.setblocking(False)
         wake.setblocking(False)
         self._selector.register(wake, selectors.EVENT_READ, self._drain)
-        self._links: dict[int, Link] = {}
-        self._next_peer = 0
-        self._manifests: dict[int, Manifest] = {}
+        self._links: dict[str, Link] = {}
+        self._connections = 0
+        self._manifests: dict[str, Manifest] = {}
         self._known_slots: set[int] = set()
         self._scratch: Vector | None = None
-        self._waiting: deque[Event] = deque()
-        self._feeds = False
+        self._due: tuple[float, Callable[..., object]] | None = None
         self._waits = False  # for the answer to an order
         self._answer: msg.Done | None = None
         self._moving: tuple[int, int] | None = None  # version and slot of the base, while held
@@ -112,10 +112,15 @@ class GangShell:
         self._takes = False  # whether the gang's first move is still to come
 
     def connect(
-        self, exchange: Exchange, listening: socket.socket, is_over: Callable[[], bool]
+        self,
+        exchange: Exchange,
+        listening: socket.socket,
+        is_over: Callable[[], bool],
+        journal: Journal,
     ) -> None:
         """Serve ranks that come to a socket. is_over: whether the loop's thread has ended."""
         self._exchange, self._is_over = exchange, is_over
+        self.node = Node(self.machine, self, self._execute, journal)
         self._selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
     def watch(self, file: int, ended: Callable[[], None]) -> None:
@@ -198,21 +203,36 @@ class GangShell:
 
     def turn(self) -> None:
         """Wait for something, and handle it."""
-        deadline = self.machine.next_deadline()
-        now = time.monotonic()
-        left = TURN_S if deadline is None else min(TURN_S, max(0.0, deadline - now))
+        due = self._due
+        left = TURN_S if due is None else min(TURN_S, max(0.0, due[0] - self.time()))
         for key, _ in self._selector.select(left):
             key.data()
         while not self._events.empty():
-            self._feed(self._events.get())
-        if deadline is not None and time.monotonic() >= deadline:
-            self._feed(TimerFired())
+            self.node.feed(self._events.get())
+        if due is not None and due is self._due and self.time() >= due[0]:
+            self._due = None
+            due[1]()
+
+    # `Scheduler`, with the one timer of the node, which is its own handle.
+
+    def time(self) -> float:
+        """Seconds, monotonic."""
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> "GangShell":
+        """Have `turn` call `callback` once at `when`, or later."""
+        self._due = when, callback
+        return self
+
+    def cancel(self) -> None:
+        """Leave the call out."""
+        self._due = None
 
     def release(self, seconds: float) -> None:
         """Tell the ranks that they may end, and wait until they have."""
         if self.machine.has_gang or self._links:
-            self._feed(gang.Told(msg.Stop(0, self.is_leaving())))
-            self._feed(gang.Told(msg.Leave(0)))
+            self.node.feed(gang.Told(msg.Stop(0, self.is_leaving())))
+            self.node.feed(gang.Told(msg.Leave(0)))
         deadline = time.monotonic() + seconds
         while self._links and time.monotonic() < deadline:
             self.turn()
@@ -280,7 +300,7 @@ class GangShell:
         self._reads, self._is_reading = False, True
 
         def give(version: int, slot: int) -> None:
-            self._feed(gang.Told(msg.Base(0, version, slot)))
+            self.node.feed(gang.Told(msg.Base(0, version, slot)))
 
         if self._moving is not None:  # it is held already, and the order waits for this
             give(*self._moving)
@@ -297,7 +317,7 @@ class GangShell:
     def _ordered(self, order: msg.Directive) -> msg.Done | None:
         """Have all ranks carry out an order; None where one was lost meanwhile."""
         self._answer, self._waits = None, True
-        self._feed(gang.Asked(order))
+        self.node.feed(gang.Asked(order))
         while self._waits and not self._is_over():
             if self._reads:
                 self._give_base()
@@ -314,7 +334,7 @@ class GangShell:
 
     def _tell_slots(self, slots: list[int]) -> None:
         self._known_slots.update(slots)
-        self._feed(gang.Told(msg.Slots(0, slots)))
+        self.node.feed(gang.Told(msg.Slots(0, slots)))
 
     # --- connections ---
 
@@ -326,13 +346,13 @@ class GangShell:
         if user_of(connected) != os.getuid() or len(self._links) >= MOST_CONNECTIONS:
             connected.close()
             return
-        self._next_peer += 1
-        peer = self._next_peer
+        self._connections += 1
+        peer = str(self._connections)
         connected.setblocking(True)
         self._links[peer] = Link(connected, msg.FROM_RANKS, msg.FROM_NODE)
         self._selector.register(connected, selectors.EVENT_READ, lambda: self._read(peer))
 
-    def _read(self, peer: int) -> None:
+    def _read(self, peer: str) -> None:
         link = self._links.get(peer)
         if link is None:
             return
@@ -345,26 +365,26 @@ class GangShell:
         except (MessageError, ManifestError, ValueError) as error:
             self._lost(peer, f"it broke the protocol: {error}")
 
-    def _received(self, peer: int, message: Message, files: list[int]) -> None:
+    def _received(self, peer: str, message: Message, files: list[int]) -> None:
         attached = message if isinstance(message, msg.Attached) and len(files) == 1 else None
         if attached is None:
             for file in files:
                 os.close(file)
         match message:
-            case msg.Hello() | msg.Shape() | msg.Done() | msg.BaseWanted() | msg.Ended():
-                self._feed(gang.FromRank(peer, message))
             case msg.Attached(fingerprint):
                 if attached is None:
                     raise MessageError("Attached has one descriptor")
                 ranges = self._read_attached(peer, files[0])
-                self._feed(gang.RankAttached(peer, fingerprint, ranges))
+                self.node.feed(gang.RankAttached(peer, fingerprint, ranges))
             case msg.Beat(report):
                 self._reported(peer, report)
             case msg.PaceReached():
                 if self.machine.has_gang:
                     self._exchange.reach_pace()
+            case _:
+                self.node.feed(Received(peer, message))
 
-    def _read_attached(self, peer: int, file: int) -> tuple[gang.Range, ...]:
+    def _read_attached(self, peer: str, file: int) -> tuple[gang.Range, ...]:
         body: Any = msgpack.unpackb(read_back(file, MOST_MANIFEST))
         match body:
             case {"manifest": list(manifest), "frozen": list(frozen), "ranges": list(ranges)}:
@@ -382,7 +402,7 @@ class GangShell:
                     raise MessageError("a range is [start, stop]")
         return tuple(found)
 
-    def _reported(self, peer: int, report: dict[str, Any]) -> None:
+    def _reported(self, peer: str, report: dict[str, Any]) -> None:
         numbers = {
             name: float(value) for name, value in report.items() if isinstance(value, int | float)
         }
@@ -390,11 +410,11 @@ class GangShell:
         if rank is not None:
             self.meter.reported(rank, numbers)
 
-    def _lost(self, peer: int, reason: str) -> None:
+    def _lost(self, peer: str, reason: str) -> None:
         self._close(peer)
-        self._feed(gang.RankLost(peer, reason or "closed"))
+        self.node.feed(gang.RankLost(peer, reason or "closed"))
 
-    def _close(self, peer: int) -> None:
+    def _close(self, peer: str) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
             self._selector.unregister(link)
@@ -402,20 +422,7 @@ class GangShell:
 
     # --- the machine ---
 
-    def _feed(self, event: Event) -> None:
-        """Give the machine an event; one that comes while effects are carried out waits."""
-        self._waiting.append(event)
-        if self._feeds:
-            return
-        self._feeds = True
-        try:
-            while self._waiting:
-                for effect in self.machine.handle(self._waiting.popleft(), time.monotonic()):
-                    self._execute(effect)
-        finally:
-            self._feeds = False
-
-    def _execute(self, effect: Effect) -> None:  # noqa: C901 - a table
+    def _execute(self, effect: Effect, number: int) -> None:  # noqa: C901 - a table
         match effect:
             case gang.Direct(peers, directive):
                 self._direct(peers, directive)
@@ -452,7 +459,7 @@ class GangShell:
         """No ranks train here any more; the first reason counts."""
         self.failure = self.failure or (text, code)
 
-    def _direct(self, peers: Sequence[int], directive: msg.Directive) -> None:
+    def _direct(self, peers: Sequence[str], directive: msg.Directive) -> None:
         slots = directive.slots if isinstance(directive, msg.Slots) else []
         files = [self.slots.file(slot) for slot in slots]
         for peer in peers:

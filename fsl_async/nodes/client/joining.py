@@ -31,12 +31,7 @@ from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.memory import VARIABLE as OMP_THREADS
 from fsl_async.process.memory import MemoryMark, threads_here
-from fsl_async.process.script import (
-    current_stopper,
-    errors_in_one_line,
-    leave_at_exit,
-    print_line,
-)
+from fsl_async.process.script import current_stopper, errors_in_one_line, leave_at_exit, print_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.phrasing import counted
 

@@ -28,67 +28,51 @@ from fsl_async.roles.machine import Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
 
 
-class SplitSession:
-    """The session. On the loop thread. Raises AddressError and KeysError."""
+def split_session(
+    parts: ClientParts,
+    member: Membership,
+    training: SplitTraining,
+    architecture: dict[str, str],
+    *,
+    worker: Worker,
+    say: Callable[[Note], None],
+    finished: Callable[[Finish], None],
+) -> SplitClientShell:
+    """Dial the split server. On the loop thread. Raises AddressError and KeysError."""
+    loop = asyncio.get_running_loop()
+    config, name = member.config, parts.options.name
+    settings = config.transport()
+    place = addresses.seen_from(config.split.server, parts.address.fsl)
+    curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
+    link, reports = parts.dial(loop, place, curve, settings)
+    incarnation = parts.machine.incarnation
 
-    def __init__(
-        self,
-        parts: ClientParts,
-        member: Membership,
-        training: SplitTraining,
-        architecture: dict[str, str],
-        *,
-        worker: Worker,
-        say: Callable[[Note], None],
-        finished: Callable[[Finish], None],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        config, name = member.config, parts.options.name
-        settings = config.transport()
-        place = addresses.seen_from(config.split.server, parts.address.fsl)
-        curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
-        link, reports = parts.dial(loop, place, curve, settings)
-        incarnation = parts.machine.incarnation
-
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            self._endpoint = endpoint = tp.DialerEndpoint(
-                link,
-                loop,
-                settings,
-                reports.beside(take),
-                name,
-                incarnation=incarnation,
-                role="split-client",
-            )
-            return endpoint
-
-        self._shell = SplitClientShell(
-            SplitClientMachine(config, name, incarnation),
-            training,
-            dialer,
-            facts=Facts(member.welcome.run, member.welcome.shard, architecture),
-            worker=worker,
-            scheduler=loop,
-            journal=parts.journal,
-            say=say,
-            finished=finished,
-            traffic=parts.traffic,
-            shares_metrics=parts.options.policy.lets(METRICS),
+    def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+        return tp.DialerEndpoint(
+            link,
+            loop,
+            settings,
+            reports.beside(take),
+            name,
+            incarnation=incarnation,
+            role="split-client",
         )
-        self._shell.dial()
 
-    def feed(self, event: Event) -> None:
-        """Take an event of the training thread."""
-        self._shell.feed(event)
-
-    def end(self, event: Event) -> None:
-        """Report that the run or this client's training is over."""
-        self._shell.node.feed(event)
-
-    async def aclose(self) -> None:
-        """Close the session."""
-        self._shell.node.close()
-        await self._endpoint.aclose()
+    shell = SplitClientShell(
+        SplitClientMachine(config, name, incarnation),
+        training,
+        dialer,
+        facts=Facts(member.welcome.run, member.welcome.shard, architecture),
+        worker=worker,
+        scheduler=loop,
+        journal=parts.journal,
+        say=say,
+        finished=finished,
+        traffic=parts.traffic,
+        shares_metrics=parts.options.policy.lets(METRICS),
+    )
+    shell.dial()
+    return shell
 
 
 class ClientRuntime(LoopSide):
@@ -114,8 +98,8 @@ class ClientRuntime(LoopSide):
         assert self._node is not None
         node, parts = self._node, self._parts
 
-        def opens(member: Membership, **of_the_loop: Any) -> SplitSession:
-            return SplitSession(parts, member, training, architecture, **of_the_loop)
+        def opens(member: Membership, **of_the_loop: Any) -> SplitClientShell:
+            return split_session(parts, member, training, architecture, **of_the_loop)
 
         node.loop.call_soon_threadsafe(node.open_split, opens)
 

@@ -13,35 +13,32 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
     Sink,
     Source,
     TransferProgress,
     Welcome,
-    delta_stream,
     eager_bytes,
-    initial_stream,
     problem_of,
-    version_stream,
     violation_in,
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
     DeclineStream,
-    Effect,
     Event,
     Finish,
     HelloRefused,
     Note,
+    Offered,
+    Received,
     RunEnded,
     Send,
     SendGoodbye,
     SessionLost,
     StreamLost,
 )
-from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -65,7 +62,7 @@ class FetchProgress:
 
 
 @define(eq=False, slots=False)
-class ClientShell:
+class ClientShell(Shell):
     """Connects a ClientMachine with an endpoint, a learner and a worker.
 
     dialer: makes the endpoint from the handler of its events. count: called with each chunk of
@@ -145,42 +142,38 @@ class ClientShell:
 
     # --- from the transport ---
 
-    def on_transport(self, event: tp.TransportEvent) -> None:
-        """Take one event of the endpoint."""
-        handler = self._on_transport.get(type(event))
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except NotAllowedError as error:
-            self.learner.refuse("policy", error.message)
-            self.node.feed(HelloRefused("policy", error.message))
-        except FslError as error:
-            # This release does not support the configuration in the welcome.
-            self.learner.refuse("config", error.message)
-            text = f"the parameter server's configuration: {error.message}"
-            self.node.feed(HelloRefused("config", text))
-        except (MessageError, ValueError) as error:
-            text = f"the parameter server broke the protocol: {problem_of(error)}"
-            self._say(Note(text, "warning"))
-            self.endpoint.disconnect(SERVER, "protocol")
-            self.node.feed(SessionLost("protocol"))
-            self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
+    def _violated(self, peer: str, error: Exception) -> None:
+        text = f"the parameter server broke the protocol: {problem_of(error)}"
+        self._say(Note(text, "warning"))
+        self.endpoint.disconnect(SERVER, "protocol")
+        self.node.feed(SessionLost("protocol"))
+        self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
 
     def _up(self, event: tp.PeerUp) -> None:
         welcome = Welcome.from_wire(event.body)
         if self._shard < 0:
             self._shard = welcome.shard  # the training function keeps its first one
-        self._welcomed(welcome)
+        try:
+            self._welcomed(welcome)
+        except NotAllowedError as error:
+            self._refuse("policy", error.message, error.message)
+            return
+        except FslError as error:  # this release does not support the configuration
+            text = f"the parameter server's configuration: {error.message}"
+            self._refuse("config", error.message, text)
+            return
         incarnation = self.endpoint.incarnation
         self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))
 
     def _down(self, event: tp.PeerDown) -> None:
         self.node.feed(SessionLost(event.reason, violation_in(event.text)))
 
+    def _refuse(self, code: str, text: str, reason: str) -> None:
+        self.learner.refuse(code, text)
+        self.node.feed(HelloRefused(code, reason))
+
     def _refused(self, event: tp.Refused) -> None:
-        self.learner.refuse(event.code, event.text)
-        self.node.feed(HelloRefused(event.code, event.text))
+        self._refuse(event.code, event.text, event.text)
 
     def _superseded(self, event: tp.Superseded) -> None:
         name = self.machine.name
@@ -188,8 +181,7 @@ class ClientShell:
             f"another process took over as {name}: if that was not meant, give each client its own"
             " --name"
         )
-        self.learner.refuse("superseded", text)
-        self.node.feed(HelloRefused("superseded", text))
+        self._refuse("superseded", text, text)
 
     def _unreachable(self, event: tp.Unreachable) -> None:
         text = (
@@ -199,46 +191,22 @@ class ClientShell:
         self._say(Note(text, "warning"))
 
     def _message(self, event: tp.MessageReceived) -> None:
-        match msg.from_wire(event.body):
-            case msg.Publish():
-                self.node.feed(ev.PublishAsked())
-            case msg.Call() | msg.Turn() as call:
-                called = ev.TurnCalled if isinstance(call, msg.Turn) else ev.RoundCalled
-                self.node.feed(called(call.round, call.last))
-            case msg.Pace(steps, milliseconds):
-                self.node.feed(ev.PaceGiven(max(0, steps), max(0, milliseconds) / 1000))
-            case msg.Accepted(key):
-                self.node.feed(ev.DeltaAcknowledged(key))
-            case msg.Declined(key, code, text):
-                self.node.feed(ev.DeltaRefused(key, code, text))
-            case msg.Announce(version, digest, position):
+        message = msg.from_wire(event.body)
+        match message:
+            case msg.Announce(position=position):
                 self._announced(position)
-                self.node.feed(ev.VersionAnnounced(version, digest, tokens=position.tokens))
-            case msg.Scalars() as scalars:
-                self._take_scalars(scalars)
+            case msg.Scalars(version, _, frame, position):
+                if position != RunPosition():
+                    self._announced(position)
+                self._scalars = msg.version_stream("seeds", version), frame
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
-                self.node.feed(HelloRefused(code, text))
             case msg.Stop(reason):
                 self._on_end(RunEnded(reason))
-                self.node.feed(RunEnded(reason))
-            case other:
-                raise MessageError(f"{type(other).__name__} is no message of a parameter server")
-
-    def _take_scalars(self, scalars: msg.Scalars) -> None:
-        version = scalars.version
-        if scalars.position != RunPosition():
-            self._announced(scalars.position)
-        self.node.feed(ev.VersionAnnounced(version, scalars.digest, comes=True))
-        self._scalars = version_stream("seeds", version), scalars.frame
-        self.node.feed(ev.FetchOffered(self._scalars[0], "seeds", version, 1, here=True))
+        self.node.feed(Received(SERVER, message))
 
     def _offered(self, event: tp.StreamOffered) -> None:
-        match msg.from_wire(event.meta):
-            case msg.VersionMeta(kind, version):
-                self.node.feed(ev.FetchOffered(event.stream_id, kind, version, event.chunks))
-            case other:
-                raise MessageError(f"a parameter server streams no {type(other).__name__}")
+        self.node.feed(Offered(SERVER, msg.from_wire(event.meta), event.stream_id))
 
     def _received(self, event: tp.StreamReceived) -> None:
         fetch = self._fetch
@@ -253,9 +221,6 @@ class ClientShell:
 
     def _look(self, number: int) -> None:
         self.node.feed(self._transfer_progress.look(self.endpoint.transfers()), number)
-
-    def _execute(self, effect: Effect, number: int) -> None:
-        self._executors[type(effect)](effect, number)
 
     def _known_manifest(self) -> Manifest:
         manifest = self.learner.manifest
@@ -275,7 +240,7 @@ class ClientShell:
             self.learner.encode_initial,
             lambda index, frame: self.count(Direction.UP, index, frame),
         )
-        stream = initial_stream(self.machine.name, self.machine.incarnation)
+        stream = msg.initial_stream(self.machine.name, self.machine.incarnation)
         self.endpoint.offer(
             SERVER, stream, msg.to_wire(msg.InitialMeta(manifest.fingerprint)), source
         )
@@ -310,7 +275,7 @@ class ClientShell:
             self.count(Direction.UP, 0, frame)
             return
         meta = msg.to_wire(msg.DeltaMeta(delta))
-        stream = delta_stream(delta.key.text)
+        stream = msg.delta_stream(delta.key.text)
         self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
 
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:

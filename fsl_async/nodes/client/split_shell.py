@@ -16,23 +16,24 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import PayloadError, Values
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.split_streams import Flow, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.machine import (
     DeclineStream,
-    Effect,
-    Event,
     Finish,
+    Greeted,
     HelloRefused,
     Note,
+    Offered,
+    Received,
     Send,
     SendGoodbye,
     SessionLost,
     StreamLost,
 )
-from fsl_async.roles.messages import Message, MessageError
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
@@ -58,7 +59,7 @@ class Facts:
 
 
 @define(eq=False, slots=False)
-class SplitClientShell:
+class SplitClientShell(Shell):
     """Connects a SplitClientMachine with an endpoint, a worker and the training thread.
 
     dialer: makes the endpoint from the handler of its events. shares_metrics: whether this site's
@@ -81,8 +82,6 @@ class SplitClientShell:
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._incoming: dict[str, IncomingVector] = {}
-        self._offered_streams: dict[str, int] = {}
-        self._ready: dict[tuple[int, int, int], ev.UploadReady] = {}
         self._sources: dict[tuple[int, int, int], Outgoing] = {}
         self._answers: dict[UploadKey, Values] = {}
         self._models: dict[int, Values] = {}
@@ -92,7 +91,7 @@ class SplitClientShell:
             tp.Refused: lambda e: self.node.feed(HelloRefused(e.code, e.text)),
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
-            tp.MessageReceived: lambda e: self._message(msg.from_wire(e.body)),
+            tp.MessageReceived: lambda e: self.node.feed(Received(SERVER, msg.from_wire(e.body))),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: self._received,
             tp.StreamDeclined: self._lost,
@@ -129,41 +128,20 @@ class SplitClientShell:
                 )
             )
 
-    def feed(self, event: Event) -> None:
-        """Take an event of the training thread, on the loop."""
-        if isinstance(event, ev.UploadReady):
-            self._ready[event.round, event.step, event.leg] = event
-        self.node.feed(event)
-
     # --- from the transport ---
 
-    def on_transport(self, event: tp.TransportEvent) -> None:
-        """Take one event of the endpoint."""
-        handler = self._on_transport.get(type(event))
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except (MessageError, ValueError) as error:
-            self._violated(problem_of(error))
-
-    def _violated(self, problem: str) -> None:
-        self._say(Note(f"the split server broke the protocol: {problem}", "warning"))
+    def _violated(self, peer: str, error: Exception) -> None:
+        text = f"the split server broke the protocol: {problem_of(error)}"
+        self._say(Note(text, "warning"))
         self.endpoint.disconnect(SERVER, "protocol")
         self._down(tp.PeerDown(SERVER, 0, "protocol"))
         self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
 
     def _up(self, event: tp.PeerUp) -> None:
-        welcome = msg.from_wire(event.body)
-        if not isinstance(welcome, msg.SplitWelcome):
-            raise MessageError("no welcome")
-        last = UploadKey.parse(welcome.last) if welcome.last else None
-        held = (welcome.in_flight, last, welcome.auxiliary, self.endpoint.incarnation)
-        self.node.feed(ev.SplitWelcomed(welcome.run, *held))
+        self.node.feed(Greeted(SERVER, msg.from_wire(event.body), self.endpoint.incarnation))
 
     def _down(self, event: tp.PeerDown) -> None:
         self._incoming.clear()
-        self._offered_streams.clear()
         self.node.feed(SessionLost(event.reason))
 
     def _superseded(self, event: tp.Superseded) -> None:
@@ -174,23 +152,10 @@ class SplitClientShell:
         text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s"
         self._say(Note(f"{text}; trying again", "warning"))
 
-    def _message(self, message: Message) -> None:
-        if not isinstance(message, msg.FromServer):
-            raise MessageError(f"{type(message).__name__} is no message of a split server")
-        self.node.feed(message)
-
     def _offered(self, event: tp.StreamOffered) -> None:
-        meta = msg.from_wire(event.meta)
         if not 1 <= event.chunks <= MAX_CHUNKS:
-            raise MessageError(f"a stream of {event.chunks} chunks")
-        self._offered_streams[event.stream_id] = event.chunks
-        match meta:
-            case msg.GradientMeta(key, loss, updates):
-                self.node.feed(ev.AnswerOffered(event.stream_id, key, loss, updates))
-            case msg.AuxiliaryMeta(version, round_):
-                self.node.feed(ev.AuxiliaryOffered(event.stream_id, version, round_))
-            case other:
-                raise MessageError(f"a split server streams no {type(other).__name__}")
+            raise MessageError(f"a stream of {event.chunks} chunks", "wrong-stream")
+        self.node.feed(Offered(SERVER, msg.from_wire(event.meta), event.stream_id))
 
     def _received(self, event: tp.StreamReceived) -> None:
         incoming = self._incoming.pop(event.stream_id, None)
@@ -207,7 +172,7 @@ class SplitClientShell:
                 self.node.feed(ev.AuxiliaryReceived(subject))
 
         self.worker.submit(
-            lambda: self._decode(incoming), decoded, lambda error: self._violated(problem_of(error))
+            lambda: self._decode(incoming), decoded, lambda error: self._violated(SERVER, error)
         )
 
     def _decode(self, incoming: IncomingVector) -> Values:
@@ -232,9 +197,6 @@ class SplitClientShell:
 
     # --- effects ---
 
-    def _execute(self, effect: Effect, number: int) -> None:
-        self._executors[type(effect)](effect, number)
-
     def _send(self, effect: Send, number: int) -> None:
         message = effect.message
         if isinstance(message, msg.RoundDone) and self._shares_metrics:
@@ -253,9 +215,8 @@ class SplitClientShell:
             self.endpoint.accept(SERVER, stream, incoming)
 
     def _offer(self, effect: split.OfferUpload, number: int) -> None:
-        key = effect.key
+        key = effect.meta.key
         place = (key.round, key.step, key.leg)
-        ready = self._ready[place]
         source = self._sources.get(place)
         if source is None:
             if self.training.payload(place) is None:
@@ -268,25 +229,13 @@ class SplitClientShell:
                 self.worker,
                 self.traffic,
             )
-        meta = msg.SmashedMeta(
-            key,
-            effect.version,
-            effect.auxiliary,
-            list(ready.shape),
-            list(ready.lengths),
-            effect.samples,
-            ready.label_bytes,
-            effect.wants_gradient,
-            effect.alignment_due,
-        )
         stream = msg.upload_stream(key.text)
-        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, source.size)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(effect.meta), source, source.size)
 
     def _drop(self, effect: split.DropUpload, number: int) -> None:
         key = effect.key
         place = (key.round, key.step, key.leg)
         self._sources.pop(place, None)
-        self._ready.pop(place, None)
         self.training.drop(place)
 
     def _hand(self, effect: split.DeliverAnswer, number: int) -> None:

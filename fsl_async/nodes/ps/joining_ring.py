@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
-from fsl_async.nodes.ps.ring import Group, RingShell
+from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.roles.machine import Note
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.nodes.ps.shell import ParameterServerShell
-    from fsl_async.nodes.runtime import Worker
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.observe.table import Reporter
     from fsl_async.roles.ring.events import RingRecovered
-    from fsl_async.store.store import Store
 
 ROLE = "group"
 """The role of a parameter server in its hello to the coordinator."""
@@ -67,18 +64,14 @@ def join_ring(
     shell: ParameterServerShell,
     config: Config,
     *,
-    store: Store,
-    worker: Worker,
-    journal: Reporter,
     writer: JournalWriter,
     keys: KeysFolder | None,
-    listener: tp.ListenerEndpoint,
 ) -> RingShell | None:
     """Make the shell take part in global rounds; None without a roster. Raises FslError."""
     if not config.ring.is_on:
         return None
     ring, name, loop = config.ring, config.run.name, asyncio.get_running_loop()
-    check_history(config, store.version, store.ring.state)
+    check_history(config, shell.store.version, shell.store.ring.state)
     check_keys(ring.servers, has_keys=keys is not None)
     dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
     if not config.leads:
@@ -91,7 +84,7 @@ def join_ring(
             name,
             scheduler=loop,
             journal=writer,
-            log=lambda line: journal.say(Note(line, "warning")),
+            log=lambda line: shell.say(Note(line, "warning")),
             is_reserved=True,
         )
         try:
@@ -104,17 +97,5 @@ def join_ring(
                 link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
             )
 
-    def make(group: Group) -> RingShell:
-        return RingShell(
-            config,
-            group,
-            store=store,
-            worker=worker,
-            scheduler=loop,
-            journal=journal,
-            say=journal.say,
-            listener=listener,
-            dialer=dialer,
-        )
-
-    return shell.join_ring(make)
+    shell.ring = RingShell(config, shell, dialer)
+    return shell.ring

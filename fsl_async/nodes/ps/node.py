@@ -389,16 +389,7 @@ class _Server:
                 ),
             ),
         )
-        self._ring = join_ring(
-            self._shell,
-            config,
-            store=self.store,
-            worker=self._worker,
-            journal=self._journal,
-            writer=self.writer,
-            keys=options.keys,
-            listener=self._endpoint,
-        )
+        self._ring = join_ring(self._shell, config, writer=self.writer, keys=options.keys)
 
     def _listen(self, handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
         self._endpoint = tp.ListenerEndpoint(

@@ -16,7 +16,6 @@ from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.store.book.records import SpoolResult
 
 if TYPE_CHECKING:
     from fsl_async.nodes.ps.shell import ParameterServerShell
@@ -163,9 +162,9 @@ class Receiving:
             over()
             broken(error)
 
-        def stored(result: SpoolResult) -> None:
+        def stored(result: ev.DeltaStored) -> None:
             over()
-            self.shell.node.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
+            self.shell.node.feed(result, number)
 
         self.shell.worker.submit(lambda: self.shell.store.spool_finish(key), stored, not_stored)
 

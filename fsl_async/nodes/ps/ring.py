@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attrs import define, frozen
+from attrs import define
 
 import fsl_transport as tp
 from fsl_async.config.servers import ring_host
 from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Node
 from fsl_async.nodes.wire import Sink, Source, problem_of
-from fsl_async.roles.machine import Effect, Event, Note, Send
+from fsl_async.roles.machine import Effect, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -25,14 +25,14 @@ from fsl_async.roles.ring import messages as msg
 from fsl_async.roles.ring.machine import RingMachine
 from fsl_async.roles.ring.member import COORDINATOR
 from fsl_async.roles.sync import group_hold as group
+from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
-    from fsl_async.store.book.records import Committed
-    from fsl_async.store.store import Store
+    from fsl_async.nodes.ps.shell import ParameterServerShell
 
 Helper: TypeAlias = (
     "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
@@ -43,43 +43,27 @@ TIMEOUT_S = 20.0
 """A reduction fails after this long without a byte of a member."""
 
 
-@frozen(kw_only=True)
-class Group:
-    """The part of the parameter server that the ring uses.
-
-    feed: gives the group's machine an event. committed: takes a version that is durable, when it
-    was begun, and the number of its effect. use_model: takes the run's model.
-    """
-
-    feed: Callable[[Event], None]
-    committed: Callable[[Committed, float, int], None]
-    use_model: Callable[[Manifest], None]
-
-
 @define(eq=False, slots=False)
 class RingShell:
-    """Connects a RingMachine with the group, the store, the helper and the other servers.
+    """Connects a RingMachine with its parameter server, the helper and the other servers.
 
     dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
     helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
     """
 
     _config: Config
-    _group: Group
-    _store: Store
-    _worker: Worker
-    _scheduler: tp.Scheduler
-    _journal: Journal
-    _say: Callable[[Note], None]
-    _listener: tp.ListenerEndpoint
-    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None
+    _group: ParameterServerShell
+    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
     _helper: Helper = RingProcess
 
     def __attrs_post_init__(self) -> None:
+        server = self._group
+        self._store, self._worker, self._scheduler = server.store, server.worker, server.scheduler
+        self._say, self._listener = server.say, server.endpoint
         self.machine = RingMachine(self._config)
         self._keys = {name: place.key for name, place in self._config.ring.servers.items()}
         """Public keys of the servers in the roster; empty ones without encryption."""
-        self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
+        self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._ring_failed)
@@ -97,8 +81,8 @@ class RingShell:
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
             do.TakeCut: self._hold,
-            do.EndGroup: lambda _: self._group.feed(group.LastGlobalDone()),
-            do.ResumeMerges: lambda _: self._group.feed(group.MergesResumed()),
+            do.EndGroup: self._group.node.feed,
+            do.ResumeMerges: self._group.node.feed,
             do.StartRing: self._start_ring,
             do.KillRing: lambda _: self._kill_ring(),
             do.PassAddress: self._pass_address,
@@ -106,7 +90,7 @@ class RingShell:
             do.KeepDecision: self._keep_decision,
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: lambda e: self._group.feed(group.GlobalBrought(e.decision, e.counted)),
+            do.Adopt: self._group.node.feed,
         }
 
     def start(self) -> None:
@@ -150,13 +134,9 @@ class RingShell:
             lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
         )
 
-    def ends(self) -> None:
-        """Carry out an effect of the group: have one more global round decided."""
-        self.node.feed(ev.GroupEnds())
-
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
-        self._group.feed(group.HoldAsked(effect.round))
+        self._group.node.feed(effect)
 
     def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
         """Carry out an effect of the group: take a cut."""
@@ -170,7 +150,7 @@ class RingShell:
         """Carry out an effect of the group: make a version of global weights."""
         begun_at, store = self._scheduler.time(), self._store
 
-        def commit() -> tuple[Committed, ev.RingRecovered]:
+        def commit() -> tuple[VersionCommitted, ev.RingRecovered]:
             made = store.adopt_global(
                 effect.decision,
                 counted=effect.counted,
@@ -178,14 +158,14 @@ class RingShell:
             )
             return made, store.ring.state
 
-        def done(found: tuple[Committed, ev.RingRecovered]) -> None:
+        def done(found: tuple[VersionCommitted, ev.RingRecovered]) -> None:
             made, state = found
-            self._group.use_model(store.manifest)
-            self._group.committed(made, begun_at, number)
+            self._group.manifest = store.manifest
+            self._group.jobs.committed(made, begun_at, number)
             self.node.feed(ev.Adopted(effect.decision, state.since, state.gained))
 
         def failed(error: Exception) -> None:
-            self._group.feed(group.GlobalFailed(effect.decision.round))
+            self._group.node.feed(group.GlobalFailed(effect.decision.round))
             self.node.feed(ev.AdoptFailed(effect.decision.round, str(error)))
 
         self._worker.submit(commit, done, failed)
@@ -243,7 +223,7 @@ class RingShell:
         if self.dialer is not None:
             self.dialer.send(COORDINATOR, msg.to_wire(message))
         else:
-            self.node.feed(ev.RingMessage(self._config.run.name, message))
+            self.node.feed(Received(self._config.run.name, message))
 
     def _summed(self, attempt: int) -> None:
         spec = self._spec
@@ -332,7 +312,7 @@ class RingShell:
                 case tp.PeerDown(peer, _, reason):
                     self.node.feed(ev.PeerGone(peer, reason))
                 case tp.MessageReceived(peer, body):
-                    self.node.feed(ev.RingMessage(peer, msg.from_wire(body)))
+                    self.node.feed(Received(peer, msg.from_wire(body)))
                 case tp.StreamOffered(peer, stream):
                     self._listener.decline(peer, stream, "not wanted")
                 case _:
@@ -428,7 +408,7 @@ class RingShell:
 
     def _message(self, message: Any) -> None:
         if not isinstance(message, msg.RingModel):
-            self.node.feed(ev.RingMessage(COORDINATOR, message))
+            self.node.feed(Received(COORDINATOR, message))
             return
         manifest = Manifest.from_wire(message.manifest, message.frozen)
         self._worker.submit(

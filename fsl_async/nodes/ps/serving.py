@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from fsl_async.accounting.sizes import Direction
-from fsl_async.nodes.wire import Source, eager_bytes, version_stream
+from fsl_async.nodes.wire import Source, eager_bytes
 from fsl_async.roles.machine import Note
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync import effects as do
@@ -146,7 +146,7 @@ class Serving:
             in_memory=in_memory,
             failed=lambda error: self.shell.jobs.read_failed(error, number),
         )
-        stream = version_stream(effect.kind, effect.version)
+        stream = msg.version_stream(effect.kind, effect.version)
         self._streams[(effect.peer, stream)] = source, effect, number
         self.shell.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
 

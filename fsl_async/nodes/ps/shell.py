@@ -15,16 +15,16 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.config.load import to_wire
 from fsl_async.nodes.ps.receiving import Receiving
-from fsl_async.nodes.ps.ring import Group, RingShell
+from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
     TransferProgress,
     Welcome,
     beat_of,
-    delta_stream,
+    code_of,
     problem_of,
     violation,
 )
@@ -32,15 +32,17 @@ from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
-    Effect,
     EndSession,
     Finish,
     Note,
+    Offered,
+    Received,
     Refuse,
     Send,
 )
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.phrasing import MessageThrottle
+from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import group_hold
@@ -71,7 +73,7 @@ class Surroundings:
     """Takes each chunk of weights sent or received; the direction is as seen from the client."""
 
 
-class ParameterServerShell:
+class ParameterServerShell(Shell):
     """Connects a ParameterServerMachine with an endpoint, a store and a worker."""
 
     def __init__(self, machine: ParameterServerMachine, surroundings: Surroundings) -> None:
@@ -85,7 +87,8 @@ class ParameterServerShell:
         """The parts of groups follow each other; each has as many."""
         self._tables = to_wire(config)
         self.manifest: Manifest | None = None
-        self._ring: RingShell | None = None
+        self.ring: RingShell | None = None
+        """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
             machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
         )
@@ -94,6 +97,7 @@ class ParameterServerShell:
         self._models: dict[str, Manifest] = {}
         self.store = store = around.store
         self.worker, self.scheduler, self.say = around.worker, around.scheduler, around.say
+        self.journal = around.journal
         self._around = around
         self._transfer_progress = TransferProgress()
         self._throttle = MessageThrottle(by_thing=True)
@@ -143,7 +147,7 @@ class ParameterServerShell:
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
             group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
-            group_hold.AskLastGlobal: lambda *_: self._in_ring().ends(),
+            GroupEnds: lambda e, _: self._in_ring().node.feed(e),
             group_hold.CommitGlobal: lambda e, number: self._in_ring().commit(e, number),
         }
 
@@ -155,55 +159,42 @@ class ParameterServerShell:
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
-        if self._ring is not None:
-            self._ring.start()
-
-    def join_ring(self, make: Callable[[Group], RingShell]) -> RingShell:
-        """Take part in global rounds; before `start`."""
-        self._ring = ring = make(Group(feed=self.node.feed, committed=self.jobs.committed,
-                                       use_model=self._use_run_model))  # fmt: skip
-        return ring
+        if self.ring is not None:
+            self.ring.start()
 
     def _version_made(self, version: int) -> None:
-        if self._ring is not None:
-            self._ring.version_made(version)
+        if self.ring is not None:
+            self.ring.version_made(version)
 
     def _in_ring(self) -> RingShell:
-        assert self._ring is not None, "the machine is asked by a ring"
-        return self._ring
-
-    def _use_run_model(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+        assert self.ring is not None, "the machine is asked by a ring"
+        return self.ring
 
     # --- from the transport ---
 
     def on_transport(self, event: tp.TransportEvent) -> None:
         """Take one event of the endpoint."""
-        if self._ring is not None and self._ring.is_of_ring(event):
-            self._ring.on_listener(event)
+        if self.ring is not None and self.ring.is_of_ring(event):
+            self.ring.on_listener(event)
             return
-        handler = self._on_transport.get(type(event))
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except (MessageError, ValueError) as error:
-            peer: str = getattr(event, "peer", "")
-            problem = problem_of(error)
-            more = self._throttle.lets(peer, self._around.scheduler.time())
-            if more is not None:
-                self._around.say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
-            self._end_session(peer, "protocol", violation(problem))
+        super().on_transport(event)
 
-    def _end_session(self, peer: str, reason: str, text: str = "") -> None:
+    def _violated(self, peer: str, error: Exception) -> None:
+        problem = problem_of(error)
+        more = self._throttle.lets(peer, self._around.scheduler.time())
+        if more is not None:
+            self._around.say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
+        self._end_session(peer, "protocol", violation(problem), code_of(error))
+
+    def _end_session(self, peer: str, reason: str, text: str = "", code: str = "") -> None:
         """End a session from this side, of which the transport then reports no end.
 
-        text: for the peer, instead of the reason.
+        text: for the peer, instead of the reason. code: the kind of violation that ended it.
         """
         self.endpoint.disconnect(peer, text or reason)
         member = self.machine.members.get(peer)
         incarnation = 0 if member is None else member.incarnation
-        self._down(tp.PeerDown(peer, incarnation, reason))
+        self._down(tp.PeerDown(peer, incarnation, reason), code)
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -217,32 +208,25 @@ class ParameterServerShell:
         held = (hello.run, hello.version, hello.digest, shard)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
-    def _down(self, event: tp.PeerDown) -> None:
+    def _down(self, event: tp.PeerDown, violation: str = "") -> None:
         self._receiving.left(event.peer)
         self._serving.left(event.peer)
         self._models.pop(event.peer, None)
         goodbye = Goodbye.read(event.text if event.reason == "bye" else "")
         returns = goodbye.relaunch_in_s is not None
         left = (event.peer, event.incarnation, event.reason)
-        self.node.feed(ClientLeft(*left, goodbye.reason, returns))
+        self.node.feed(ClientLeft(*left, violation or goodbye.reason, returns))
 
     def _message(self, event: tp.MessageReceived) -> None:
-        peer = event.peer
-        match msg.from_wire(event.body):
-            case msg.Attach() as attach:
-                self._attach(peer, attach)
-            case msg.Fetch(version, digest, global_digest):
-                self.node.feed(ev.FetchAsked(peer, version, digest, global_digest))
-            case msg.Holding(version, digest):
-                self.node.feed(ev.VersionHeld(peer, version, digest))
-                if version == self.machine.version:
-                    self._serving.caught_up(peer)
-            case msg.Measured() as measured:
-                self._measured(peer, measured)
-            case msg.Skip(number, reason):
-                self.node.feed(ev.RoundSkipped(peer, number, reason))
-            case other:
-                raise MessageError(f"{type(other).__name__} is no message of a client")
+        peer, message = event.peer, msg.from_wire(event.body)
+        if isinstance(message, msg.Attach):
+            self._attach(peer, message)
+        elif isinstance(message, msg.Measured):
+            self._measured(peer, message)
+        else:
+            self.node.feed(Received(peer, message))
+        if isinstance(message, msg.Holding) and message.version == self.machine.version:
+            self._serving.caught_up(peer)
 
     def _measured(self, peer: str, measured: msg.Measured) -> None:
         member = self.machine.members.get(peer)
@@ -251,15 +235,15 @@ class ParameterServerShell:
         try:
             base = decode_seeds(measured.frame).first
         except CodecError as error:
-            raise MessageError(f"not a frame of scalars: {error}") from None
+            raise MessageError(f"not a frame of scalars: {error}", "bad-scalars") from None
         delta = measured.delta(peer, member.incarnation, base)
-        stream = delta_stream(delta.key.text)
+        stream = msg.delta_stream(delta.key.text)
         # No other message reports the version that it is measured from.
-        self.node.feed(ev.VersionHeld(peer, base, measured.digest))
+        self.node.feed(Received(peer, msg.Holding(base, measured.digest)))
         self._serving.measured(peer, base)
         if not self._receiving.finishes(delta.key):
             self._receiving.measured(peer, stream, measured.frame)
-            self.node.feed(ev.DeltaOffered(peer, stream, delta))
+            self.node.feed(Offered(peer, msg.DeltaMeta(delta), stream))
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
         manifest = self.manifest
@@ -267,7 +251,7 @@ class ParameterServerShell:
             try:
                 theirs = Manifest.from_wire(attach.manifest, attach.frozen)
             except ManifestError as error:
-                raise MessageError(f"not a manifest: {error}") from None
+                raise MessageError(f"not a manifest: {error}", "bad-manifest") from None
         else:
             theirs = manifest
         if self.machine.version < 0 and peer in self.machine.members:
@@ -277,27 +261,25 @@ class ParameterServerShell:
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
-        match meta:
-            case msg.DeltaMeta(delta):
-                if event.stream_id != delta_stream(delta.key.text):
-                    shown = event.stream_id[:80]
-                    raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
-                if self._receiving.finishes(delta.key):
-                    self.endpoint.decline(event.peer, event.stream_id, "known")
-                    return
-                kind = self.store.kind
-                is_seeds = kind.has_seeds and event.chunks == 1
-                if is_seeds or self._has_frames(event, kind.frames):
-                    self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
-            case msg.InitialMeta(fingerprint):
-                if not self._has_frames(event, lambda manifest: manifest.chunks):
-                    return
-                if fingerprint != self.known_manifest().fingerprint:
-                    self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
-                    return
-                self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
-            case other:
-                raise MessageError(f"a client streams no {type(other).__name__}")
+        if isinstance(meta, msg.DeltaMeta):
+            key = meta.delta.key
+            if event.stream_id != msg.delta_stream(key.text):
+                shown = event.stream_id[:80]
+                raise MessageError(f"stream {shown!r} carries delta {key.text}", "wrong-stream")
+            if self._receiving.finishes(key):
+                self.endpoint.decline(event.peer, event.stream_id, "known")
+                return
+            kind = self.store.kind
+            is_seeds = kind.has_seeds and event.chunks == 1
+            if not (is_seeds or self._has_frames(event, kind.frames)):
+                return
+        elif isinstance(meta, msg.InitialMeta):
+            if not self._has_frames(event, lambda manifest: manifest.chunks):
+                return
+            if meta.fingerprint != self.known_manifest().fingerprint:
+                self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
+                return
+        self.node.feed(Offered(event.peer, meta, event.stream_id))
 
     def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:
         """Whether a stream has as many frames as the model needs; else it is declined."""
@@ -315,9 +297,6 @@ class ParameterServerShell:
         self._receiving.failed(event.peer, event.stream_id, event.reason)
 
     # --- effects ---
-
-    def _execute(self, effect: Effect, number: int) -> None:
-        self._executors[type(effect)](effect, number)
 
     def _check_transfers(self, number: int) -> None:
         transfers = self.endpoint.transfers()

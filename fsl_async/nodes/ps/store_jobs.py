@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
@@ -16,7 +16,6 @@ from fsl_async.store.errors import Damaged
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Worker
     from fsl_async.roles.machine import Event
-    from fsl_async.store.book.records import Committed
     from fsl_async.store.store import Store
     from fsl_transport import Scheduler
 
@@ -102,7 +101,7 @@ class StoreJobs:
         """Make the next version."""
         begun_at = self._scheduler.time()
 
-        def commit() -> Committed:
+        def commit() -> ev.VersionCommitted:
             made = self._store.commit(
                 effect.version, effect.merged, effect.scale, effect.position, reused=effect.reused
             )
@@ -122,7 +121,7 @@ class StoreJobs:
         else:
             self._feed(ev.CommitFailed(version, str(error)), number)
 
-    def committed(self, made: Committed, begun_at: float, number: int) -> None:
+    def committed(self, made: ev.VersionCommitted, begun_at: float, number: int) -> None:
         """Report a durable version."""
         if made.notice:
             self._say(Note(made.notice, "warning"))
@@ -132,22 +131,7 @@ class StoreJobs:
                 f" for its round, which version {key.base} began"
             )
             self._say(Note(text, "warning"))
-        seconds = self._scheduler.time() - begun_at
-        self._feed(
-            ev.VersionCommitted(
-                made.version,
-                made.digest,
-                made.update_bytes,
-                seconds,
-                made.cosine,
-                dict(made.product_norms),
-                made.made_of,
-                made.global_base,
-                dict(made.alike),
-                made.opposite,
-            ),
-            number,
-        )
+        self._feed(evolve(made, seconds=self._scheduler.time() - begun_at), number)
         if made.made_of == "deltas":
             self._on_version(made.version)
 

@@ -17,17 +17,19 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Payload, Values, chunks_of, size_of
-from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.split_streams import Flow, IncomingUpload, Outgoing
-from fsl_async.nodes.wire import beat_of, problem_of
+from fsl_async.nodes.wire import beat_of, code_of, problem_of
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
-    Effect,
     EndSession,
     Event,
     Finish,
+    Greeted,
     Note,
+    Offered,
+    Received,
     Refuse,
     Send,
     StreamLost,
@@ -57,7 +59,7 @@ class Workers:
 
 
 @define(eq=False, slots=False)
-class SplitServerShell:
+class SplitServerShell(Shell):
     """Connects a SplitServerMachine with an endpoint, the parts that train, and three workers.
 
     listener: makes the endpoint from the handler of its events.
@@ -79,12 +81,10 @@ class SplitServerShell:
         self._now = self._scheduler.time
         self._throttle = MessageThrottle(by_thing=True)
         self._incoming: dict[tuple[str, str], IncomingUpload] = {}
-        self._metas: dict[tuple[str, str], msg.SmashedMeta] = {}
-        self._losses: dict[UploadKey, tuple[float, int]] = {}  # of the kept answers
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
-            tp.MessageReceived: self._message,
+            tp.MessageReceived: lambda e: self.node.feed(Received(e.peer, msg.from_wire(e.body))),
             tp.HeartbeatReceived: lambda e: self.node.feed(
                 base.HeartbeatReceived(e.peer, beat_of(e.payload))
             ),
@@ -97,14 +97,14 @@ class SplitServerShell:
         self._executors: dict[type, Callable[[Any, int], None]] = {
             Send: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: lambda e, _: self._say(e),
-            DeclineStream: self._decline,
+            DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
             EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,
             split.DropUpload: lambda e, _: self.training.drop(e.key),
-            split.TrainUpload: self._train_upload,
+            split.TrainUpload: lambda e, n: self._run(lambda: self.training.train(e), n),
             split.Align: lambda e, n: self._run(lambda: self.training.align(e), n),
             split.AverageReplicas: lambda e, n: self._run(lambda: self.training.average(e), n),
             split.RecordUpload: lambda e, _: self.training.disk.append(
@@ -114,7 +114,7 @@ class SplitServerShell:
                 "auxiliary", client=e.client, version=e.version
             ),
             split.SendAnswer: self._send_answer,
-            split.DropAnswer: self._drop_answer,
+            split.DropAnswer: lambda e, _: self.training.drop_answer(e.key),
             split.SendAuxiliary: self._send_auxiliary,
             split.ForgetSteps: self._forget,
             split.Checkpoint: self._checkpoint,
@@ -127,24 +127,15 @@ class SplitServerShell:
 
     # --- from the transport ---
 
-    def on_transport(self, event: tp.TransportEvent) -> None:
-        """Take one event of the endpoint."""
-        handler = self._on_transport.get(type(event))
-        if handler is None:
-            return
-        try:
-            handler(event)
-        except (MessageError, ValueError) as error:
-            self._violated(getattr(event, "peer", ""), problem_of(error))
-
-    def _violated(self, peer: str, problem: str) -> None:
+    def _violated(self, peer: str, error: Exception) -> None:
+        problem = problem_of(error)
         more = self._throttle.lets(peer, self._now())
         if more is not None:
             self._say(Note(f"{peer} broke the protocol: {problem}{more}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
         incarnation = self.machine.incarnation_of(peer)
         if incarnation is not None:
-            self._down(tp.PeerDown(peer, incarnation, "protocol"))
+            self._down(tp.PeerDown(peer, incarnation, "protocol"), code_of(error))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -152,49 +143,28 @@ class SplitServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        if isinstance(hello, msg.PsHello) and hello.role == msg.PS_ROLE:
-            self.node.feed(ev.PsConnected(event.peer, event.incarnation, hello.run))
-            return
-        if not isinstance(hello, msg.SplitHello) or hello.role != msg.ROLE:
+        roles = {msg.PsHello: msg.PS_ROLE, msg.SplitHello: msg.ROLE}
+        if getattr(hello, "role", None) != roles.get(type(hello), ""):
             text = "this is a split server: start the client with the parameter server's address"
             self.endpoint.refuse(event.peer, "hello", text)
             return
-        self.node.feed(
-            ev.SplitClientHello(
-                event.peer,
-                event.incarnation,
-                hello.run,
-                hello.shard,
-                hello.architecture,
-                hello.auxiliary,
-                hello.done_round,
-                hello.done_samples,
-            )
-        )
+        self.node.feed(Greeted(event.peer, hello, event.incarnation))
 
-    def _down(self, event: tp.PeerDown) -> None:
-        for stream in {*self._incoming, *self._metas}:
-            if stream[0] == event.peer:
-                self._incoming.pop(stream, None)
-                self._metas.pop(stream, None)
-        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
-
-    def _message(self, event: tp.MessageReceived) -> None:
-        match msg.from_wire(event.body):
-            case msg.RoundDone(number, samples, errors):
-                self.node.feed(ev.RoundDoneReceived(event.peer, number, samples, errors))
-            case msg.RunOver(reason):
-                self.node.feed(ev.RunOverReceived(event.peer, reason))
-            case other:
-                raise MessageError(f"{type(other).__name__} is no message of {event.peer}")
+    def _down(self, event: tp.PeerDown, violation: str = "") -> None:
+        for stream in [one for one in self._incoming if one[0] == event.peer]:
+            del self._incoming[stream]
+        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason, violation))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
+        offered = Offered(event.peer, meta, event.stream_id)
         if not isinstance(meta, msg.SmashedMeta):
-            raise MessageError(f"a client streams no {type(meta).__name__}")
+            self.node.feed(offered)
+            return
         key = meta.key
         if event.stream_id != msg.upload_stream(key.text):
-            raise MessageError(f"stream {event.stream_id[:80]!r} carries upload {key.text}")
+            text = f"stream {event.stream_id[:80]!r} carries upload {key.text}"
+            raise MessageError(text, "wrong-stream")
         problem = self.training.objection(meta.shape, meta.lengths, meta.samples, meta.label_bytes)
         wanted = chunks_of(size_of(meta.shape)) + (1 if meta.label_bytes else 0)
         if problem is None and event.chunks != wanted:
@@ -206,29 +176,17 @@ class SplitServerShell:
             reason = f"refused: {problem}"
             self.training.disk.append("upload", key=key.text, outcome="declined", reason=reason)
             return
-        self._metas[event.peer, event.stream_id] = meta
-        self.node.feed(
-            ev.UploadOffered(
-                event.peer,
-                event.stream_id,
-                key,
-                meta.version,
-                meta.auxiliary,
-                meta.samples,
-                meta.wants_gradient,
-                meta.alignment_due,
-            )
-        )
+        self.node.feed(offered)
 
     def _received(self, event: tp.StreamReceived) -> None:
         incoming = self._incoming.pop((event.peer, event.stream_id), None)
         if incoming is None:
             return
-        key = incoming.key
+        key = incoming.meta.key
         self.workers.code.submit(
             lambda: self.training.put(key, incoming.decoded()),
             lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
-            lambda error: self._violated(event.peer, problem_of(error)),
+            lambda error: self._violated(event.peer, error),
         )
 
     def _sent(self, event: tp.StreamSent) -> None:
@@ -242,38 +200,17 @@ class SplitServerShell:
 
     # --- effects ---
 
-    def _execute(self, effect: Effect, number: int) -> None:
-        self._executors[type(effect)](effect, number)
-
-    def _decline(self, effect: DeclineStream, number: int) -> None:
-        self._metas.pop((effect.peer, effect.stream), None)
-        self.endpoint.decline(effect.peer, effect.stream, effect.reason)
-
     def _receive(self, effect: split.ReceiveUpload, number: int) -> None:
-        meta = self._metas.pop((effect.peer, effect.stream), None)
-        if meta is None:
-            return
-        category = Category.GRADIENTS if effect.key.leg else Category.ACTIVATIONS
+        meta = effect.meta
+        category = Category.GRADIENTS if meta.key.leg else Category.ACTIVATIONS
         flow = Flow(category, Direction.UP, self.machine.config.split.up)
-        incoming = IncomingUpload(effect.key, meta, flow, self.traffic)
+        incoming = IncomingUpload(meta, flow, self.traffic)
         self._incoming[effect.peer, effect.stream] = incoming
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
             self.endpoint.accept(effect.peer, effect.stream, incoming)
 
     def _run(self, job: Callable[[], Event], number: int) -> None:
         self.workers.train.submit(job, lambda event: self.node.feed(event, number), self._broken)
-
-    def _train_upload(self, effect: split.TrainUpload, number: int) -> None:
-        def trained(event: ev.UploadTrained) -> None:
-            if event.answer:
-                self._losses[event.key] = (event.loss, event.updates)
-            self.node.feed(event, number)
-
-        self.workers.train.submit(lambda: self.training.train(effect), trained, self._broken)
-
-    def _drop_answer(self, effect: split.DropAnswer, number: int) -> None:
-        self._losses.pop(effect.key, None)
-        self.training.drop_answer(effect.key)
 
     def _broken(self, error: Exception) -> None:
         # The parts may be in the middle of a step: only the disk is consistent.
@@ -290,18 +227,16 @@ class SplitServerShell:
         )
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
-        key = effect.key
+        key = effect.meta.key
         if self.training.answer(key) is None:
             return
-        loss, updates = self._losses.get(key, (0.0, 0))
-        meta = msg.GradientMeta(key, loss, updates)
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
         source = self._outgoing(lambda: self.training.answer(key), flow)
         # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
-        self.endpoint.offer(effect.peer, stream, msg.to_wire(meta), source, source.size)
+        self.endpoint.offer(effect.peer, stream, msg.to_wire(effect.meta), source, source.size)
 
     def _send_auxiliary(self, effect: split.SendAuxiliary, number: int) -> None:
         peer = effect.peer
@@ -310,9 +245,8 @@ class SplitServerShell:
             payload = Payload(vector, vector.shape)
             flow = Flow(Category.AUXILIARY, Direction.DOWN, self.machine.config.split.models)
             source = self._outgoing(lambda: payload, flow)
-            meta = msg.to_wire(msg.AuxiliaryMeta(effect.version, effect.round))
-            stream = msg.auxiliary_stream(peer, effect.version)
-            self.endpoint.offer(peer, stream, meta, source)
+            stream = msg.auxiliary_stream(peer, effect.meta.version)
+            self.endpoint.offer(peer, stream, msg.to_wire(effect.meta), source)
 
         self.workers.train.submit(lambda: self.training.auxiliary(peer), ready, self._broken)
 

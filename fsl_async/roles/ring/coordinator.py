@@ -18,30 +18,32 @@ Rules
 - While it is away no round is decided, and groups go on by themselves. A round that it had begun is
   due when it is back.
 
-    state      event                          -> state       effects
+    state      event or message               -> state       effects
+    any        RingRecovered                     IDLE        timer "every"
     IDLE       due, two members here             POLLING     Send Poll
-    POLLING    all promised, timer "grace"       FORMING     KeepAttempt
+    POLLING    Promise of all, timer "grace"     FORMING     KeepAttempt
     POLLING    timer "grace", too few            IDLE        timer "again"
     FORMING    AttemptKept                       REDUCING    Send View
     REDUCING   Address                           REDUCING    Send Address to the others
     REDUCING   Reported by all, one digest       DECIDING    KeepDecision
-    REDUCING   Failed, PeerGone, other digest,   IDLE        Send Dropped; timer "again"
-               timer "report"
+    REDUCING   Failed, PeerGone, LedgerFailed,   IDLE        Send Dropped; timer "again"
+               other digest, timer "report"
     DECIDING   DecisionKept                      IDLE        Send Decided to all
     any        AskGlobal                         same        Send Decided; Poll if POLLING
     any        FetchGlobal                       same        SendGlobal, or Decided if it is older
+    any        VersionMade, Ending               same        Send Poll if a round is due by that
+    IDLE       Ending of all, timer "end"        IDLE        Send AllEnded
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attrs import asdict
 
-from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
-from fsl_async.roles.messages import Message
+from fsl_async.roles.machine import Deadlines, Effect, Note, Received, RoleMachine, Send
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring import messages as msg
@@ -72,8 +74,10 @@ class CoordinatorPhase(enum.Enum):
     DECIDING = "deciding"
 
 
-class RingCoordinator:
-    """The state of the coordinator. `received` takes messages of members, also of its own."""
+class RingCoordinator(RoleMachine):
+    """The state of the coordinator. It takes messages of members, also of its own."""
+
+    senders = "a member"
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
@@ -111,45 +115,28 @@ class RingCoordinator:
         self._not_before = 0.0
         """When the next attempt may begin."""
         self.deadlines = Deadlines()
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             ev.RingRecovered: self._recovered,
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
             ev.AttemptKept: self._attempt_kept,
             ev.DecisionKept: self._decision_kept,
             ev.LedgerFailed: lambda event, now: self._drop(event.reason, now),
+            msg.AskGlobal: lambda event, now: self._asked(event.peer, event.message, now),
+            msg.VersionMade: lambda event, now: self._version_made(
+                event.peer, event.message.version, now
+            ),
+            msg.Ending: lambda event, now: self._ending(event.peer, event.message.gained, now),
+            msg.Promise: lambda event, now: self._promised(event.peer, event.message, now),
+            msg.Address: lambda event, _: self._address(event.peer, event.message),
+            msg.Reported: lambda event, now: self._reported(event.peer, event.message, now),
+            msg.Failed: self._failed,
+            msg.FetchGlobal: lambda event, _: self._fetched(event.peer, event.message),
         }
 
     @property
     def round(self) -> int:
         """The round under way; -1 before there are global weights."""
         return -1 if self.decided is None else self.decided.round
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event of this process."""
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
-
-    def received(self, peer: str, message: Message, now: float) -> list[Effect]:
-        """Take one message of a member."""
-        match message:
-            case msg.AskGlobal():
-                return self._asked(peer, message, now)
-            case msg.VersionMade(version):
-                return self._version_made(peer, version, now)
-            case msg.Ending(gained):
-                return self._ending(peer, gained, now)
-            case msg.Promise():
-                return self._promised(peer, message, now)
-            case msg.Address():
-                return self._address(peer, message)
-            case msg.Reported():
-                return self._reported(peer, message, now)
-            case msg.Failed() if self._is_of_attempt(peer, message.attempt):
-                return self._drop(f"{peer}: {message.reason}", now, [peer])
-            case msg.FetchGlobal(number, model):
-                return self._fetched(peer, number, model=model)
-            case _:
-                return []
 
     def timer(self, name: str, now: float) -> list[Effect]:
         """Take one due deadline."""
@@ -244,9 +231,9 @@ class RingCoordinator:
             return []
         return [Send(name, msg.AllEnded()) for name in sorted(here)]
 
-    def _fetched(self, peer: str, number: int, *, model: bool) -> list[Effect]:
-        if number == self.round:
-            return [do.SendGlobal(peer, model)]
+    def _fetched(self, peer: str, wanted: msg.FetchGlobal) -> list[Effect]:
+        if wanted.round == self.round:
+            return [do.SendGlobal(peer, wanted.model)]
         is_known = peer in self.present and self.decided is not None
         return [self._answer(peer)] if is_known else []  # another round was decided since
 
@@ -407,6 +394,12 @@ class RingCoordinator:
             name: (self.promises[name].begin, self.promises[name].end) for name in self._names()
         }
         return [do.KeepDecision(self.round + 1, self.attempt, message.digest, contributors)]
+
+    def _failed(self, event: Received[msg.Failed], now: float) -> list[Effect]:
+        peer, failed = event.peer, event.message
+        if not self._is_of_attempt(peer, failed.attempt):
+            return []
+        return self._drop(f"{peer}: {failed.reason}", now, [peer])
 
     def _drop(self, reason: str, now: float, by: Sequence[str] = ()) -> list[Effect]:
         """Give an attempt up for good; another one follows. by: the members that ended it."""

@@ -1,16 +1,19 @@
-"""Effects of the machines of groups, as frozen values. A shell carries them out, in order."""
+"""Effects of the machines of groups, as frozen values. A shell carries them out, in order.
+
+Those that are events, too, go to the machine of the group's parameter server.
+"""
 
 from __future__ import annotations
 
 from attrs import frozen
 
-from fsl_async.roles.machine import Effect
+from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.ring.messages import View
 
 
 @frozen
-class TakeCut(Effect, tag="take_cut"):
+class TakeCut(Effect, Event, tag="take_cut"):
     """Hold merges, then make the newest version durable as the cut of `round`.
 
     Ends in CutTaken or CutFailed.
@@ -20,12 +23,12 @@ class TakeCut(Effect, tag="take_cut"):
 
 
 @frozen
-class ResumeMerges(Effect, tag="resume_merges"):
+class ResumeMerges(Effect, Event, tag="resume_merges"):
     """Let the group merge again."""
 
 
 @frozen
-class EndGroup(Effect, tag="end_group"):
+class EndGroup(Effect, Event, tag="end_group"):
     """Answers GroupEnds: all groups end, and what they merged is in decided rounds."""
 
 
@@ -94,7 +97,7 @@ class SendGlobal(Effect, tag="send_global"):
 
 
 @frozen
-class Adopt(Effect, tag="adopt"):
+class Adopt(Effect, Event, tag="adopt"):
     """Make a version of decided weights, and of what the group merged that is not in them.
 
     counted: the cut offered is in it. Ends in Adopted or AdoptFailed; merges go on afterwards.

@@ -1,11 +1,10 @@
-"""Events of the machines of groups, as frozen values."""
+"""Events of the machines of groups besides messages, as frozen values."""
 
 from __future__ import annotations
 
 from attrs import field, frozen
 
-from fsl_async.roles.machine import Event
-from fsl_async.roles.messages import Message
+from fsl_async.roles.machine import Effect, Event
 
 
 @frozen
@@ -72,14 +71,6 @@ class PeerGone(Event, tag="ring_peer_gone"):
 
 
 @frozen
-class RingMessage(Event, tag="ring_message"):
-    """A message of another parameter server."""
-
-    peer: str
-    message: Message
-
-
-@frozen
 class GroupVersion(Event, tag="group_version"):
     """The group made a version of deltas."""
 
@@ -87,8 +78,11 @@ class GroupVersion(Event, tag="group_version"):
 
 
 @frozen
-class GroupEnds(Event, tag="group_ends"):
-    """The group's run is over but for a last global round. Ends in EndGroup."""
+class GroupEnds(Event, Effect, tag="group_ends"):
+    """The group's run is over but for a last global round. Ends in EndGroup.
+
+    It is an effect of the machine of the group's parameter server.
+    """
 
 
 @frozen

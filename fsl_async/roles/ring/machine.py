@@ -6,9 +6,9 @@ The coordinator's own group is a member like the others: their messages to each 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsl_async.roles.machine import Effect, Event, Send, TimerFired
+from fsl_async.roles.machine import Effect, Event, Received, Send, TimerFired
 from fsl_async.roles.ring import events as ev
 from fsl_async.roles.ring.coordinator import RingCoordinator
 from fsl_async.roles.ring.member import COORDINATOR, RingMember
@@ -36,12 +36,16 @@ class RingMachine:
         times = [one.deadlines.next() for one in halves if one is not None]
         return min((time for time in times if time is not None), default=None)
 
+    def check(self, event: Received[Any]) -> None:
+        """Raise MessageError for a message that its peer may not send."""
+        (self.coordinator or self.member).check(event)
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
         if isinstance(event, TimerFired):
             return self._timers(now)
-        if isinstance(event, ev.RingMessage):
-            return self._deliver(self._received(event, now), now)
+        if isinstance(event, Received):
+            return self._deliver((self.coordinator or self.member).handle(event, now), now)
         effects: list[Effect] = []
         if self.coordinator is not None:
             effects += self.coordinator.handle(event, now)
@@ -56,11 +60,6 @@ class RingMachine:
         ):
             effects = [*self.coordinator.begun(event.decision, now), *effects]
         return self._deliver(effects, now)
-
-    def _received(self, event: ev.RingMessage, now: float) -> list[Effect]:
-        if self.coordinator is None:
-            return self.member.received(event.message, now)
-        return self.coordinator.received(event.peer, event.message, now)
 
     def _timers(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -78,9 +77,9 @@ class RingMachine:
         while waiting:
             effect = waiting.popleft()
             if isinstance(effect, Send) and effect.peer == COORDINATOR:
-                more = self.coordinator.received(self.name, effect.message, now)
+                more = self.coordinator.handle(Received(self.name, effect.message), now)
             elif isinstance(effect, Send) and effect.peer == self.name:
-                more = self.member.received(effect.message, now)
+                more = self.member.handle(Received(COORDINATOR, effect.message), now)
             else:
                 left.append(effect)
                 continue

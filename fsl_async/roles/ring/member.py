@@ -10,7 +10,9 @@ Rules
 - After every loss of the session the member asks for the newest decision. The answer says whether
   its cut was in the round, so nothing is merged twice and nothing is lost.
 
-    state       event                    -> state       effects
+    state       event or message         -> state       effects
+    any         RingRecovered               FREE        - (the state on disk)
+    any         PeerHere                    same        AskGlobal, Ending
     FREE        Poll for its round          CUTTING     TakeCut
     FREE        Poll, and there is a cut    FREE        Promise with the same cut
     CUTTING     CutTaken                    FREE        Promise; timer "hold"
@@ -34,10 +36,9 @@ Rules
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fsl_async.roles.machine import Deadlines, Effect, Event, Note, Send
+from fsl_async.roles.machine import Deadlines, Effect, Note, RoleMachine, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.ring import effects as do
 from fsl_async.roles.ring import events as ev
@@ -63,8 +64,10 @@ class MemberPhase(enum.Enum):
     ADOPTING = "adopting"
 
 
-class RingMember:
-    """The state of one member. `handle` takes its events, `received` the coordinator's messages."""
+class RingMember(RoleMachine):
+    """The state of one member. It takes its own events, and the coordinator's messages."""
+
+    senders = "a coordinator"
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
@@ -87,7 +90,7 @@ class RingMember:
         """The one under way, or reported."""
         self.target: msg.Decided | None = None
         self.deadlines = Deadlines()
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             ev.RingRecovered: self._recovered,
             ev.PeerHere: lambda _event, _now: self._arrived(),
             ev.PeerGone: lambda event, now: self._gone(event.reason, now),
@@ -101,31 +104,13 @@ class RingMember:
             ev.GlobalLost: self._global_lost,
             ev.Adopted: lambda event, _: self._adopted(event),
             ev.AdoptFailed: self._adopt_failed,
+            msg.Poll: lambda event, _: self._poll(event.message.round),
+            msg.View: lambda event, _: self._view(event.message),
+            msg.Address: lambda event, _: self._address(event.message),
+            msg.Dropped: lambda event, _: self._dropped(event.message),
+            msg.Decided: lambda event, _: self._decided(event.message),
+            msg.AllEnded: lambda _event, _now: self._all_ended(),
         }
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event of this process."""
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
-
-    def received(self, message: Message, now: float) -> list[Effect]:
-        """Take one message of the coordinator."""
-        match message:
-            case msg.Poll(number):
-                return self._poll(number)
-            case msg.View():
-                return self._view(message)
-            case msg.Address(attempt, key, blob):
-                runs = self.phase is MemberPhase.REDUCING and attempt == self.attempt
-                return [do.PassAddress(key, blob)] if runs else []
-            case msg.Dropped():
-                return self._dropped(message)
-            case msg.Decided():
-                return self._decided(message)
-            case msg.AllEnded() if self.ends and not self.gained:
-                return [do.EndGroup()]
-            case _:
-                return []
 
     def timer(self, name: str, now: float) -> list[Effect]:
         """Take one due deadline."""
@@ -172,6 +157,9 @@ class RingMember:
         if not self.ends:
             return []
         return self._tell(msg.Ending(self.gained))
+
+    def _all_ended(self) -> list[Effect]:
+        return [do.EndGroup()] if self.ends and not self.gained else []
 
     def _gone(self, reason: str, now: float) -> list[Effect]:
         self.is_here = False
@@ -250,6 +238,10 @@ class RingMember:
 
     def _refuse(self, view: msg.View, reason: str) -> list[Effect]:
         return [Send(COORDINATOR, msg.Failed(view.round, view.attempt, reason))]
+
+    def _address(self, address: msg.Address) -> list[Effect]:
+        runs = self.phase is MemberPhase.REDUCING and address.attempt == self.attempt
+        return [do.PassAddress(address.key, address.blob)] if runs else []
 
     def _dropped(self, message: msg.Dropped) -> list[Effect]:
         if message.attempt != self.attempt:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from attrs import field, frozen
 
-from fsl_async.roles.messages import Form, Message, MessageError, Table
+from fsl_async.roles.messages import Form, Greeting, Message, MessageError, Meta, Table
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import DIGEST, OptionalDigest
 
@@ -32,12 +32,12 @@ MAX_BLOB = 4096
 
 
 @frozen
-class RingHello(Message, tag="ring_hello/1"):
+class RingHello(Greeting, tag="ring_hello/1"):
     """Member: this session is that of a parameter server of the roster."""
 
 
 @frozen
-class RingWelcome(Message, tag="ring_welcome/1"):
+class RingWelcome(Greeting, tag="ring_welcome/1"):
     """Coordinator: the session is open."""
 
 
@@ -158,7 +158,7 @@ class View(Message, tag="view/1"):
             raise MessageError(f"{len(self.shares)} members, pieces of {self.piece_values} values")
         names = [share.name for share in self.members]
         if len(set(names)) != len(names):
-            raise MessageError("a view names a member twice")
+            raise MessageError("a view names a member twice", "wrong-form")
 
     @property
     def members(self) -> list[Share]:
@@ -168,7 +168,7 @@ class View(Message, tag="view/1"):
 
 def _share(entry: Any) -> Share:
     if not isinstance(entry, list | tuple) or len(entry) != len(("name", "digest", "weight")):
-        raise MessageError("a share is a name, a digest and a weight")
+        raise MessageError("a share is a name, a digest and a weight", "wrong-form")
     name, digest, weight = entry
     share = TABLE.from_wire({"m": Share.tag, "name": name, "digest": digest, "weight": weight})
     assert isinstance(share, Share)
@@ -185,7 +185,7 @@ class Address(Message, tag="ring_address/1"):
 
     def __attrs_post_init__(self) -> None:
         if len(self.blob) > MAX_BLOB or len(self.key) > MAX_BLOB:
-            raise MessageError("an address is too long")
+            raise MessageError("an address is too long", "too-long")
 
 
 @frozen
@@ -232,7 +232,7 @@ class RingModel(Message, tag="ring_model/2"):
 
 
 @frozen
-class GlobalMeta(Message, tag="global_meta/1"):
+class GlobalMeta(Meta, tag="global_meta/1"):
     """Stream of global weights: fp32 frames, one per chunk."""
 
     round: int

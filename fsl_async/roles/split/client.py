@@ -26,18 +26,20 @@ Rules
   given up.
 
     state     event or message             -> effects
-    any       SplitWelcomed                   OfferUpload for all missing there; Send RoundDone
+    any       SplitWelcome                    OfferUpload for all missing there; Send RoundDone
     any       UploadReady                     OfferUpload when a slot is free
     joined    Trained                         ReportLoss, FreeSlot
     joined    AlreadyTrained                  FreeSlot; AbandonUpload if its gradient is gone
     joined    UploadRefused                   AbandonUpload, FreeSlot, DropUpload;
                                               "later": timer "offer"
-    joined    AnswerOffered, AnswerReceived   ReceiveAnswer; DeliverAnswer, FreeSlot
-    joined    AuxiliaryOffered, ...Received   ReceiveAuxiliary; InstallAuxiliary
+    joined    GradientMeta, AnswerReceived    ReceiveAnswer; DeliverAnswer, FreeSlot
+    joined    AuxiliaryMeta,                  ReceiveAuxiliary; InstallAuxiliary
+              AuxiliaryReceived
     joined    AuxiliaryStays                  KeepAuxiliary
     any       Durable                         DropUpload
     training  RoundEnded                      Send RoundDone once all is settled; SettleRound
     joined    RoundAcknowledged               SettleRound where it was waited for
+    any       SessionLost                     Note; uploads wait
     any       StreamLost                      timer "offer", then OfferUpload
     any       RunEnded                        Send RunOver, AbandonUpload for all that waits,
                                               SendGoodbye
@@ -50,8 +52,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs import mutable
@@ -60,10 +61,13 @@ from fsl_async.roles.machine import (
     Deadlines,
     DeclineStream,
     Effect,
-    Event,
     Finish,
+    Greeted,
     HelloRefused,
     Note,
+    Offered,
+    Received,
+    RoleMachine,
     RunEnded,
     Send,
     SendGoodbye,
@@ -96,15 +100,17 @@ class Sent:
     """
 
     key: UploadKey
-    offer: split.OfferUpload
+    offer: msg.SmashedMeta
     at_server: Literal["missing", "offered", "there"] = "missing"
     settled: bool = False
     not_before: float = 0.0
     loss: float = 0.0
 
 
-class SplitClientMachine:
+class SplitClientMachine(RoleMachine):
     """One client towards the split server. Shells use `hello`, `handle` and `next_deadline`."""
+
+    senders = "a split server"
 
     def __init__(self, config: Config, name: str, incarnation: int) -> None:
         self.config = config
@@ -124,20 +130,20 @@ class SplitClientMachine:
         self.over = False  # nothing is sent any more
         self.training = True
         self.deadlines = Deadlines()
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             TimerFired: self._timers,
-            ev.SplitWelcomed: self._welcomed,
+            msg.SplitWelcome: self._welcomed,
             SessionLost: self._lost,
             HelloRefused: self._refused,
-            msg.Ended: self._server_ended,
+            msg.Ended: lambda event, _: self._server_ended(event.message.reason),
             ev.UploadReady: self._ready,
             msg.Trained: self._acknowledged,
             msg.AlreadyTrained: self._already_trained,
             msg.UploadRefused: self._declined,
             msg.Durable: self._durable,
-            ev.AnswerOffered: self._answer_offered,
+            msg.GradientMeta: self._answer_offered,
             ev.AnswerReceived: self._answer_received,
-            ev.AuxiliaryOffered: self._auxiliary_offered,
+            msg.AuxiliaryMeta: self._auxiliary_offered,
             ev.AuxiliaryReceived: self._auxiliary_received,
             msg.AuxiliaryStays: lambda *_: self._keep_auxiliary(),
             ev.RoundEnded: self._round_ended,
@@ -146,15 +152,6 @@ class SplitClientMachine:
             RunEnded: self._run_ended,
             TrainingEnded: self._training_ended,
         }
-
-    def next_deadline(self) -> float | None:
-        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
-        return self.deadlines.next()
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return effects in the order in which they are to be carried out."""
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
 
     @property
     def unsettled(self) -> list[Sent]:
@@ -170,23 +167,25 @@ class SplitClientMachine:
 
     # --- the session ---
 
-    def _welcomed(self, event: ev.SplitWelcomed, now: float) -> list[Effect]:
+    def _welcomed(self, event: Greeted[msg.SplitWelcome], now: float) -> list[Effect]:
         if self.over:
             return []
+        welcome = event.message
+        last = UploadKey.parse(welcome.last) if welcome.last else None
         self.connected = True
         self.deadlines.cancel("dial")
-        self.in_flight = max(1, min(self.method.in_flight, event.in_flight))
-        if event.incarnation is not None and event.incarnation != self.incarnation:
+        self.in_flight = max(1, min(self.method.in_flight, welcome.in_flight))
+        if event.incarnation != self.incarnation:
             self._rename(event.incarnation)  # the handshake raised it; nothing was sent before
         for sent in self.sent.values():
-            has = event.last is not None and sent.key <= event.last
+            has = last is not None and sent.key <= last
             sent.at_server = "there" if sent.settled and has else "missing"
             sent.not_before = 0.0
         self.reported = False
         effects: list[Effect] = []
         missing = [sent for sent in self.sent.values() if sent.at_server == "missing"]
         due = any(sent.offer.alignment_due for sent in missing)
-        if self.aligning is not None and not due and event.auxiliary == self.auxiliary:
+        if self.aligning is not None and not due and welcome.auxiliary == self.auxiliary:
             effects.extend(self._keep_auxiliary())  # the split server that aligned it has died
         return [*effects, *self._advance(now)]
 
@@ -208,28 +207,31 @@ class SplitClientMachine:
 
     def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
         if event.code == "finished":
-            return self._server_ended(msg.Ended(event.text), now)
+            return self._server_ended(event.text)
         if event.code == "leaving":
             if not self.over:
                 self.deadlines.set("dial", now + self.config.session.reoffer_s)
             return []
         return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
 
-    def _server_ended(self, event: msg.Ended, now: float) -> list[Effect]:
+    def _server_ended(self, reason: str) -> list[Effect]:
         if self.over:
             return []
-        note = Note(f"the split server has ended: {event.reason}", "warning")
+        note = Note(f"the split server has ended: {reason}", "warning")
         return [note, *self._give_up_all("the split server has ended")]
 
     # --- uploads ---
 
     def _ready(self, event: ev.UploadReady, now: float) -> list[Effect]:
         key = UploadKey(self.name, self.incarnation, event.round, event.step, event.leg)
-        offer = split.OfferUpload(
+        offer = msg.SmashedMeta(
             key,
             event.version,
             self.auxiliary,
+            list(event.shape),
+            list(event.lengths),
             event.samples,
+            event.label_bytes,
             event.wants_gradient,
             event.alignment_due,
         )
@@ -257,7 +259,7 @@ class SplitClientMachine:
             sent.at_server = "offered"
             free -= 1
             wants = sent.offer.wants_gradient and not sent.settled
-            effects.append(attrs.evolve(sent.offer, wants_gradient=wants))
+            effects.append(split.OfferUpload(attrs.evolve(sent.offer, wants_gradient=wants)))
         return effects
 
     def _later(self, sent: Sent, now: float) -> list[Effect]:
@@ -284,22 +286,22 @@ class SplitClientMachine:
             return self._leave("training has ended")
         return [*self._offer(now), *self._report_done()]
 
-    def _acknowledged(self, event: msg.Trained, now: float) -> list[Effect]:
-        sent = self.sent.get(event.key)
+    def _acknowledged(self, event: Received[msg.Trained], now: float) -> list[Effect]:
+        sent = self.sent.get(event.message.key)
         if sent is None:
             return []
         effects: list[Effect] = []
         if not sent.settled:
-            effects.append(split.ReportLoss(sent.key, event.loss))
+            effects.append(split.ReportLoss(sent.key, event.message.loss))
             if sent.offer.wants_gradient:
                 effects.append(split.AbandonUpload(sent.key, "the split server gave no gradient"))
         return [*effects, *self._settle(sent, now)]
 
-    def _already_trained(self, event: msg.AlreadyTrained, now: float) -> list[Effect]:
-        sent = self.sent.get(event.key)
+    def _already_trained(self, event: Received[msg.AlreadyTrained], now: float) -> list[Effect]:
+        sent = self.sent.get(event.message.key)
         if sent is None:
             return []
-        if event.answer and sent.offer.wants_gradient and not sent.settled:
+        if event.message.answer and sent.offer.wants_gradient and not sent.settled:
             return []  # its answer is on the way
         gone = sent.offer.wants_gradient and not sent.settled
         effects = (
@@ -309,14 +311,15 @@ class SplitClientMachine:
         )
         return [*effects, *self._settle(sent, now)]
 
-    def _declined(self, event: msg.UploadRefused, now: float) -> list[Effect]:
-        sent = self.sent.get(event.key)
+    def _declined(self, event: Received[msg.UploadRefused], now: float) -> list[Effect]:
+        refused = event.message
+        sent = self.sent.get(refused.key)
         if sent is None:
             return []
-        if event.code == "later":
+        if refused.code == "later":
             return self._later(sent, now)
-        note = Note(f"the split server declined upload {sent.key.text}: {event.text}", "warning")
-        return [note, *self._give_up(sent, event.text), *self._advance(now)]
+        note = Note(f"the split server declined upload {sent.key.text}: {refused.text}", "warning")
+        return [note, *self._give_up(sent, refused.text), *self._advance(now)]
 
     def _give_up(self, sent: Sent, reason: str) -> list[Effect]:
         """Forget an upload that will not be trained."""
@@ -330,20 +333,20 @@ class SplitClientMachine:
             effects.append(split.FreeSlot(sent.key))
         return [*effects, split.DropUpload(sent.key)]
 
-    def _durable(self, event: msg.Durable, now: float) -> list[Effect]:
-        durable = [
-            sent.key for sent in self.sent.values() if sent.settled and sent.key <= event.key
-        ]
+    def _durable(self, event: Received[msg.Durable], now: float) -> list[Effect]:
+        kept = [sent.key for sent in self.sent.values() if sent.settled]
+        durable = [key for key in kept if key <= event.message.key]
         for key in durable:
             del self.sent[key]
         return [split.DropUpload(key) for key in durable]
 
-    def _answer_offered(self, event: ev.AnswerOffered, now: float) -> list[Effect]:
-        sent = self.sent.get(event.key)
+    def _answer_offered(self, event: Offered[msg.GradientMeta], now: float) -> list[Effect]:
+        meta = event.message
+        sent = self.sent.get(meta.key)
         if sent is None or sent.settled or not sent.offer.wants_gradient:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
-        sent.loss = event.loss
-        return [split.ReceiveAnswer(event.stream, event.key)]
+        sent.loss = meta.loss
+        return [split.ReceiveAnswer(event.stream, meta.key)]
 
     def _answer_received(self, event: ev.AnswerReceived, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
@@ -363,11 +366,12 @@ class SplitClientMachine:
 
     # --- auxiliary models ---
 
-    def _auxiliary_offered(self, event: ev.AuxiliaryOffered, now: float) -> list[Effect]:
+    def _auxiliary_offered(self, event: Offered[msg.AuxiliaryMeta], now: float) -> list[Effect]:
         if not self.method.aligned or self.over:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
-        self.incoming = (event.stream, event.version, event.round)
-        return [split.ReceiveAuxiliary(event.stream, event.version)]
+        meta = event.message
+        self.incoming = (event.stream, meta.version, meta.round)
+        return [split.ReceiveAuxiliary(event.stream, meta.version)]
 
     def _auxiliary_received(self, event: ev.AuxiliaryReceived, now: float) -> list[Effect]:
         if self.incoming is None or self.incoming[1] != event.version:
@@ -400,8 +404,10 @@ class SplitClientMachine:
         self.reported = True
         return [Send(SERVER, msg.RoundDone(round_, samples))]
 
-    def _round_acknowledged(self, event: msg.RoundAcknowledged, now: float) -> list[Effect]:
-        if event.round != self.done[0]:
+    def _round_acknowledged(
+        self, event: Received[msg.RoundAcknowledged], now: float
+    ) -> list[Effect]:
+        if event.message.round != self.done[0]:
             return []
         self.acknowledged = True
         return self._settle_round()

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.messages import SplitWelcome
+from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedMeta, SplitWelcome
 
 # --- split server ---
 
@@ -30,7 +30,7 @@ class ReceiveUpload(Effect, tag="receive_upload"):
 
     peer: str
     stream: str
-    key: UploadKey
+    meta: SmashedMeta
 
 
 @frozen
@@ -81,7 +81,7 @@ class SendAnswer(Effect, tag="send_answer"):
     """Stream the answer to an upload to its client. Ends in AnswerSent or StreamLost."""
 
     peer: str
-    key: UploadKey
+    meta: GradientMeta
 
 
 @frozen
@@ -108,8 +108,7 @@ class SendAuxiliary(Effect, tag="send_auxiliary"):
     """Stream the auxiliary model that is kept for a client."""
 
     peer: str
-    version: int
-    round: int
+    meta: AuxiliaryMeta
 
 
 @frozen
@@ -149,16 +148,9 @@ class OfferUpload(Effect, tag="offer_upload"):
     """Offer an upload (again); it is kept until DropUpload.
 
     Ends in StreamLost if the stream breaks.
-
-    The shell adds shape, lengths and label bytes of UploadReady.
     """
 
-    key: UploadKey
-    version: int
-    auxiliary: int
-    samples: int
-    wants_gradient: bool
-    alignment_due: bool
+    meta: SmashedMeta
 
 
 @frozen

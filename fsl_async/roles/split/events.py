@@ -1,8 +1,7 @@
-"""Events of the split server's machine, and of a client's machine towards it.
+"""Events of the split server's machine, and of a client's machine towards it, besides messages.
 
 Those of `fsl_async.roles.machine` come too: TimerFired, DrainAsked, StreamLost, ClientLeft,
-SessionLost, HelloRefused, RunEnded, TrainingEnded. At a client so do the messages of the split
-server (`messages.FromServer`).
+SessionLost, HelloRefused, RunEnded, TrainingEnded.
 """
 
 from __future__ import annotations
@@ -129,46 +128,6 @@ class SplitRecovered(Event, tag="split_recovered"):
 
 
 @frozen
-class SplitClientHello(Event, tag="split_client_hello"):
-    """A client's hello arrived; the fields are those of `messages.SplitHello`."""
-
-    peer: str
-    incarnation: int
-    run: str
-    shard: int
-    architecture: Mapping[str, str]
-    auxiliary: int = -1
-    done_round: int = -1
-    done_samples: int = 0
-
-
-@frozen
-class PsConnected(Event, tag="ps_connected"):
-    """The hello of a run's parameter server arrived, from another process."""
-
-    peer: str
-    incarnation: int
-    run: str
-
-
-@frozen
-class UploadOffered(Event, tag="upload_offered"):
-    """A client offers an upload as a stream; the other fields are those of `messages.SmashedMeta`.
-
-    The shell itself declines what cannot be received (sizes, number of chunks), and feeds no event.
-    """
-
-    peer: str
-    stream: str
-    key: UploadKey
-    version: int
-    auxiliary: int
-    samples: int
-    wants_gradient: bool
-    alignment_due: bool = False
-
-
-@frozen
 class UploadReceived(Event, tag="upload_received"):
     """An upload is complete and decoded; it stays in memory until it is trained or dropped."""
 
@@ -219,27 +178,6 @@ class AnswerSent(Event, tag="answer_sent"):
 
 
 @frozen
-class RoundDoneReceived(Event, tag="round_done_received"):
-    """A client has finished a round.
-
-    errors: relative errors of coding by "category direction", for the journal.
-    """
-
-    peer: str
-    round: int
-    samples: int
-    errors: Mapping[str, float] = field(factory=dict)
-
-
-@frozen
-class RunOverReceived(Event, tag="run_over_received"):
-    """A client, or the parameter server, reports that the run has ended."""
-
-    peer: str
-    reason: str
-
-
-@frozen
 class CheckpointWritten(Event, tag="checkpoint_written"):
     """Checkpoint `number` is durable."""
 
@@ -255,17 +193,6 @@ class CheckpointFailed(Event, tag="checkpoint_failed"):
 
 
 # --- client towards the split server ---
-
-
-@frozen
-class SplitWelcomed(Event, tag="split_welcomed"):
-    """The split server admitted this client as `incarnation` (None: the one it began with)."""
-
-    run: str
-    in_flight: int
-    last: UploadKey | None = None
-    auxiliary: int = -1
-    incarnation: int | None = None
 
 
 @frozen
@@ -292,29 +219,10 @@ class UploadReady(Event, tag="upload_ready"):
 
 
 @frozen
-class AnswerOffered(Event, tag="answer_offered"):
-    """The split server streams the answer to an upload."""
-
-    stream: str
-    key: UploadKey
-    loss: float
-    updates: int
-
-
-@frozen
 class AnswerReceived(Event, tag="answer_received"):
     """An answer is complete and decoded."""
 
     key: UploadKey
-
-
-@frozen
-class AuxiliaryOffered(Event, tag="auxiliary_offered"):
-    """The split server streams an auxiliary model."""
-
-    stream: str
-    version: int
-    round: int
 
 
 @frozen

@@ -18,8 +18,7 @@ from typing import Annotated, Any
 
 from attrs import Factory, frozen
 
-from fsl_async.roles.machine import Event
-from fsl_async.roles.messages import Form, Message, MessageError, Table, optional
+from fsl_async.roles.messages import Form, Greeting, Message, MessageError, Meta, Table, optional
 from fsl_async.roles.names import NAME
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.messages import Code, OptionalRun, Run
@@ -40,12 +39,7 @@ Role = Annotated[str, Form("a role", NAME.fullmatch)]
 
 
 @frozen
-class FromServer(Message, Event, tag="from_server"):
-    """A message of the split server, which is an event of the client's machine as it came."""
-
-
-@frozen
-class SplitHello(Message, tag="split_hello/1"):
+class SplitHello(Greeting, tag="split_hello/1"):
     """Body of a client's hello: its run, its model, and what it holds.
 
     run: the parameter server's name for the run. architecture: name -> text, in the order in which
@@ -67,11 +61,11 @@ class SplitHello(Message, tag="split_hello/1"):
         if self.done_samples > MAX_SIZE:
             raise MessageError("SplitHello.done_samples is out of range")
         if not all(type(text) is str for text in self.architecture.values()):
-            raise MessageError("SplitHello.architecture maps texts to texts")
+            raise MessageError("SplitHello.architecture maps texts to texts", "wrong-type")
 
 
 @frozen
-class PsHello(Message, tag="ps_hello/1"):
+class PsHello(Greeting, tag="ps_hello/1"):
     """Body of a parameter server's hello."""
 
     run: Run
@@ -79,7 +73,7 @@ class PsHello(Message, tag="ps_hello/1"):
 
 
 @frozen
-class SplitWelcome(Message, tag="split_welcome/1"):
+class SplitWelcome(Greeting, tag="split_welcome/1"):
     """Body of the split server's welcome.
 
     For a parameter server only the run counts; the other fields are for clients.
@@ -112,11 +106,11 @@ class RoundDone(Message, tag="round_done/1"):
         if self.samples > MAX_SIZE:
             raise MessageError("RoundDone.samples is out of range")
         if not all(type(one) is float and math.isfinite(one) for one in self.errors.values()):
-            raise MessageError("RoundDone.errors maps texts to finite numbers")
+            raise MessageError("RoundDone.errors maps texts to finite numbers", "wrong-type")
 
 
 @frozen
-class RoundAcknowledged(FromServer, tag="round_acknowledged/1"):
+class RoundAcknowledged(Message, tag="round_acknowledged/1"):
     """Server: the end of this round is recorded."""
 
     round: int
@@ -130,7 +124,7 @@ class RunOver(Message, tag="run_over/1"):
 
 
 @frozen
-class Trained(FromServer, tag="trained/1"):
+class Trained(Message, tag="trained/1"):
     """Server: this upload is trained, and has no answer."""
 
     key: Key
@@ -138,7 +132,7 @@ class Trained(FromServer, tag="trained/1"):
 
 
 @frozen
-class AlreadyTrained(FromServer, tag="already_trained/1"):
+class AlreadyTrained(Message, tag="already_trained/1"):
     """Server: this upload was trained before.
 
     `answer`: its answer is streamed again; else it is gone.
@@ -149,7 +143,7 @@ class AlreadyTrained(FromServer, tag="already_trained/1"):
 
 
 @frozen
-class UploadRefused(FromServer, tag="upload_refused/1"):
+class UploadRefused(Message, tag="upload_refused/1"):
     """Server: this upload is not trained; with the code "later" it may be offered again."""
 
     key: Key
@@ -158,14 +152,14 @@ class UploadRefused(FromServer, tag="upload_refused/1"):
 
 
 @frozen
-class Durable(FromServer, tag="durable/1"):
+class Durable(Message, tag="durable/1"):
     """Server: all uploads of this client up to this one are in a checkpoint."""
 
     key: Key
 
 
 @frozen
-class AuxiliaryStays(FromServer, tag="auxiliary_stays/1"):
+class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
     """Server: no newer auxiliary model comes in this round; the client goes on with `version`."""
 
     round: int
@@ -173,14 +167,14 @@ class AuxiliaryStays(FromServer, tag="auxiliary_stays/1"):
 
 
 @frozen
-class Ended(FromServer, tag="ended/1"):
+class Ended(Message, tag="ended/1"):
     """Server: the run is over, and it ends in good order."""
 
     reason: str
 
 
 @frozen
-class SmashedMeta(Message, tag="smashed_meta/1"):
+class SmashedMeta(Meta, tag="smashed_meta/1"):
     """Stream of an upload.
 
     version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations
@@ -211,7 +205,7 @@ class SmashedMeta(Message, tag="smashed_meta/1"):
 
 
 @frozen
-class GradientMeta(Message, tag="gradient_meta/1"):
+class GradientMeta(Meta, tag="gradient_meta/1"):
     """Stream that answers an upload. updates: of the split server's part before it."""
 
     key: Key
@@ -220,7 +214,7 @@ class GradientMeta(Message, tag="gradient_meta/1"):
 
 
 @frozen
-class AuxiliaryMeta(Message, tag="auxiliary_meta/1"):
+class AuxiliaryMeta(Meta, tag="auxiliary_meta/1"):
     """Stream of an auxiliary model that was aligned in `round`."""
 
     version: int

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 import attrs
 from attrs import Factory, define, field, frozen, mutable
 
-from fsl_async.roles.machine import Effect
+from fsl_async.roles.machine import Effect, Greeted
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import ClientProgress, UploadKey
-from fsl_async.roles.split.messages import PS_ROLE
 
 REMEMBERED = 16
 """Declined keys of a client that get the same answer again; it has fewer under way."""
@@ -27,7 +26,7 @@ REMEMBERED = 16
 class Upload:
     """An upload that is not trained yet."""
 
-    offer: ev.UploadOffered
+    offer: msg.SmashedMeta
     received: bool = False
     queued: bool = False
 
@@ -52,7 +51,7 @@ class Peer:
     connected: bool = False
     run_over: bool = False  # reported in this session
     uploads: dict[UploadKey, Upload] = field(factory=dict)
-    answers: deque[UploadKey] = field(factory=deque)  # kept, oldest first
+    answers: dict[UploadKey, msg.GradientMeta] = field(factory=dict)  # kept, oldest first
     declined: deque[tuple[UploadKey, Answer]] = field(factory=lambda: deque(maxlen=REMEMBERED))
     open_step: UploadKey | None = None  # U-shape: the first leg whose second leg is awaited
 
@@ -67,12 +66,13 @@ class Peer:
         last = self.book.last
         return last.text if last is not None and last.incarnation == self.incarnation else ""
 
-    def begin_session(self, event: ev.SplitClientHello) -> list[Effect]:
+    def begin_session(self, event: Greeted[msg.SplitHello]) -> list[Effect]:
         """It is admitted: take over its hello. Answers to another incarnation of it are dropped."""
-        seen = max(self.book.auxiliary_seen, event.auxiliary)
+        hello = event.message
+        seen = max(self.book.auxiliary_seen, hello.auxiliary)
         book = attrs.evolve(self.book, auxiliary_seen=seen)
-        if event.done_round > book.done_round:
-            book = attrs.evolve(book, done_round=event.done_round, done_samples=event.done_samples)
+        if hello.done_round > book.done_round:
+            book = attrs.evolve(book, done_round=hello.done_round, done_samples=hello.done_samples)
         effects: list[Effect] = []
         if event.incarnation != book.incarnation:
             effects.extend(split.DropAnswer(key) for key in self.answers)
@@ -129,31 +129,33 @@ class Peer:
 
 
 def refusal_of(
-    event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
+    event: Greeted[msg.SplitHello], run: str, architecture: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Why a client does not belong to this run, as a code and a sentence with the remedy.
 
     None when it does.
     """
-    if event.peer == PS_ROLE:
+    peer, hello = event.peer, event.message
+    if peer == msg.PS_ROLE:
         text = (
-            f"{PS_ROLE} is the parameter server's name here; start the client with another --name"
+            f"{msg.PS_ROLE} is the parameter server's name here;"
+            " start the client with another --name"
         )
         return "name", text
-    if not event.run:
-        text = f"{event.peer} is in no run yet: it has to join the parameter server first"
+    if not hello.run:
+        text = f"{peer} is in no run yet: it has to join the parameter server first"
         return "run", text
-    if run and event.run != run:
+    if run and hello.run != run:
         text = (
-            f"this server is in run {run}, but {event.peer} is in run {event.run}:"
+            f"this server is in run {run}, but {peer} is in run {hello.run}:"
             " give every run a split server, and a folder, of its own"
         )
         return "run", text
-    for name in {**architecture, **event.architecture}:
-        here, there = architecture.get(name, "none"), event.architecture.get(name, "none")
+    for name in {**architecture, **hello.architecture}:
+        here, there = architecture.get(name, "none"), hello.architecture.get(name, "none")
         if here != there:
             text = (
-                f"{name} of {event.peer} is {there}, and {here} at the split server;"
+                f"{name} of {peer} is {there}, and {here} at the split server;"
                 " use the same configuration at every node"
             )
             return "model", text

@@ -36,9 +36,10 @@ Rules
   It also leaves after `alone_s` without a client and without the parameter server
   (`fsl_async.roles.split.shutdown`).
 
-    state      event                    -> effects
-    any        SplitClientHello            AdmitSplit, SendAuxiliary when versions differ | Refuse
-    serving    UploadOffered               ReceiveUpload | DeclineStream and Send AlreadyTrained
+    state      event or message         -> effects
+    any        SplitRecovered              RecordUpload "dropped" for all that is lost
+    any        SplitHello                  AdmitSplit, SendAuxiliary when versions differ | Refuse
+    serving    SmashedMeta                 ReceiveUpload | DeclineStream and Send AlreadyTrained
                                            (SendAnswer) | DeclineStream and Send UploadRefused
     any        UploadReceived              TrainUpload when no other is trained or before it
     training   UploadTrained               RecordUpload; Send Trained | SendAnswer | Send
@@ -46,15 +47,16 @@ Rules
     aligning   Aligned                     SendAuxiliary; the next TrainUpload
     averaging  ReplicasAveraged            the next TrainUpload
     any        AnswerSent                  DropAnswer
-    any        RoundDoneReceived           Send RoundAcknowledged
+    any        RoundDone                   Send RoundAcknowledged
     any        CheckpointWritten           Send Durable
     any        CheckpointFailed            timer "retry", then Checkpoint again
     any        StreamLost of an upload     Send UploadRefused "later"
-    any        PsConnected                 AdmitSplit | Refuse
-    any        PsEnded, RunOverReceived    training goes on to its end, AverageReplicas,
+    any        ClientLeft                  DropUpload for all that is not trainable, ForgetSteps
+    any        PsHello                     AdmitSplit | Refuse
+    any        PsEnded, RunOver            training goes on to its end, AverageReplicas,
                from all                    Checkpoint, Send Ended, Finish
-    any        DrainAsked, timer "alone"   the same; while the run is not known to be over: no
-                                           AverageReplicas, and once answers are sent EndSession
+    any        DrainAsked,                 the same; while the run is not known to be over: no
+               timer "alone"               AverageReplicas, and once answers are sent EndSession
                                            instead of Send Ended
     ending     timer "drain"               untrained uploads are dropped, no answer is waited for
     done       any but a hello             nothing
@@ -63,8 +65,8 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -77,8 +79,12 @@ from fsl_async.roles.machine import (
     EndSession,
     Event,
     Finish,
+    Greeted,
     Note,
+    Offered,
+    Received,
     Refuse,
+    RoleMachine,
     Send,
     StreamLost,
     TimerFired,
@@ -101,11 +107,13 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 1000
 
 
-class SplitServerMachine:
+class SplitServerMachine(RoleMachine):
     """A run at the split server.
 
     Shells use `handle` and `next_deadline`; the state is there to be read.
     """
+
+    senders = "a client"
 
     def __init__(self, config: Config, architecture: Mapping[str, str]) -> None:
         self.config = config
@@ -122,19 +130,19 @@ class SplitServerMachine:
         self.deadlines = Deadlines()
         self.liveness = Liveness(self.deadlines, config.split.alone_s)
         self.checkpoints = Checkpoints(self.deadlines, config.split.checkpoint_every)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             ev.SplitRecovered: self._recovered,
-            ev.SplitClientHello: self._hello,
-            ev.PsConnected: self._ps_connected,
+            msg.SplitHello: self._hello,
+            msg.PsHello: self._ps_connected,
             ClientLeft: self._left,
-            ev.UploadOffered: self._offered,
+            msg.SmashedMeta: self._offered,
             ev.UploadReceived: self._received,
             ev.UploadTrained: self._trained,
             ev.Aligned: self._aligned,
             ev.ReplicasAveraged: self._averaged,
             ev.AnswerSent: self._answer_sent,
-            ev.RoundDoneReceived: self._round_done,
-            ev.RunOverReceived: self._run_over,
+            msg.RoundDone: self._round_done,
+            msg.RunOver: self._run_over,
             ev.CheckpointWritten: self._written,
             ev.CheckpointFailed: self._write_failed,
             StreamLost: self._stream_lost,
@@ -165,16 +173,10 @@ class SplitServerMachine:
         clients = {name: peer.book for name, peer in self.peers.items()}
         return SplitProgress(self.run, self.round, self.averaged, self.uploads, clients)
 
-    def next_deadline(self) -> float | None:
-        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
-        return self.deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
-        if self.ended and not isinstance(event, ev.SplitClientHello | ev.PsConnected):
-            return []
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
+        is_over = self.ended and not isinstance(event, Greeted)
+        return [] if is_over else super().handle(event, now)
 
     # --- what follows from the state ---
 
@@ -209,14 +211,14 @@ class SplitServerMachine:
         self._update_liveness(now)
         return resumed(event)
 
-    def _ps_connected(self, event: ev.PsConnected, now: float) -> list[Effect]:
+    def _ps_connected(self, event: Greeted[msg.PsHello], now: float) -> list[Effect]:
         effects = self.liveness.admit(event, self.run, self.shutdown.refusal())
         if isinstance(effects[0], split.AdmitSplit):
-            self.run = event.run
+            self.run = event.message.run
             self._update_liveness(now)
         return effects
 
-    def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
+    def _hello(self, event: Greeted[msg.SplitHello], now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
         if self.shutdown.asked:
             refusal = self.shutdown.refusal()
@@ -226,14 +228,14 @@ class SplitServerMachine:
         if refusal is not None:
             code, text = refusal
             return [Refuse(event.peer, code, text)]
-        self.run = event.run
+        self.run = event.message.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
         effects = [*self._lose_session(peer), *peer.begin_session(event)]
         self._update_liveness(now)
         held = peer.book.auxiliary
         welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.last_trained, held)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
-        if self.method.aligned and event.auxiliary != held:
+        if self.method.aligned and event.message.auxiliary != held:
             effects.append(self._send_auxiliary(peer))
         return effects
 
@@ -261,24 +263,24 @@ class SplitServerMachine:
 
     # --- uploads ---
 
-    def _offered(self, event: ev.UploadOffered, now: float) -> list[Effect]:
-        key = event.key
+    def _offered(self, event: Offered[msg.SmashedMeta], now: float) -> list[Effect]:
+        offer, key = event.message, event.message.key
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_connected(key):
             return [DeclineStream(event.peer, event.stream, "not yours")]
         answer = peer.answer_to(key, self.method.in_flight)
         answer = answer or self.shutdown.answer() or self._too_late(key)
         if answer is None:
-            peer.uploads.setdefault(key, Upload(event)).offer = event
-            return [split.ReceiveUpload(event.peer, event.stream, key)]
+            peer.uploads.setdefault(key, Upload(offer)).offer = offer
+            return [split.ReceiveUpload(event.peer, event.stream, offer)]
         decline = DeclineStream(event.peer, event.stream, answer.code)
         if answer.code == "here":
             return [decline]  # it is answered when it is trained
         if answer.code == "known":
             kept = key in peer.answers
-            again = [split.SendAnswer(event.peer, key)] if kept else []
+            again = [split.SendAnswer(event.peer, peer.answers[key])] if kept else []
             known = Send(event.peer, msg.AlreadyTrained(key, kept))
-            return [decline, known, *again, *self._stays(peer, event)]
+            return [decline, known, *again, *self._stays(peer, offer)]
         return [decline, *self._decline(peer, key, answer)]
 
     def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
@@ -313,7 +315,7 @@ class SplitServerMachine:
         peer = self.peers[event.peer]
         if event.key not in peer.answers:
             return []
-        peer.answers.remove(event.key)
+        del peer.answers[event.key]
         dropped = split.DropAnswer(event.key)
         return [dropped, *self._next(now)] if self.shutdown.asked else [dropped]
 
@@ -386,15 +388,17 @@ class SplitServerMachine:
             return self._send(peer, key, msg.Trained(key, event.loss))
         if key.incarnation != peer.incarnation:
             return [split.DropAnswer(key)]
-        peer.answers.append(key)
+        meta = peer.answers[key] = msg.GradientMeta(key, event.loss, event.updates)
         effects: list[Effect] = []
         while len(peer.answers) > self.method.in_flight:
-            effects.append(split.DropAnswer(peer.answers.popleft()))
-        return [*effects, split.SendAnswer(peer.name, key)] if peer.connected else effects
+            oldest = next(iter(peer.answers))
+            del peer.answers[oldest]
+            effects.append(split.DropAnswer(oldest))
+        return [*effects, split.SendAnswer(peer.name, meta)] if peer.connected else effects
 
     # --- auxiliary models, rounds ---
 
-    def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
+    def _stays(self, peer: Peer, offer: msg.SmashedMeta) -> list[Effect]:
         """Send the newest auxiliary model, or that none comes, where this upload expects one."""
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
         if not offer.alignment_due or not peer.is_connected(offer.key) or aligning:
@@ -405,7 +409,8 @@ class SplitServerMachine:
         return [Send(peer.name, stays)]
 
     def _send_auxiliary(self, peer: Peer) -> Effect:
-        return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
+        meta = msg.AuxiliaryMeta(peer.book.auxiliary, peer.book.aligned_round)
+        return split.SendAuxiliary(peer.name, meta)
 
     def _aligned(self, event: ev.Aligned, now: float) -> list[Effect]:
         assert isinstance(self.busy, split.Align)
@@ -426,13 +431,13 @@ class SplitServerMachine:
                 effects.append(Send(peer.name, stays))
         return [*effects, *self._next(now)]
 
-    def _round_done(self, event: ev.RoundDoneReceived, now: float) -> list[Effect]:
-        peer = self.peers.get(event.peer)
+    def _round_done(self, event: Received[msg.RoundDone], now: float) -> list[Effect]:
+        peer, done = self.peers.get(event.peer), event.message
         if peer is None or not peer.connected:
             return []
-        if event.round > peer.book.done_round:
-            peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
-        return [Send(event.peer, msg.RoundAcknowledged(event.round))]
+        if done.round > peer.book.done_round:
+            peer.book = attrs.evolve(peer.book, done_round=done.round, done_samples=done.samples)
+        return [Send(event.peer, msg.RoundAcknowledged(done.round))]
 
     # --- checkpoints ---
 
@@ -452,7 +457,7 @@ class SplitServerMachine:
 
     # --- the end ---
 
-    def _run_over(self, event: ev.RunOverReceived, now: float) -> list[Effect]:
+    def _run_over(self, event: Received[msg.RunOver], now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
         if peer is not None and peer.connected:
             peer.run_over = True

@@ -14,10 +14,9 @@ started in its folder later goes on.
 
 from attrs import mutable
 
-from fsl_async.roles.machine import Deadlines, Effect, Refuse
+from fsl_async.roles.machine import Deadlines, Effect, Greeted, Refuse
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.messages import PS_ROLE, SplitWelcome
+from fsl_async.roles.split.messages import PS_ROLE, PsHello, SplitWelcome
 from fsl_async.roles.split.peers import Answer
 
 ALONE = "alone"
@@ -80,21 +79,22 @@ class Liveness:
             self.deadlines.set(ALONE, now + self.alone_s)
 
     def admit(
-        self, event: ev.PsConnected, run: str, refusal: tuple[str, str] | None
+        self, event: Greeted[PsHello], run: str, refusal: tuple[str, str] | None
     ) -> list[Effect]:
         """Welcome the parameter server of `run`, or of any run where that is empty."""
+        theirs = event.message.run
         if refusal is None and event.peer != PS_ROLE:
             refusal = "name", f"a parameter server comes as {PS_ROLE}, and not as {event.peer}"
-        if refusal is None and run and event.run != run:
+        if refusal is None and run and theirs != run:
             text = (
-                f"this split server is in run {run}, and the parameter server in run {event.run}:"
+                f"this split server is in run {run}, and the parameter server in run {theirs}:"
                 " give every run a split server, and a folder, of its own"
             )
             refusal = "run", text
         if refusal is not None:
             return [Refuse(event.peer, *refusal)]
         self.ps_incarnation = event.incarnation
-        welcome = SplitWelcome(event.run, 0, "", -1)
+        welcome = SplitWelcome(theirs, 0, "", -1)
         return [split.AdmitSplit(event.peer, event.incarnation, welcome)]
 
     def is_ps(self, peer: str) -> bool:

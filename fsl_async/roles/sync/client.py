@@ -35,26 +35,33 @@ Rules
   delta, after the outstanding one. The client waits for it while its bytes advance, at most
   `drain_cap_s`, and `drain_s` without a session.
 
-    state      event                         -> effects
+    state      event or message                 -> effects
+    any        Attached                         SendManifest in a session
     offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
-    joined     PublishAsked                     OfferInitial
-    joined     VersionAnnounced (not held)      Send Fetch; AdoptInitial for its own version 0
-    joined     FetchOffered                     ReceiveVersion
+    joined     Publish                          OfferInitial
+    joined     Announce (not held)              Send Fetch; AdoptInitial for its own version 0
+    joined     VersionMeta                      ReceiveVersion, or DeclineStream
+    joined     Scalars                          as Announce, then as VersionMeta
     any        FetchReceived                    FinishEncoding of the outstanding delta, ReplaceBase
+    any        EncodingFinished                 ReplaceBase
     any        BaseReplaced                     Rebase
+    any        FetchFailed                      Note; timer "fetch", then Send Fetch
     any        Rebased                          Send Holding
-    training   RoundCalled                      TakeSnapshot when no delta is outstanding
-    any        PaceGiven                        CountSteps, timer "pace"
+    training   Call                             TakeSnapshot when no delta is outstanding
+    any        Pace                             CountSteps, timer "pace"
     training   PaceReached, timer "pace"        TakeSnapshot when no delta is outstanding
-    training   TurnCalled                       BeginRound once the weights are on that version
+    training   Turn                             BeginRound once the weights are on that version
     training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
-    any        DeltaAcknowledged, DeltaRefused  DropDelta, then what was waiting
+    any        Accepted, Declined               DropDelta, then what was waiting
+    any        Declined "later", StreamLost     timer "offer", then OfferDelta; timer "fetch"
     any        SessionLost (third violation)    EndTraining
-    held       SessionLost, DeltaRefused        ResumeTraining (in a turn: Rebased, DeltaRefused)
-    any        RunEnded, DrainAsked, Preempting EndTraining
+    held       SessionLost, Declined            ResumeTraining (in a turn: Rebased, Declined)
+    any        Stop, DrainAsked, Preempting,    EndTraining
+               HelloRefused, Reject
     any        TrainingEnded                    TakeSnapshot, then Finish after the last answer;
-                                                Finish at once after RunEnded
-    ending     timer "end"                      CheckTransfers, then Finish unless bytes advance
+                                                Finish at once after Stop
+    ending     timer "end"                      CheckTransfers
+    ending     TransfersChecked                 Finish unless bytes advance
     preempted  timer "late"                     begin no further delta
     preempted  timer "goodbye"                  Finish
     finished   anything                         nothing
@@ -66,9 +73,6 @@ server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import attrs
 
 from fsl_async.roles.machine import (
@@ -79,7 +83,8 @@ from fsl_async.roles.machine import (
     Event,
     HelloRefused,
     Note,
-    RunEnded,
+    Received,
+    RoleMachine,
     Send,
     SendGoodbye,
     SessionLost,
@@ -120,8 +125,10 @@ __all__ = [
 ]
 
 
-class ClientMachine:
+class ClientMachine(RoleMachine):
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
+
+    senders = "a parameter server"
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
@@ -138,10 +145,10 @@ class ClientMachine:
         self.delta: Delta | None = None  # the outstanding one
         self.coded = False  # whether all of its chunks are coded
         self.sequence = 0
-        self.call: ev.RoundCalled | None = None
-        self.answering: ev.RoundCalled | None = None
+        self.call: msg.Call | None = None
+        self.answering: msg.Call | None = None
         # The call at which the training thread is held.
-        self.held: ev.RoundCalled | None = None
+        self.held: msg.Call | None = None
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
@@ -153,21 +160,23 @@ class ClientMachine:
         self.version_sync = VersionSync(self.deadlines)
         self.movement = Movement()
         self.shutdown = ClientShutdown(self.deadlines)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             TimerFired: self._timers,
             ev.Attached: self._attached,
             ev.Welcomed: self._welcomed,
             SessionLost: self._lost,
             HelloRefused: self._refused,
-            ev.PublishAsked: self._publish,
-            ev.RoundCalled: self._called,
-            ev.TurnCalled: self._called,
-            ev.PaceGiven: self._pace_given,
+            msg.Reject: lambda event, now: self._refused(event.message, now),
+            msg.Publish: self._publish,
+            msg.Call: self._called,
+            msg.Turn: self._called,
+            msg.Pace: self._pace_given,
             ev.PaceReached: self._pace_reached,
-            ev.DeltaAcknowledged: self._acknowledged,
-            ev.DeltaRefused: self._delta_refused,
-            ev.VersionAnnounced: self._announced,
-            ev.FetchOffered: self._fetch_offered,
+            msg.Accepted: self._acknowledged,
+            msg.Declined: self._delta_refused,
+            msg.Announce: lambda event, now: self._announced(event.message, now),
+            msg.Scalars: self._scalars,
+            msg.VersionMeta: lambda event, now: self._offered(event.stream, event.message, now),
             ev.FetchReceived: self._fetch_received,
             ev.FetchFailed: self._fetch_failed,
             ev.BaseReplaced: self._base_replaced,
@@ -175,7 +184,7 @@ class ClientMachine:
             ev.Snapshotted: self._snapshotted,
             ev.EncodingFinished: self._encoding_finished,
             StreamLost: self._stream_lost,
-            RunEnded: self._run_ended,
+            msg.Stop: self._run_ended,
             DrainAsked: self._drain_asked,
             ev.Preempting: self.shutdown.preempt,
             TrainingEnded: self._training_ended,
@@ -197,16 +206,9 @@ class ClientMachine:
         """Whether this client's part is over."""
         return self.shutdown.finished
 
-    def next_deadline(self) -> float | None:
-        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
-        return self.deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
-        if self.finished:
-            return []
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
+        return [] if self.finished else super().handle(event, now)
 
     # --- the session ---
 
@@ -277,7 +279,7 @@ class ClientMachine:
             self.answering = attrs.evolve(self.answering, last=False)
         self.deadlines.cancel("offer")
 
-    def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
+    def _refused(self, event: HelloRefused | msg.Reject, now: float) -> list[Effect]:
         self.shutdown.refusing = True
         self.pending_note = None
         exit_code = 0 if event.code == "finished" else EXIT_REFUSED
@@ -327,7 +329,7 @@ class ClientMachine:
 
     # --- versions, down ---
 
-    def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
+    def _publish(self, event: Received[msg.Publish], now: float) -> list[Effect]:
         if not self.attached or self.shutdown.asked:
             return []
         if self.base.version >= 0:
@@ -340,33 +342,42 @@ class ClientMachine:
         self.version_sync.publishing = True
         return [do.OfferInitial()]
 
-    def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
-        version_sync = self.version_sync
-        undone = version_sync.announced(event)
+    def _announced(self, newest: msg.Announce | msg.Scalars, now: float) -> list[Effect]:
+        version_sync, comes = self.version_sync, isinstance(newest, msg.Scalars)
+        undone = version_sync.announced(newest)
         if undone and version_sync.refuses_rollback:
             self.shutdown.refusing = True
             text = f"{undone}; this site's site.toml refuses that without --accept-rollback"
             return self.shutdown.ask(text, EXIT_REFUSED, now)
         if version_sync.publishing:
             version_sync.publishing = False
-            if event.version == 0 and self.busy is None and self.base.version < 0:
+            if newest.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, version_sync.adopted = "replacing", True
                 return [do.AdoptInitial()]
-        version_sync.by_scalars = event.comes or version_sync.by_scalars
-        if event.comes and version_sync.asked is None and version_sync.base != version_sync.latest:
-            version_sync.asked = event.version
-        if self.base == self.latest and self.model_version == event.version:
+        version_sync.by_scalars = comes or version_sync.by_scalars
+        if comes and version_sync.asked is None and version_sync.base != version_sync.latest:
+            version_sync.asked = newest.version
+        if self.base == self.latest and self.model_version == newest.version:
             return [version_sync.holding()]
         notes = [Note(f"{undone}; this client goes back too", "warning")] if undone else []
         return [*notes, *self._advance()]
 
-    def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
+    def _scalars(self, event: Received[msg.Scalars], now: float) -> list[Effect]:
+        """Take an announcement, and the scalars as if they were offered as a stream."""
+        effects = self._announced(event.message, now)
+        meta = msg.VersionMeta("seeds", event.message.version)
+        stream = msg.version_stream(meta.kind, meta.version)
+        return [*effects, *self._offered(stream, meta, now, here=True)]
+
+    def _offered(
+        self, stream: str, meta: msg.VersionMeta, now: float, *, here: bool = False
+    ) -> list[Effect]:
         busy = self.busy == "replacing" or not self.attached or self.shutdown.asked
-        if not busy and self.version_sync.fits(event):
-            return self.version_sync.receive(event)
+        if not busy and self.version_sync.fits(meta):
+            return self.version_sync.receive(stream, meta, here=here)
         if self.version_sync.asked is not None:  # this may have been the answer: ask again later
             self.version_sync.later(now, REOFFER_S)
-        return [DeclineStream(SERVER, event.stream, "not wanted")]
+        return [DeclineStream(SERVER, stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
         self.violations = 0
@@ -431,17 +442,18 @@ class ClientMachine:
 
     # --- deltas, up ---
 
-    def _called(self, event: ev.RoundCalled, now: float) -> list[Effect]:
-        if event == self.answering or (self.delta is not None and self.delta.round == event.round):
+    def _called(self, event: Received[msg.Call], now: float) -> list[Effect]:
+        call = event.message
+        if call == self.answering or (self.delta is not None and self.delta.round == call.round):
             return []
-        if event.is_turn and self.answering is not None and self.answering.round == event.round:
-            self.answering = event  # repeated in a new session: it is being trained
+        if call.is_turn and self.answering is not None and self.answering.round == call.round:
+            self.answering = call  # repeated in a new session: it is being trained
             return []
-        self.call = event
+        self.call = call
         return self._advance()
 
-    def _pace_given(self, event: ev.PaceGiven, now: float) -> list[Effect]:
-        effects = self.leading.give(event, now, begins=self.model_version >= 0)
+    def _pace_given(self, event: Received[msg.Pace], now: float) -> list[Effect]:
+        effects = self.leading.give(event.message, now, begins=self.model_version >= 0)
         return [*effects, *self._advance()]
 
     def _pace_reached(self, event: ev.PaceReached, now: float) -> list[Effect]:
@@ -455,7 +467,7 @@ class ClientMachine:
         self.leading.begin(now)
         if event.tokens < 1 or event.steps < 1:
             effects: list[Effect] = [do.DropDelta(event.sequence)]
-            if self.connected and answered.round != ev.OWN_PACE:
+            if self.connected and answered.round != msg.OWN_PACE:
                 reason = "no token trained since the last snapshot"
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
@@ -498,29 +510,31 @@ class ClientMachine:
         self.coded = True
         return self._advance()
 
-    def _acknowledged(self, event: ev.DeltaAcknowledged, now: float) -> list[Effect]:
-        if self.delta is None or self.delta.key != event.key:
+    def _acknowledged(self, event: Received[msg.Accepted], now: float) -> list[Effect]:
+        if self.delta is None or self.delta.key != event.message.key:
             return []
         self.tokens_acknowledged += self.delta.tokens
         self.violations = 0
         self.shutdown.pace.arrived(now)
         return self._settled(now)
 
-    def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
-        if self.delta is None or self.delta.key != event.key:
+    def _delta_refused(self, event: Received[msg.Declined], now: float) -> list[Effect]:
+        declined = event.message
+        if self.delta is None or self.delta.key != declined.key:
             return []
         self.shutdown.pace.interrupt()
-        if event.code == "later":
+        if declined.code == "later":
             self.deadlines.set("offer", now + REOFFER_S)
             return []
-        text = f"the parameter server refused a delta of {self.delta.tokens} tokens: {event.text}"
-        if event.code == "stale":
+        tokens = self.delta.tokens
+        text = f"the parameter server refused a delta of {tokens} tokens: {declined.text}"
+        if declined.code == "stale":
             self.sends_from = self.latest.version
             text += (
                 "; a step that compiles or loads may take that long: the next delta is measured"
                 f" from version {self.sends_from}"
             )
-        if event.code == "quarantined":
+        if declined.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
         return [Note(text, "warning"), *self._resume(), *self._settled(now)]
@@ -561,7 +575,7 @@ class ClientMachine:
     def _answer_call(self) -> list[Effect]:
         call = self.call
         if call is None and self.leading.is_due:
-            call = ev.RoundCalled(ev.OWN_PACE)
+            call = msg.Call(msg.OWN_PACE)
         if call is None or self.delta is not None or self.model_version < 0:
             return []
         if self.model_version < min(self.sends_from, self.latest.version):
@@ -573,7 +587,7 @@ class ClientMachine:
         self.answering, self.call = call, None
         return [self._take_snapshot(call)]
 
-    def _take_snapshot(self, call: ev.RoundCalled) -> Effect:
+    def _take_snapshot(self, call: msg.Call) -> Effect:
         self.sequence += 1
         self.leading.reached = False
         self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
@@ -583,9 +597,10 @@ class ClientMachine:
 
     # --- the end ---
 
-    def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
+    def _run_ended(self, event: Received[msg.Stop], now: float) -> list[Effect]:
         self.shutdown.refusing = True
-        return [SendGoodbye(event.reason), *self.shutdown.ask(event.reason, 0, now)]
+        reason = event.message.reason
+        return [SendGoodbye(reason), *self.shutdown.ask(reason, 0, now)]
 
     def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
         return self.shutdown.ask(event.reason, EXIT_INTERRUPTED, now)
@@ -601,6 +616,6 @@ class ClientMachine:
         if not self.shutdown.emptied:
             self.shutdown.emptied = True
             # While the parameter server collects for this version's round, it counts as the answer.
-            self.answering = ev.RoundCalled(self.latest.version)
+            self.answering = msg.Call(self.latest.version)
             return [self._take_snapshot(self.answering)]
         return self.shutdown.finish()

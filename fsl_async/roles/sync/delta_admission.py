@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from attrs import evolve, field, mutable
 
-from fsl_async.roles.machine import DeclineStream, Effect, Note, Send, StreamLost
+from fsl_async.roles.machine import DeclineStream, Effect, Note, Offered, Send, StreamLost
 from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
@@ -48,9 +48,10 @@ class DeltaAdmission:
     """Client -> base of its last delta quarantined for its values, until when it is refused, for
     how long, and why; until one that is not."""
 
-    def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
+    def offered(self, event: Offered[msg.DeltaMeta], now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns also whether this is the client's answer to its round."""
-        peer, delta, key = event.peer, event.delta, event.delta.key
+        peer, delta = event.peer, event.message.delta
+        key = delta.key
         if key.client != peer or peer not in self.members:
             return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.guard.held:

@@ -17,14 +17,7 @@ from typing import Any
 from attrs import evolve
 
 from fsl_async.roles.sync.counting import Counting
-from fsl_async.roles.sync.delta import (
-    EPSILON,
-    Delta,
-    DeltaKey,
-    MergedDelta,
-    StoredDelta,
-    one_each,
-)
+from fsl_async.roles.sync.delta import EPSILON, Delta, DeltaKey, MergedDelta, StoredDelta, one_each
 from fsl_async.roles.sync.outcomes import Outcomes, newest_of_clients
 from fsl_async.roles.sync.weighting import Weighting
 

@@ -1,7 +1,7 @@
-"""Events of the machines of pretraining, as frozen values.
+"""Events of the machines of pretraining besides messages, as frozen values.
 
-A shell turns a message, a finished disk write or a step of the training thread into an event, and a
-machine answers with effects (`fsl_async.roles.sync.effects`). Times are seconds of the caller's
+A shell turns a finished disk write or a step of the training thread into an event, and a machine
+answers with effects (`fsl_async.roles.sync.effects`). Times are seconds of the caller's
 monotonic clock; names are peer names; digests are hexadecimal text.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.outcomes import Outcome
 from fsl_async.roles.sync.progress import Decay, RunLimits
 
@@ -167,45 +167,6 @@ class ShardKept(Event, tag="shard_kept"):
 
 
 @frozen
-class FetchAsked(Event, tag="fetch_asked"):
-    """A client that holds `version` (-1: none) with `digest` asks for the current version.
-
-    global_digest: of the newest global weights that it has kept; empty: none.
-    """
-
-    peer: str
-    version: int
-    digest: str
-    global_digest: str = ""
-
-
-@frozen
-class VersionHeld(Event, tag="version_held"):
-    """A client trains on `version` and computed `digest` over it."""
-
-    peer: str
-    version: int
-    digest: str
-
-
-@frozen
-class RoundSkipped(Event, tag="round_skipped"):
-    """A client has nothing to send for this round (it trained no token since its last snapshot)."""
-
-    peer: str
-    round: int
-    reason: str
-
-
-@frozen
-class InitialOffered(Event, tag="initial_offered"):
-    """The publishing client offers its initial weights as a stream."""
-
-    peer: str
-    stream: str
-
-
-@frozen
 class InitialReceived(Event, tag="initial_received"):
     """All initial weights of a client have arrived; version 0 is being written."""
 
@@ -213,21 +174,12 @@ class InitialReceived(Event, tag="initial_received"):
 
 
 @frozen
-class DeltaOffered(Event, tag="delta_offered"):
-    """A client offers a delta as a stream."""
-
-    peer: str
-    stream: str
-    delta: Delta
-
-
-@frozen
 class DeltaStored(Event, tag="delta_stored"):
-    """A delta is durable; with a `problem` it is quarantined."""
+    """A delta is durable; with a `problem` it is quarantined, and its norm is 0."""
 
     peer: str
     stored: StoredDelta
-    problem: str | None
+    problem: str | None = None
 
 
 @frozen
@@ -242,12 +194,15 @@ class VersionSent(Event, tag="version_sent"):
 
 @frozen
 class VersionCommitted(Event, tag="version_committed"):
-    """A version is durable: its checkpoint directory has been renamed into place."""
+    """A version is durable: its checkpoint directory has been renamed into place.
+
+    seconds: since it was asked for.
+    """
 
     version: int
     digest: str
     bytes_update: int
-    seconds: float
+    seconds: float = 0.0
     cosine: float | None = None
     """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
     product_norms: dict[str, float] = field(factory=dict)
@@ -262,6 +217,10 @@ class VersionCommitted(Event, tag="version_committed"):
     """"client/client" -> cosine, of those whose deltas in it are almost the same."""
     opposite: str = ""
     """The client whose delta in it is opposite to the rest; or empty."""
+    late: tuple[DeltaKey, ...] = ()
+    """Deltas without a part in it: stored after a version that they were not computed from."""
+    notice: str = ""
+    """One line on cleanup that failed and is retried later; or empty."""
 
 
 @frozen
@@ -316,94 +275,8 @@ class Welcomed(Event, tag="welcomed"):
 
 
 @frozen
-class PublishAsked(Event, tag="publish_asked"):
-    """The parameter server asks for this client's initial weights as version 0."""
-
-
-@frozen
-class RoundCalled(Event, tag="round_called"):
-    """The parameter server calls round `round`: send the pseudo-gradient at the next step.
-
-    last: after this round nothing is merged.
-    """
-
-    round: int
-    last: bool = False
-
-    @property
-    def is_turn(self) -> bool:
-        """Whether the client is to train a full round, instead of sending its progress."""
-        return False
-
-
-OWN_PACE = -1
-"""The round of a delta that answers no call: its client sends by itself."""
-
-
-@frozen
-class PaceGiven(Event, tag="pace_given"):
-    """Send by yourself, `steps` steps or `seconds` seconds after the last snapshot; 0: not by that.
-
-    Both 0: when the training function asks for it.
-    """
-
-    steps: int
-    seconds: float
-
-
-@frozen
 class PaceReached(Event, tag="pace_reached"):
     """The steps of the pace are trained, or the training function asks to send its progress."""
-
-
-@frozen
-class TurnCalled(RoundCalled, tag="turn_called"):
-    """The parameter server calls round `round`: train it, and wait for the resulting version."""
-
-    @property
-    def is_turn(self) -> bool:
-        """True."""
-        return True
-
-
-@frozen
-class DeltaAcknowledged(Event, tag="delta_acknowledged"):
-    """The delta is durable at the parameter server; the client may drop it."""
-
-    key: DeltaKey
-
-
-@frozen
-class DeltaRefused(Event, tag="delta_refused"):
-    """The delta will never be merged: too stale, of another lineage, or quarantined."""
-
-    key: DeltaKey
-    code: str
-    text: str
-
-
-@frozen
-class VersionAnnounced(Event, tag="version_announced"):
-    """The run is at `version`. comes: it is sent with its announcement. tokens: merged so far."""
-
-    version: int
-    digest: str
-    comes: bool = False
-    tokens: int = 0
-
-
-@frozen
-class FetchOffered(Event, tag="fetch_offered"):
-    """The parameter server offers a stream of `version`. kind: as in `SendVersion`.
-
-    here: it is no stream, but scalars that came in a message.
-    """
-
-    stream: str
-    kind: str
-    version: int
-    chunks: int
-    here: bool = False
 
 
 @frozen

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from fsl_async.roles.client_facts import ClientBook, ClientFact
-from fsl_async.roles.machine import ClientLeft, Effect, Event, Fact, Refuse, Send, StreamLost
+from fsl_async.roles.machine import (
+    ClientLeft,
+    Effect,
+    Event,
+    Fact,
+    Received,
+    Refuse,
+    Send,
+    StreamLost,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -35,10 +44,10 @@ if TYPE_CHECKING:
 NAMED = 16
 """A fact lists this many of the clients that a round waits for; the others are counted."""
 _NO_ROUND = (
-    ev.HeartbeatReceived, ev.FetchAsked, ev.VersionSent, ev.DeltaOffered, ev.VersionHeld,
+    ev.HeartbeatReceived, msg.Fetch, ev.VersionSent, msg.DeltaMeta, msg.Holding,
 )  # fmt: skip
-"""Frequent events that change neither rounds nor versions."""
-_STATES = {"fetch_asked": "fetching", "delta_offered": "sending", "delta_stored": "training"}
+"""Frequent events and messages that change neither rounds nor versions."""
+_STATES = {msg.Fetch: "fetching", msg.DeltaMeta: "sending", ev.DeltaStored: "training"}
 _OTHER_WORDS = {"empty": "waiting", "done": "ended"}
 """Phases of the machine that a fact gives another name."""
 
@@ -137,7 +146,7 @@ class Clients(ClientBook):
                 return self.begins(begun)
             case ev.ModelAttached(peer, difference=None):
                 return self.becomes(peer, "fetching" if self._has_version else "joining")
-            case ev.VersionHeld(peer, version):
+            case Received(peer, msg.Holding(version)):
                 return self.becomes(peer, "training", version)
             case StreamLost(peer):
                 before = self.newest.get(peer)
@@ -145,8 +154,8 @@ class Clients(ClientBook):
                     return self.becomes(peer, "training" if before.version >= 0 else "joining")
             case ClientLeft():
                 return self.left(event)
-            case ev.FetchAsked(peer) | ev.DeltaOffered(peer) | ev.DeltaStored(peer):
-                return self.becomes(peer, _STATES[event.tag])
+            case Received(peer, msg.Fetch() | msg.DeltaMeta()) | ev.DeltaStored(peer):
+                return self.becomes(peer, _STATES[event.topic])
             case ev.VersionCommitted(version) | ev.Recovered(version):
                 self._has_version = version >= 0
         return []
@@ -189,7 +198,7 @@ class FactBook:
         """Return the facts that `event`, which the machine has handled, has changed."""
         items: list[Event | Effect] = [event, *effects]
         found = [fact for item in items for fact in self._clients.of(item)]
-        if isinstance(event, _NO_ROUND):
+        if event.topic in _NO_ROUND:
             return found
         if isinstance(event, ev.Recovered):
             self._before = frozenset(one.key for one in event.pending)

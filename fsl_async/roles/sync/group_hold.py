@@ -3,12 +3,13 @@
 The ring takes a cut of the newest version, and merges are held from then on; later it brings global
 weights, which become a version. Both happen between two versions, never during a merge.
 
-    HoldAsked        TakeGroupCut, after a version that is being made; merges are held
-    MergesResumed    the open round goes on
-    GlobalBrought    CommitGlobal, after a version that is being made; VersionCommitted follows, or
+    TakeCut          TakeGroupCut, after a version that is being made; merges are held
+    ResumeMerges     the open round goes on
+    Adopt            CommitGlobal, after a version that is being made; VersionCommitted follows, or
                      GlobalFailed
 
-    AskLastGlobal    at the end of the run, by `run_end`; LastGlobalDone follows
+These are effects of the ring's machine. At the end of the run GroupEnds, of `run_end`, is an event
+of it, and EndGroup follows.
 
 Held, clients train and send deltas, which are acknowledged. The end of the run is not held.
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from fsl_async.roles.machine import Effect, EndSession, Event
+from fsl_async.roles.ring.effects import Adopt, ResumeMerges, TakeCut
 from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.ps_state import Member, Phase
 
@@ -29,40 +31,10 @@ if TYPE_CHECKING:
 
 
 @frozen
-class HoldAsked(Event, tag="hold_asked"):
-    """Hold merges, and take a cut for global round `round`."""
-
-    round: int
-
-
-@frozen
-class MergesResumed(Event, tag="merges_resumed"):
-    """Merge again."""
-
-
-@frozen
-class GlobalBrought(Event, tag="global_brought"):
-    """Make a version of decided global weights. counted: the group's cut is in them."""
-
-    decision: Decision
-    counted: bool
-
-
-@frozen
 class GlobalFailed(Event, tag="global_failed"):
     """Answers CommitGlobal: nothing has changed."""
 
     round: int
-
-
-@frozen
-class LastGlobalDone(Event, tag="last_global_done"):
-    """Answers AskLastGlobal: global rounds need this group no more."""
-
-
-@frozen
-class AskLastGlobal(Effect, tag="ask_last_global"):
-    """Have one more global round decided, with what the group merged. Ends in LastGlobalDone."""
 
 
 @frozen
@@ -86,11 +58,11 @@ class GroupHold:
 
     def __init__(self, rounds: RoundCoordinator) -> None:
         self._rounds = rounds
-        self._waiting: deque[HoldAsked | GlobalBrought] = deque()
+        self._waiting: deque[TakeCut | Adopt] = deque()
         self._before: Phase | None = None
         """The phase before a version of global weights that is being made."""
 
-    def asked(self, event: HoldAsked | GlobalBrought, now: float) -> list[Effect]:
+    def asked(self, event: TakeCut | Adopt, now: float) -> list[Effect]:
         """Do what the ring asks, once no version is being made."""
         self._waiting.append(event)
         return self.serve(now)
@@ -100,7 +72,7 @@ class GroupHold:
         rounds, effects = self._rounds, list[Effect]()
         while self._waiting and rounds.phase not in {Phase.MERGING, Phase.DONE}:
             event = self._waiting.popleft()
-            if isinstance(event, HoldAsked):
+            if isinstance(event, TakeCut):
                 rounds.is_held = True
                 effects.append(TakeGroupCut(event.round))
                 continue
@@ -109,7 +81,7 @@ class GroupHold:
             effects.append(CommitGlobal(number, event.decision, event.counted))
         return effects
 
-    def resumed(self, event: MergesResumed, now: float) -> list[Effect]:
+    def resumed(self, event: ResumeMerges, now: float) -> list[Effect]:
         """Let the open round go on."""
         self._rounds.is_held = False
         return self._rounds.evaluate(now)

@@ -10,7 +10,7 @@ from attrs import mutable
 
 from fsl_async.roles.machine import Deadlines, Effect
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 
 
 @mutable
@@ -22,7 +22,7 @@ class Leading:
     """
 
     deadlines: Deadlines
-    pace: ev.PaceGiven | None = None
+    pace: msg.Pace | None = None
     reached: bool = False
 
     @property
@@ -30,14 +30,13 @@ class Leading:
         """Whether a delta is to be sent as soon as none is outstanding."""
         return self.reached and self.pace is not None
 
-    def give(self, pace: ev.PaceGiven, now: float, *, begins: bool) -> list[Effect]:
+    def give(self, pace: msg.Pace, now: float, *, begins: bool) -> list[Effect]:
         """Follow `pace` from now on. begins: there is a version to train from."""
         before, self.pace = self.pace, pace
         if begins and (before is None or before.seconds != pace.seconds):
             self.begin(now)
-        return (
-            [] if before is not None and before.steps == pace.steps else [do.CountSteps(pace.steps)]
-        )
+        is_known = before is not None and before.steps == pace.steps
+        return [] if is_known else [do.CountSteps(max(0, pace.steps))]
 
     def stop(self) -> list[Effect]:
         """Send nothing by itself until a pace is given: a session begins."""

@@ -7,11 +7,11 @@ and deltas travel as streams; the metadata of a stream's offer is one of the las
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from attrs import field, frozen
 
-from fsl_async.roles.messages import Form, Message, Table, optional
+from fsl_async.roles.messages import Form, Message, Meta, Table, optional
 from fsl_async.roles.sync.delta import DIGEST, ORDER, Delta, DeltaKey, Key, OptionalDigest
 from fsl_async.roles.sync.progress import RunPosition
 
@@ -101,19 +101,24 @@ class Call(Message, tag="call/1"):
     last: after this round nothing is merged.
     """
 
+    is_turn: ClassVar[bool] = False
+    """Whether the client is to train a full round, instead of sending its progress."""
     round: int
     last: bool = False
 
 
+OWN_PACE = -1
+"""The round of a delta that answers no call: its client sends by itself."""
+
+
 @frozen
-class Turn(Message, tag="turn/1"):
+class Turn(Call, tag="turn/1"):
     """Parameter server: train round `round` from the version of that number and send the delta.
 
     Then wait for the resulting version.
     """
 
-    round: int
-    last: bool = False
+    is_turn = True
 
 
 @frozen
@@ -125,6 +130,11 @@ class Pace(Message, tag="pace/1"):
 
     steps: int
     milliseconds: int
+
+    @property
+    def seconds(self) -> float:
+        """The same in seconds; 0 for a negative value."""
+        return max(0, self.milliseconds) / 1000
 
 
 @frozen
@@ -182,21 +192,21 @@ class Stop(Message, tag="stop/1"):
 
 
 @frozen
-class InitialMeta(Message, tag="initial_meta/1"):
+class InitialMeta(Meta, tag="initial_meta/1"):
     """Stream of initial weights: fp32 frames of the flat vector, one per chunk."""
 
     fingerprint: Digest
 
 
 @frozen
-class DeltaMeta(Message, tag="delta_meta/3"):
+class DeltaMeta(Meta, tag="delta_meta/3"):
     """Stream of a delta: one coded frame per chunk."""
 
     delta: Delta
 
 
 @frozen
-class VersionMeta(Message, tag="version_meta/1"):
+class VersionMeta(Meta, tag="version_meta/1"):
     """Stream of a version.
 
     kind: "update" (coded outer delta from version - 1), "seeds" (one frame of the scalars since an
@@ -215,3 +225,18 @@ TABLE = Table(
 )  # fmt: skip
 to_wire = TABLE.to_wire
 from_wire = TABLE.from_wire
+
+
+def delta_stream(key: str) -> str:
+    """Name of the stream that carries a delta."""
+    return f"delta:{key}"
+
+
+def initial_stream(client: str, incarnation: int) -> str:
+    """Name of the stream that carries a client's initial weights."""
+    return f"initial:{client}/{incarnation}"
+
+
+def version_stream(kind: str, version: int) -> str:
+    """Name of the stream of a version. kind: as in `VersionMeta`."""
+    return f"{kind}:{version}"

@@ -24,35 +24,44 @@ Rules
 - After an incomplete transfer the client is asked to offer the delta again ("later"), because it
   may assume that the delta arrived.
 
-    state        event                      -> state        effects
+    state        event or message           -> state        effects
+    EMPTY        Recovered with a version      READY        Quarantine what is an outlier again
     EMPTY        ModelAttached (first)         EMPTY        UseModel, Send Publish
-    EMPTY        InitialOffered                EMPTY        ReceiveInitial
+    EMPTY        InitialMeta                   EMPTY        ReceiveInitial
     EMPTY        InitialReceived               EMPTY        - (the model is fixed from here on)
     EMPTY        VersionCommitted 0            READY        Send Announce to all
     READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
-    READY        VersionHeld                   READY        timer "sync" now, if not set
+    READY        Holding                       READY        timer "sync" now, if not set
     any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
                                                             themselves (`pacing`)
-    COLLECTING   DeltaStored, RoundSkipped,    COLLECTING   Send Accepted; Commit at the trigger's
+    COLLECTING   DeltaStored, Skip,            COLLECTING   Send Accepted; Commit at the trigger's
                  ClientLeft, timer "round"     or MERGING   verdict
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
     MERGING      CommitFailed                  MERGING      timer "retry", then Commit
     any          StoreFailed                   same         Finish with exit code 2
-    any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and
+    any          DamageRepaired                same         Note
+    any          DeltaMeta                     same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined
+    any          StreamLost                    same         Send Declined "later"; timer "publish"
+    any          Fetch                         same         SendVersion | Send Announce
+    any          SendVersionFailed             same         - (the client asks again)
+    any          Holding (another digest)      same         SendVersion in full, VerifyVersion
+    any          VersionVerified               same         Note
     any          ClientHello, Admitted         same         Admit | Refuse; Welcome
     any          ModelAttached, ShardKept      same         KeepShard | Send Reject; Send Announce
+    any          DecayAsked, DecayKept         same         KeepDecay; Send Announce to all
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          HoldAsked, GlobalBrought      same         TakeGroupCut, CommitGlobal: `group_hold`
+    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
+                 GlobalFailed, ResumeMerges
+    ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -64,25 +73,23 @@ from fsl_async.roles.machine import (
     Event,
     Finish,
     Note,
+    Offered,
+    Received,
     Refuse,
+    RoleMachine,
     StreamLost,
     TimerFired,
 )
 from fsl_async.roles.phrasing import counted
+from fsl_async.roles.ring import effects as ring
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.group_hold import (
-    GlobalBrought,
-    GlobalFailed,
-    GroupHold,
-    HoldAsked,
-    LastGlobalDone,
-    MergesResumed,
-)
+from fsl_async.roles.sync.group_hold import GlobalFailed, GroupHold
 from fsl_async.roles.sync.membership import Membership
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
@@ -110,11 +117,13 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_FAILED", "Member", "Merging", "ParameterServerMachine", "Phase"]
 
 
-class ParameterServerMachine:
+class ParameterServerMachine(RoleMachine):
     """The state of a run at the parameter server.
 
     `handle` and `next_deadline` are the whole interface.
     """
+
+    senders = "a client"
 
     def __init__(self, config: Config, merging: Merging, weighting: Weighting, run: str) -> None:
         self.config = config
@@ -178,7 +187,7 @@ class ParameterServerMachine:
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+        self.handlers = {
             ev.Recovered: self._recovered,
             ev.DecayAsked: self._decay_asked,
             ev.DecayKept: self._decay_kept,
@@ -189,19 +198,19 @@ class ParameterServerMachine:
             ClientLeft: self._left,
             ev.ModelAttached: self._attached,
             ev.ShardKept: self._shard_kept,
-            ev.InitialOffered: self._initial_offered,
+            msg.InitialMeta: self._initial_offered,
             ev.InitialReceived: self._initial_received,
-            ev.DeltaOffered: self._delta_offered,
+            msg.DeltaMeta: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
-            ev.RoundSkipped: self.rounds.skipped,
-            ev.FetchAsked: self.serving.fetch,
+            msg.Skip: self.rounds.skipped,
+            msg.Fetch: self.serving.fetch,
             ev.SendVersionFailed: self._send_failed,
-            ev.VersionHeld: self._held,
-            HoldAsked: self.hold.asked,
-            MergesResumed: self.hold.resumed,
-            GlobalBrought: self.hold.asked,
+            msg.Holding: self._held,
+            ring.TakeCut: self.hold.asked,
+            ring.ResumeMerges: self.hold.resumed,
+            ring.Adopt: self.hold.asked,
             GlobalFailed: self.hold.failed,
-            LastGlobalDone: lambda _, now: self.end.global_done(now),
+            ring.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
@@ -242,16 +251,11 @@ class ParameterServerMachine:
         """The digest of the newest durable version."""
         return self.serving.digest
 
-    def next_deadline(self) -> float | None:
-        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
-        return self.deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
         if self.ended and not isinstance(event, ev.ClientHello):
             return []  # a late event of the disk or a client must not restart the run
-        handler = self._handlers.get(type(event))
-        return handler(event, now) if handler is not None else []
+        return super().handle(event, now)
 
     # --- start and membership ---
 
@@ -391,7 +395,7 @@ class ParameterServerMachine:
 
     # --- initial weights and versions ---
 
-    def _initial_offered(self, event: ev.InitialOffered, now: float) -> list[Effect]:
+    def _initial_offered(self, event: Offered[msg.InitialMeta], now: float) -> list[Effect]:
         if self.version < 0 and event.peer == self.publishing.name:
             return [do.ReceiveInitial(event.peer, event.stream)]
         effects: list[Effect] = [DeclineStream(event.peer, event.stream, "not the publisher")]
@@ -403,7 +407,7 @@ class ParameterServerMachine:
         self.publishing.received = self.version < 0
         return []
 
-    def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
+    def _held(self, event: Received[msg.Holding], now: float) -> list[Effect]:
         effects = self.serving.held(event, now) or self.end.end_if_all_hold(now)
         is_ready = self.phase is Phase.READY and not self.end.asked
         if is_ready and self.deadlines.when("sync") is None:
@@ -532,9 +536,9 @@ class ParameterServerMachine:
 
     # --- deltas ---
 
-    def _delta_offered(self, event: ev.DeltaOffered, now: float) -> list[Effect]:
+    def _delta_offered(self, event: Offered[msg.DeltaMeta], now: float) -> list[Effect]:
         effects, settled = self.admission.offered(event, now)
-        return [*effects, *self.rounds.answered(event.delta, now)] if settled else effects
+        return [*effects, *self.rounds.answered(event.message.delta, now)] if settled else effects
 
     def _too_late(self, delta: Delta) -> Objection:
         """Why the rounds take this delta no more, as a code and a sentence, or None."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fsl_async.roles.machine import Deadlines, Effect, Note, Send
+from fsl_async.roles.machine import Deadlines, Effect, Note, Received, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.progress import RunProgress
@@ -286,10 +287,10 @@ class RoundCoordinator:
             self._history.offsets_s.append(now - self.round.called_at)
         return self.evaluate(now)
 
-    def skipped(self, event: ev.RoundSkipped, now: float) -> list[Effect]:
+    def skipped(self, event: Received[msg.Skip], now: float) -> list[Effect]:
         """Count a client's answer that it has no delta for this round."""
         self.late.discard(event.peer)
-        if self.round is None or event.round != self.round.number:
+        if self.round is None or event.message.round != self.round.number:
             return []
         self.round.answer(event.peer, contributed=False)
         return self.evaluate(now)

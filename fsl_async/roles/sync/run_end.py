@@ -15,9 +15,9 @@ from __future__ import annotations
 import enum
 
 from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
+from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.group_hold import AskLastGlobal
 from fsl_async.roles.sync.ps_state import EXIT_FAILED, Phase
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.shutdown import RunShutdown
@@ -127,7 +127,7 @@ class RunEnd:
                 "ending: one last global round; waiting for the other groups to end, at most"
                 f" {self._last_global_s:g} s"
             )
-            return [Note(text), AskLastGlobal()]
+            return [Note(text), GroupEnds()]
         return self.finish() if self._global is _Global.DONE else []
 
     def global_done(self, now: float, problem: str = "") -> list[Effect]:

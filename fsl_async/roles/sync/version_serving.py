@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
-from fsl_async.roles.machine import Effect, Note, Send
+from fsl_async.roles.machine import Effect, Note, Received, Send
 from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -168,53 +168,55 @@ class Serving:
         text += "; the parameter server was started from an older copy of its run directory"
         return [Note(text, "warning", {"alarm": "rollback", "gone": gone, "client": peer})]
 
-    def fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
+    def fetch(self, event: Received[msg.Fetch], now: float) -> list[Effect]:
         """Send the next version after the one that a client holds."""
-        if event.peer not in self.members or self.version < 0:
+        peer, asked = event.peer, event.message
+        if peer not in self.members or self.version < 0:
             return []
-        if event.version == self.version and event.digest == self.digest:
-            return [self.announcement(event.peer, now)]
-        known = self.deltas.digests.get(event.version, event.digest) == event.digest
-        if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
+        if asked.version == self.version and asked.digest == self.digest:
+            return [self.announcement(peer, now)]
+        known = self.deltas.digests.get(asked.version, asked.digest) == asked.digest
+        if self._pushed.pop(peer, None) == (self.version, asked.version) and known:
             return []  # it was pushed already
         if self.history:
             # A client asks only for scalars that it did not get, or could not use.
-            replays = known and 0 < self.version - event.version <= self.history
-            if replays and event.version >= 0:
-                return [self._scalars(event.peer, event.version, now)]
-            return [self._full(event.peer)]
-        if event.version < self.global_version:
+            replays = known and 0 < self.version - asked.version <= self.history
+            if replays and asked.version >= 0:
+                return [self._scalars(peer, asked.version, now)]
+            return [self._full(peer)]
+        if asked.version < self.global_version:
             steps = self.version - self.global_version
             is_short = not self.longest_chain or steps < self.longest_chain
-            if self.global_base and event.global_digest == self.global_base and is_short:
-                return [do.SendVersion(event.peer, "global", self.global_version)]
-            return [do.SendVersion(event.peer, self._full_kind, self.version)]
-        near = event.version == self.version - 1 or (self.chains and event.version < self.version)
-        if self.longest_chain and self.version - event.version > self.longest_chain:
+            if self.global_base and asked.global_digest == self.global_base and is_short:
+                return [do.SendVersion(peer, "global", self.global_version)]
+            return [do.SendVersion(peer, self._full_kind, self.version)]
+        near = asked.version == self.version - 1 or (self.chains and asked.version < self.version)
+        if self.longest_chain and self.version - asked.version > self.longest_chain:
             near = False
-        if near and self.deltas.digests.get(event.version) == event.digest:
+        if near and self.deltas.digests.get(asked.version) == asked.digest:
             # However far the client is behind: on a slow path a full version would be outdated on
             # arrival. The shell sends the full version if the update is not kept any more.
-            return [do.SendVersion(event.peer, "update", event.version + 1)]
-        return [do.SendVersion(event.peer, self._full_kind, self.version)]
+            return [do.SendVersion(peer, "update", asked.version + 1)]
+        return [do.SendVersion(peer, self._full_kind, self.version)]
 
-    def held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
+    def held(self, event: Received[msg.Holding], now: float) -> list[Effect]:
         """Record the version that a client holds, and check its digest."""
-        member = self.members.get(event.peer)
+        peer, held = event.peer, event.message
+        member = self.members.get(peer)
         if member is None:
             return []
-        expected = self.deltas.digests.get(event.version)
-        if expected is not None and expected != event.digest:
+        expected = self.deltas.digests.get(held.version)
+        if expected is not None and expected != held.digest:
             text = (
-                f"{event.peer} computed digest {event.digest} for version {event.version},"
+                f"{peer} computed digest {held.digest} for version {held.version},"
                 f" which has {expected}; it gets the version in full"
             )
-            more = self._throttle.lets(event.peer, now)
-            alarm = Note(f"{text}{more}", "warning", {"alarm": "digest", "client": event.peer})
-            full = [self._full(event.peer), *self._differs(event.version, event.peer)]
+            more = self._throttle.lets(peer, now)
+            alarm = Note(f"{text}{more}", "warning", {"alarm": "digest", "client": peer})
+            full = [self._full(peer), *self._differs(held.version, peer)]
             return full if more is None else [alarm, *full]
-        member.version = event.version
-        self.forget(event.peer)
+        member.version = held.version
+        self.forget(peer)
         return []
 
     def _differs(self, version: int, peer: str) -> list[Effect]:

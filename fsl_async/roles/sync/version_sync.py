@@ -33,13 +33,14 @@ class VersionSync:
     tokens: int = 0  # merged by the run, as announced last
     refuses_rollback: bool = False  # by the site's policy
 
-    def announced(self, event: ev.VersionAnnounced) -> str:
+    def announced(self, newest: msg.Announce | msg.Scalars) -> str:
         """Record the newest version. Returns a line if the run went back behind the last one."""
-        last, before, self.latest = self.latest, self.tokens, Held(event.version, event.digest)
-        self.tokens = event.tokens or before
-        if last.version < event.version or last in (Held(), self.latest):
+        last, before, self.latest = self.latest, self.tokens, Held(newest.version, newest.digest)
+        tokens = newest.position.tokens
+        self.tokens = tokens or before
+        if last.version < newest.version or last in (Held(), self.latest):
             return ""
-        words = gone_words(event.version, last.version, before - event.tokens)
+        words = gone_words(newest.version, last.version, before - tokens)
         return f"the run has gone back behind version {last.version}: {words}"
 
     def forget_session(self) -> None:
@@ -61,20 +62,21 @@ class VersionSync:
         self.asked = self.latest.version
         return [Send(SERVER, msg.Fetch(self.base.version, self.base.digest, self.global_digest))]
 
-    def fits(self, event: ev.FetchOffered) -> bool:
+    def fits(self, meta: msg.VersionMeta) -> bool:
         """Whether an offered stream applies to the base, and a version is missing."""
-        follows = event.kind in {"full", "global_full"} or event.version == self.base.version + 1
-        follows = follows or (event.kind == "global" and bool(self.global_digest))
-        follows = follows or (event.kind == "seeds" and 0 <= self.base.version < event.version)
+        kind, version = meta.kind, meta.version
+        follows = kind in {"full", "global_full"} or version == self.base.version + 1
+        follows = follows or (kind == "global" and bool(self.global_digest))
+        follows = follows or (kind == "seeds" and 0 <= self.base.version < version)
         is_free = self.here is None and not self.replaying
         return follows and self.base != self.latest and is_free
 
-    def receive(self, event: ev.FetchOffered) -> list[Effect]:
-        """Accept an offered stream."""
-        self.asked = event.version
+    def receive(self, stream: str, meta: msg.VersionMeta, *, here: bool) -> list[Effect]:
+        """Accept an offered stream. here: it is no stream, but scalars that came in a message."""
+        self.asked = meta.version
         self.deadlines.cancel("fetch")
-        self.replaying = event.stream if event.here else ""
-        return [do.ReceiveVersion(event.stream, event.kind, event.version)]
+        self.replaying = stream if here else ""
+        return [do.ReceiveVersion(stream, meta.kind, meta.version)]
 
     def received(self, version: int) -> None:
         """Record that the frames of `version` have arrived."""

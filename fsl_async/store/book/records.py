@@ -12,7 +12,7 @@ import shlex
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Self
 
-from attrs import evolve, field, fields_dict, frozen
+from attrs import evolve, fields_dict, frozen
 
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
@@ -89,17 +89,6 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
 def decay_from(fact: Mapping[str, Any]) -> Decay:
     """Parse the members that `Store.record_decay` writes."""
     return Decay(fact["decays_from"], RunLimits(**fact["limits"]), RunLimits(**fact["planned"]))
-
-
-@frozen
-class SpoolResult:
-    """The result of `spool_finish`.
-
-    problem: why the delta is in quarantine; its norm is then 0.
-    """
-
-    stored: StoredDelta
-    problem: str | None = None
 
 
 @frozen
@@ -234,28 +223,3 @@ def way_out(records: Sequence[VersionRecord], pending: Sequence[StoredDelta], ru
         return f"stop the parameter server and type {command}, or lower the outer learning rate"
     command += f" --from-version {bad.version - 1}"
     return f"version {bad.version} is destroyed: stop the parameter server and type {command}"
-
-
-@frozen
-class Committed:
-    """A version is durable. `notice`: one line on cleanup that failed and is retried later."""
-
-    version: int
-    digest: str
-    update_bytes: int
-    update_chunks: int
-    update_norm: float
-    average_norm: float = 0.0
-    cosine: float | None = None
-    notice: str | None = None
-    product_norms: Mapping[str, float] = field(factory=dict)
-    """Distance, by client, that it moved the products of adapters."""
-    late: tuple[DeltaKey, ...] = ()
-    """Deltas without a part in it: stored after a version that they were not computed from."""
-    made_of: str = "deltas"
-    global_base: str = ""
-    """Both as in the event VersionCommitted."""
-    alike: Mapping[str, float] = field(factory=dict)
-    """Pairs of clients whose deltas are almost the same (`fsl_async.store.deltas.spool`)."""
-    opposite: str = ""
-    """The client whose delta is opposite to the rest."""

@@ -32,9 +32,9 @@ KILL = "kill"
 _SESSION = ("client_hello", "client_left")
 _RECEIVED = (
     "client_hello",
-    "version_held",
+    "holding",
     "heartbeat_received",
-    "delta_offered",
+    "delta_meta",
     "model_attached",
 )
 

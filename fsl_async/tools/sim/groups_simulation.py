@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import Group, RingShell
+from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
 from fsl_async.roles.machine import Effect, Event
@@ -80,31 +80,11 @@ class GroupSimulation(Simulation):
                 rng=random.Random(f"{self.settings.seed}/{self.name}/{number}"),  # noqa: S311
             )
 
-        listener = shell.endpoint
-        assert isinstance(listener, tp.ListenerEndpoint)
-
-        def make(group: Group) -> RingShell:
-            return RingShell(
-                self.config,
-                group,
-                store=store,
-                worker=shell.jobs.worker,
-                scheduler=clock,
-                journal=self.journal,
-                say=lambda _: None,
-                listener=listener,
-                dialer=None if self.config.leads else dialer,
-                helper=functools.partial(
-                    FakeHelper,
-                    self.among.ring,
-                    self.name,
-                    clock,
-                    self._files,
-                    self._server_is_dead,
-                ),
-            )
-
-        self.shell = shell.join_ring(make)
+        helper = functools.partial(
+            FakeHelper, self.among.ring, self.name, clock, self._files, self._server_is_dead
+        )
+        used = None if self.config.leads else dialer
+        self.shell = shell.ring = RingShell(self.config, shell, used, helper)
         self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
 
     def _after_server(

@@ -17,9 +17,10 @@ import numpy as np
 from attrs import field, mutable
 
 from fsl_async.learn.client.ports import Vector
-from fsl_async.roles.machine import Effect, Event, Send
+from fsl_async.roles.machine import Effect, Event, Received, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -298,23 +299,21 @@ class Invariants:
         for effect in effects:
             if isinstance(effect, do.OfferDelta):
                 self._offered_again(effect.delta)
-        if isinstance(event, ev.DeltaAcknowledged):
-            self._taken(machine, event.key)
-        elif (
-            isinstance(event, ev.DeltaRefused)
-            and event.key in self._offered
-            and event.code != "later"
-            and event.key not in self._refused
-        ):
-            self._refused.add(event.key)
-            self._settled[_owner(event.key)] += self._offered[event.key].tokens
-        elif isinstance(event, ev.BaseReplaced | ev.Rebased) and (
-            event.version or machine.base.version == 0  # else another client's were published
-        ):
-            training.exchange.use_base(
-                lambda vector, version: self._holds(machine.name, vector, version)
-            )
-        if isinstance(event, ev.DeltaAcknowledged | ev.DeltaRefused | ev.Snapshotted):
+        match event:
+            case Received(_, msg.Accepted(key)):
+                self._taken(machine, key)
+            case Received(_, msg.Declined(key, code)) if code != "later" and key in self._offered:
+                if key not in self._refused:
+                    self._refused.add(key)
+                    self._refused.add(key)
+                    self._settled[_owner(key)] += self._offered[key].tokens
+            case ev.BaseReplaced(version) | ev.Rebased(version) if (
+                version or machine.base.version == 0  # else another client's were published
+            ):
+                training.exchange.use_base(
+                    lambda vector, version: self._holds(machine.name, vector, version)
+                )
+        if event.topic in {msg.Accepted, msg.Declined, ev.Snapshotted}:
             self._balance(machine, training)
 
     def _taken(self, machine: ClientMachine, key: DeltaKey) -> None:

@@ -205,4 +205,4 @@ class SplitServerSimulation(Simulation):
     def _run_over(self, name: str, event: Event) -> None:
         """Give a client's session an event of its training thread, or the end of the run."""
         if name in self.split_clients:
-            self.split_clients[name].feed(event)
+            self.split_clients[name].node.feed(event)

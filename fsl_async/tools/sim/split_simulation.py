@@ -40,7 +40,7 @@ from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.ledger_audit import LEDGER, audit_split, fates_of
-from fsl_async.roles.machine import Effect, Event, Finish, Note
+from fsl_async.roles.machine import Effect, Event, Finish, Note, Received
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split import messages as msg
@@ -164,10 +164,11 @@ class SplitSimulation(SplitServerSimulation):
             made = self.lineage.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
                 self.world.violated(f"version {made[0]} of {event.client} has two contents")
-        if isinstance(event, sev.RoundDoneReceived):
-            done = self.done.setdefault(event.round, {})
-            if done.setdefault(event.peer, event.samples) != event.samples:
-                self.world.violated(f"{event.peer} reports round {event.round} with other samples")
+        match event:
+            case Received(peer, msg.RoundDone(number, samples)):
+                done = self.done.setdefault(number, {})
+                if done.setdefault(peer, samples) != samples:
+                    self.world.violated(f"{peer} reports round {number} with other samples")
         self._bounded(machine, training, machine.peers.get(getattr(event, "peer", "")), effects)
         for effect in effects:
             if isinstance(effect, split.TrainUpload):
@@ -220,10 +221,11 @@ class SplitSimulation(SplitServerSimulation):
     ) -> None:
         """Check what an event of a client's session may have touched."""
         self.counts.events += 1
-        if isinstance(event, msg.Trained | msg.AlreadyTrained | sev.AnswerReceived):
-            self.settled[event.key] = "trained"
-        elif isinstance(event, msg.UploadRefused) and event.code not in {"later", "ended"}:
-            self.settled[event.key] = "declined"
+        match event:
+            case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.AnswerReceived(key):
+                self.settled[key] = "trained"
+            case Received(_, msg.UploadRefused(key, code)) if code not in {"later", "ended"}:
+                self.settled[key] = "declined"
         bound = machine.method.in_flight + RETAIN
         if len(machine.sent) > bound:
             self.world.violated(f"{machine.name} keeps more than {bound} uploads")

@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector, Work
 from fsl_async.nodes.runtime import Journal
-from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.machine import Effect, Event, Received
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import ORDER, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine, Phase
@@ -431,8 +432,8 @@ class TuneSimulation(Simulation):
         super()._after_client(machine, training, event, effects)
         if isinstance(event, ev.FetchFailed):
             self.world.violated(f"{machine.name} lost version {event.version}: {event.reason}")
-        elif isinstance(event, ev.DeltaRefused):
-            self.happened[event.code] += 1
+        elif isinstance(event, Received) and isinstance(event.message, msg.Declined):
+            self.happened[event.message.code] += 1
 
     def _watch(self) -> None:
         """Check that clients and run make progress. A lost session is known after a while."""

@@ -162,7 +162,7 @@ class CheckedMachine:
     def __init__(self, machine: Any, check: Callable[[Event, list[Effect]], None]) -> None:
         self._machine = machine
         self._check = check
-        self.next_deadline = machine.next_deadline
+        self.next_deadline, self.check = machine.next_deadline, machine.check
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle an event, then check."""

@@ -10,7 +10,7 @@ A journal's lines become points of the series that trackers show:
 
     role            a point for each              its step
     ps              version                       the version
-    ps              delta_offered, where the client measured a version      that version
+    ps              delta_meta, where the client measured a version      that version
     server          round that is over            the round
     client          rebased                       the version
 
@@ -308,7 +308,7 @@ class Points:
                 return [self._version(made)]
             return [self._version(None)] if -1 < version < state.ps.version else []
         newest = _last(state)
-        if kind == "delta_offered" and newest is not None and newest is not measured:
+        if kind == "delta_meta" and newest is not None and newest is not measured:
             return [evaluated(newest, state.node.last_t)] if newest.version >= 0 else []
         if kind == "rebased":
             return [Point(state.site.version, state.node.last_t, series_of(Reading(state)))]

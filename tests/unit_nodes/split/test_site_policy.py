@@ -147,7 +147,7 @@ class TestWhatLeaves:
         offered = [
             line
             for line in lines_of(tmp_path / "run" / "server")
-            if line["type"] in {"upload_offered", "admit_split"}
+            if line["type"] in {"smashed_meta", "admit_split"}
         ]
         assert offered == []
 
@@ -211,7 +211,7 @@ class TestWhatLeaves:
         config = attrs.evolve(config, session=attrs.evolve(config.session, heartbeat_every_s=0.2))
         run = nodes(config, names=("site-a",), policy=SitePolicy(frozenset(kinds)))
         lines = lines_of(tmp_path / "run")
-        offered = [line["delta"]["metrics"] for line in lines if line["type"] == "delta_offered"]
+        offered = [line["delta"]["metrics"] for line in lines if line["type"] == "delta_meta"]
         beats = [line["payload"] for line in lines if line["type"] == "heartbeat_received"]
         assert offered
         assert beats
@@ -230,9 +230,7 @@ class TestWhatLeaves:
         config = configured("split.method=cse-fsl", f"data.path={text}", "split.up=bf16", clients=1)
         nodes(config, names=("site-a",), policy=SitePolicy(kinds))
         done = [
-            line
-            for line in lines_of(tmp_path / "run" / "server")
-            if line["type"] == "round_done_received"
+            line for line in lines_of(tmp_path / "run" / "server") if line["type"] == "round_done"
         ]
         assert done
         assert all(line["errors"] == {} for line in done)
@@ -275,7 +273,7 @@ class TestWhatLeaves:
         run = nodes(config, names=("site-a",), task=f"{task}:train", policy=policy, failing=True)
         assert "exchanges weight, which is no LoRA adapter" in str(run.errors["site-a"])
         kinds = {line["type"] for line in lines_of(tmp_path / "run")}
-        assert "initial_offered" not in kinds
+        assert "initial_meta" not in kinds
         assert "model_attached" not in kinds
 
     def test_adapters_alone_are_enough_for_lora(self, nodes, configured, text):

@@ -10,8 +10,10 @@ from machines import Driver, of, told
 from fsl_async.roles.machine import (
     DeclineStream,
     Finish,
+    Greeted,
     HelloRefused,
     Note,
+    Received,
     RunEnded,
     SendGoodbye,
     SessionLost,
@@ -24,6 +26,7 @@ from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.client import EXIT_REFUSED
+from fsl_async.roles.sync.client_state import SERVER
 
 
 def key(step=0, number=0, incarnation=1, leg=0):
@@ -34,8 +37,9 @@ def key(step=0, number=0, incarnation=1, leg=0):
 class ClientDriver(Driver):
     """A client with events of its split server."""
 
-    def welcome(self, last=None, auxiliary=-1, **more):
-        return self.feed(ev.SplitWelcomed("run", 2, last, auxiliary, **more))
+    def welcome(self, last=None, auxiliary=-1, incarnation=1):
+        welcome = msg.SplitWelcome("run", 2, last.text if last else "", auxiliary)
+        return self.feed(Greeted(SERVER, welcome, incarnation))
 
     def ready(self, step, number=0, *, wants=True, due=False, leg=0):
         more = {"wants_gradient": wants, "alignment_due": due, "leg": leg}
@@ -45,13 +49,13 @@ class ClientDriver(Driver):
         return self.feed(SessionLost("expired"))
 
     def trained(self, upload):
-        return self.feed(msg.Trained(upload, 2.5))
+        return self.receive(msg.Trained(upload, 2.5))
 
     def unwanted(self, upload, code):
-        return self.feed(msg.UploadRefused(upload, code, "because"))
+        return self.receive(msg.UploadRefused(upload, code, "because"))
 
     def answer(self, upload):
-        self.feed(ev.AnswerOffered(f"down:{upload.text}", upload, 2.5, 7))
+        self.receive(msg.GradientMeta(upload, 2.5, 7), stream=f"down:{upload.text}")
         return self.feed(ev.AnswerReceived(upload))
 
 
@@ -67,21 +71,24 @@ def make():
 
 
 def offered(effects):
-    return [(each.key.step, each.wants_gradient) for each in of(effects, split.OfferUpload)]
+    return [
+        (each.meta.key.step, each.meta.wants_gradient) for each in of(effects, split.OfferUpload)
+    ]
 
 
 def test_an_upload_and_its_gradient(make):
     """The plain way, of a method that answers."""
     client = make()
     (offer,) = client.ready(0)
-    assert (offer.key, offer.samples, offer.wants_gradient) == (key(0), 16, True)
+    meta = offer.meta
+    assert (meta.key, meta.samples, meta.wants_gradient) == (key(0), 16, True)
     stream = "down:a/1/0/0"
-    effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
+    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
     assert effects == [split.ReceiveAnswer(stream, key(0))]
     effects = client.feed(ev.AnswerReceived(key(0)))
     assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.feed(ev.AnswerReceived(key(0))) == [], "it is delivered once"
-    effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
+    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
     assert effects == [DeclineStream("", stream, "not wanted")]
 
 
@@ -91,7 +98,7 @@ def test_an_upload_without_an_answer(make):
     client.ready(0, wants=False)
     assert client.trained(key(0)) == [split.ReportLoss(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.trained(key(9)) == []
-    assert client.feed(msg.AlreadyTrained(key(9), False)) == []
+    assert client.receive(msg.AlreadyTrained(key(9), False)) == []
     assert client.unwanted(key(9), "stale") == []
     assert client.feed(ev.AnswerReceived(key(9))) == []
 
@@ -142,7 +149,7 @@ def test_a_server_that_was_killed(make):
         client.ready(step)
         effects = client.answer(key(step))
     assert split.DropUpload(key(0)) in effects, "no more than `RETAIN`"
-    assert client.feed(msg.Durable(key(1))) == [split.DropUpload(key(1))]
+    assert client.receive(msg.Durable(key(1))) == [split.DropUpload(key(1))]
     client.ready(3)
     client.lose()
     assert offered(client.welcome(last=key(1))) == [(2, False), (3, True)]
@@ -154,17 +161,17 @@ def test_known(make):
     """A trained upload's answer is sent again, or is gone, or is not needed."""
     client = make()
     client.ready(0)
-    assert client.feed(msg.AlreadyTrained(key(0), True)) == []
+    assert client.receive(msg.AlreadyTrained(key(0), True)) == []
     assert of(client.answer(key(0)), split.DeliverAnswer)
     client.ready(1)
-    effects = client.feed(msg.AlreadyTrained(key(1), False))
+    effects = client.receive(msg.AlreadyTrained(key(1), False))
     assert effects[:2] == [
         split.AbandonUpload(key(1), "the split server no longer has its gradient"),
         split.FreeSlot(key(1)),
     ]
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.feed(msg.AlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
+    assert client.receive(msg.AlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
 
 
 @pytest.mark.parametrize("wants", [True, False])
@@ -202,15 +209,15 @@ def test_an_auxiliary_model_comes(make):
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
     stream = "aux:a/3"
-    effects = client.feed(ev.AuxiliaryOffered(stream, 3, 0))
+    effects = client.receive(msg.AuxiliaryMeta(3, 0), stream=stream)
     assert effects == [split.ReceiveAuxiliary(stream, 3)]
     assert client.feed(ev.AuxiliaryReceived(2)) == [], "another one"
     assert client.feed(ev.AuxiliaryReceived(3)) == [split.InstallAuxiliary(3, 0)]
     assert client.feed(ev.AuxiliaryReceived(3)) == []
     assert client.machine.hello("run", 0, {}).auxiliary == 3
-    client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0))
+    client.receive(msg.AuxiliaryMeta(1, 0), stream="aux:a/1")
     assert client.feed(ev.AuxiliaryReceived(1)) == [split.InstallAuxiliary(1, 0)]
-    assert of(make().feed(ev.AuxiliaryOffered(stream, 3, 0)), DeclineStream)
+    assert of(make().receive(msg.AuxiliaryMeta(3, 0), stream=stream), DeclineStream)
 
 
 def test_an_alignment_is_lost_with_a_server(make):
@@ -246,8 +253,8 @@ def test_a_round_ends(make, method, waits):
     client.lose()
     assert client.machine.hello("run", 0, {}).done_round == -1
     assert told(client.welcome(key(0, number=1))) == [msg.RoundDone(0, 320)]
-    assert client.feed(msg.RoundAcknowledged(7)) == []
-    effects = client.feed(msg.RoundAcknowledged(0))
+    assert client.receive(msg.RoundAcknowledged(7)) == []
+    effects = client.receive(msg.RoundAcknowledged(0))
     assert effects == ([split.SettleRound(0)] if waits else [])
     hello = client.machine.hello("run", 3, {"cut": "1"})
     assert hello == msg.SplitHello("run", msg.ROLE, 3, {"cut": "1"}, -1, 0, 320)
@@ -273,7 +280,7 @@ def test_the_handshake_raises_the_incarnation(make):
     client = ClientDriver(SplitClientMachine(config_of("split", method="cse-fsl"), "a", 1))
     client.ready(0, wants=False)
     (offer,) = client.welcome(incarnation=77)
-    assert offer.key == key(0, incarnation=77)
+    assert offer.meta.key == key(0, incarnation=77)
     assert of(client.trained(key(0, incarnation=77)), split.FreeSlot)
     assert client.welcome(key(0, incarnation=77), incarnation=77) == []
 
@@ -289,7 +296,7 @@ def test_it_is_over(make, how):
     client.feed(ev.RoundEnded(0, 16))
     event = {
         "run": RunEnded("limit"),
-        "server": msg.Ended("Ctrl-C"),
+        "server": Received(SERVER, msg.Ended("Ctrl-C")),
         "finished": HelloRefused("finished", "this run has ended"),
         "refused": HelloRefused("model", "cut differs"),
     }[how]
@@ -309,10 +316,10 @@ def test_it_is_over(make, how):
         split.DropUpload,
     ]
     assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
-    assert client.feed(msg.Ended("again")) == []
+    assert client.receive(msg.Ended("again")) == []
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]
     assert client.feed(TrainingEnded(None)) == []
-    assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), DeclineStream)
+    assert of(client.receive(msg.AuxiliaryMeta(1, 0), stream="aux:a/1"), DeclineStream)
 
 
 def test_a_server_that_leaves_is_waited_for(make):

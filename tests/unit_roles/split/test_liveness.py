@@ -28,7 +28,7 @@ def test_the_parameter_server_says_that_the_run_is_over():
     server = alone()
     (admit,) = server.parameter_server()
     assert admit == split.AdmitSplit(msg.PS_ROLE, 1, msg.SplitWelcome("run", 0, "", -1))
-    effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "Ctrl-C"))
+    effects = server.receive(msg.RunOver("Ctrl-C"), msg.PS_ROLE)
     assert told(effects, msg.PS_ROLE) == [msg.Ended("the run has ended")]
     assert effects[-1] == Finish("the run has ended", 0)
     assert server.parameter_server()[0].code == "finished"
@@ -43,8 +43,8 @@ def test_clients_that_are_here_are_waited_for():
         server = alone()
         server.parameter_server()
         server.join("a")
-        assert not of(server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")), Finish)
-        effects = server.fire() if hangs else server.feed(ev.RunOverReceived("a", "x"))
+        assert not of(server.receive(msg.RunOver("x"), msg.PS_ROLE), Finish)
+        effects = server.fire() if hangs else server.receive(msg.RunOver("x"), "a")
         assert effects[-1] == Finish("the run has ended", 0)
 
 
@@ -54,9 +54,9 @@ def test_replicas_of_the_last_round_are_averaged():
     server.join("a")
     server.parameter_server()
     server.upload(key("a"))
-    server.feed(ev.RoundDoneReceived("a", 0, 30))
+    server.receive(msg.RoundDone(0, 30), "a")
     server.leave("a")
-    effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "limit"))
+    effects = server.receive(msg.RunOver("limit"), msg.PS_ROLE)
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30})]
 
 
@@ -112,7 +112,7 @@ def test_which_parameter_server_is_refused():
     server = alone()
     assert server.parameter_server("other")[0].code == "run"
     assert server.parameter_server(peer="a")[0].code == "name"
-    assert server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")) == [], "it was refused"
+    assert server.receive(msg.RunOver("x"), msg.PS_ROLE) == [], "it was refused"
     assert server.join(msg.PS_ROLE)[0].code == "name"
     server.feed(DrainAsked("SIGTERM"))
     assert server.parameter_server()[0].code == "leaving"

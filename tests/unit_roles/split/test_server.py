@@ -1,7 +1,7 @@
 """The split server's machine, event by event: uploads, from their offer to their answer."""
 
 from machines import of, told
-from split_machines import key, split_server
+from split_machines import key, smashed, split_server
 
 from fsl_async.roles.machine import ClientLeft, DeclineStream, Send, StreamLost
 from fsl_async.roles.split import effects as split
@@ -15,11 +15,11 @@ def test_an_upload_from_offer_to_answer():
     (admit,) = server.join("a")
     assert admit.welcome == msg.SplitWelcome("run", 2, "", -1)
     one = key("a")
-    assert server.offer(one) == [split.ReceiveUpload("a", "up:a/1/0/0", one)]
+    assert server.offer(one) == [split.ReceiveUpload("a", "up:a/1/0/0", smashed(one))]
     assert server.arrive(one) == [split.TrainUpload(one, wants_answer=True, version=0)]
     assert server.trained(one, answer=True) == [
         split.RecordUpload(one, "trained"),
-        split.SendAnswer("a", one),
+        split.SendAnswer("a", msg.GradientMeta(one, 2.5, 7)),
     ]
     assert server.feed(ev.AnswerSent("a", one)) == [split.DropAnswer(one)]
     assert server.feed(ev.AnswerSent("a", one)) == []
@@ -56,7 +56,7 @@ def test_a_known_upload_is_answered_as_it_was():
     effects = server.offer(key("a", 2))
     assert effects[0].reason == "known"
     assert told(effects) == [msg.AlreadyTrained(key("a", 2), True)]
-    assert effects[-1] == split.SendAnswer("a", key("a", 2))
+    assert effects[-1] == split.SendAnswer("a", msg.GradientMeta(key("a", 2), 2.5, 7))
     effects = server.offer(key("a", 0))
     assert told(effects) == [msg.AlreadyTrained(key("a"), False)]
     assert not of(effects, split.SendAnswer)

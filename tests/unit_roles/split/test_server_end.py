@@ -20,10 +20,10 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
         for name, samples in (("a", 30), ("b", 10)):
             each.join(name)
             each.upload(key(name))
-            each.feed(ev.RoundDoneReceived(name, 0, samples))
+            each.receive(msg.RoundDone(0, samples), name)
     assert not of(stopped.feed(DrainAsked("Ctrl-C")), split.AverageReplicas)
-    server.feed(ev.RunOverReceived("a", "done"))
-    effects = server.feed(ev.RunOverReceived("b", "done"))
+    server.receive(msg.RunOver("done"), "a")
+    effects = server.receive(msg.RunOver("done"), "b")
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
     assert not of(effects, split.Checkpoint)
     (last,) = server.feed(ev.ReplicasAveraged(0))
@@ -93,9 +93,9 @@ def test_the_run_ends_while_the_server_leaves():
     server.join("b")
     server.offer(key("b"))
     server.arrive(key("b"))
-    server.feed(ev.RoundDoneReceived("a", 0, 30))
+    server.receive(msg.RoundDone(0, 30), "a")
     server.feed(DrainAsked("SIGTERM"))
-    server.feed(ev.RunOverReceived("a", "limit"))
+    server.receive(msg.RunOver("limit"), "a")
     assert server.join("z")[0].code == "finished"
     assert of(server.trained(key("b")), split.AverageReplicas)
     (last,) = of(server.feed(ev.ReplicasAveraged(0)), split.Checkpoint)
@@ -130,9 +130,9 @@ def test_the_clients_say_that_the_run_is_over():
     server.join("a")
     server.join("b")
     server.join("c")
-    assert server.feed(ev.RunOverReceived("unknown", "x")) == []
-    assert server.feed(ev.RunOverReceived("a", "done")) == []
-    assert server.feed(ev.RunOverReceived("b", "done")) == []
+    assert server.receive(msg.RunOver("x"), "unknown") == []
+    assert server.receive(msg.RunOver("done"), "a") == []
+    assert server.receive(msg.RunOver("done"), "b") == []
     effects = server.feed(ClientLeft("c", 1, "expired"))
     assert effects[-1] == Finish("the run has ended", 0)
     server = split_server()
@@ -140,5 +140,5 @@ def test_the_clients_say_that_the_run_is_over():
     server.join("b")
     assert server.feed(ClientLeft("b", 1, "expired")) == []
     server.join("b")
-    server.feed(ev.RunOverReceived("a", "done"))
+    server.receive(msg.RunOver("done"), "a")
     assert server.fire()[-1] == Finish("the run has ended", 0)

@@ -3,7 +3,6 @@
 Auxiliary models, replicas, checkpoints, and the clients that may get them.
 """
 
-import attrs
 import pytest
 from machines import of, told
 from split_machines import HALVES, key, split_server
@@ -28,7 +27,7 @@ def test_alignment():
     assert server.arrive(key("a", 5)) == [], "the training thread aligns"
     assert not told(server.offer(key("a")))[1:], "the result follows later"
     effects = server.feed(ev.Aligned("a", 0))
-    assert effects[0] == split.SendAuxiliary("a", 0, 0)
+    assert effects[0] == split.SendAuxiliary("a", msg.AuxiliaryMeta(0, 0))
     assert of(effects, split.TrainUpload)
     assert not of(server.trained(key("a", 5)), split.Align)
     effects = server.offer(key("a"), due=True)
@@ -52,7 +51,7 @@ def test_auxiliary_models_have_one_lineage():
     server = split_server("fsl-sage")
     server.feed(ev.SplitRecovered(SplitProgress(), (), {"b": 6}))
     assert of(server.join("a", auxiliary=4), split.SendAuxiliary) == [
-        split.SendAuxiliary("a", -1, -1)
+        split.SendAuxiliary("a", msg.AuxiliaryMeta(-1, -1))
     ]
     assert of(server.upload(key("a")), split.Align)[0].version == 5
     server.feed(ev.Aligned("a", 5))
@@ -66,10 +65,10 @@ def test_replicas_are_averaged_before_a_later_round():
     for name in "abc":
         server.join(name)
         server.upload(key(name))
-    assert told(server.feed(ev.RoundDoneReceived("a", 0, 30))) == [msg.RoundAcknowledged(0)]
-    server.feed(ev.RoundDoneReceived("b", 0, 10))
-    server.feed(ev.RoundDoneReceived("a", 0, 99))
-    assert server.feed(ev.RoundDoneReceived("unknown", 0, 1)) == []
+    assert told(server.receive(msg.RoundDone(0, 30), "a")) == [msg.RoundAcknowledged(0)]
+    server.receive(msg.RoundDone(0, 10), "b")
+    server.receive(msg.RoundDone(0, 99), "a")
+    assert server.receive(msg.RoundDone(0, 1), "unknown") == []
     later = key("a", number=1)
     server.offer(later)
     assert server.arrive(later) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
@@ -78,8 +77,8 @@ def test_replicas_are_averaged_before_a_later_round():
     assert effects[0].book.averaged == 0
     server.trained(later)
     assert told(server.offer(key("c", 1)))[0].code == "stale", "its replica is replaced"
-    server.feed(ev.RoundDoneReceived("b", 1, 5))
-    server.feed(ev.RoundDoneReceived("a", 2, 5))
+    server.receive(msg.RoundDone(1, 5), "b")
+    server.receive(msg.RoundDone(2, 5), "a")
     last = key("a", number=3)
     server.offer(last)
     assert server.arrive(last) == [split.AverageReplicas(2, {"a": 5})]
@@ -168,8 +167,7 @@ def test_who_is_refused(change, code, words):
     """With the first thing that differs, and the way out."""
     server = split_server()
     server.join("a")
-    hello = attrs.evolve(ev.SplitClientHello("z", 1, "run", 0, HALVES), **change)
-    (refusal,) = server.feed(hello)
+    (refusal,) = server.join("z", **change)
     assert (refusal.code, words in refusal.text) == (code, True)
 
 
@@ -191,4 +189,6 @@ def test_alignment_for_a_client_that_has_left(problem):
     server.feed(ClientLeft("a", 1, "expired"))
     assert not told(server.feed(ev.Aligned("a", 0, problem)))
     effects = server.join("a", 2)
-    assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])
+    assert of(effects, split.SendAuxiliary) == (
+        [] if problem else [split.SendAuxiliary("a", msg.AuxiliaryMeta(0, 0))]
+    )

@@ -5,7 +5,6 @@ from deltas import key
 
 from fsl_async.roles.machine import DrainAsked
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import Phase
 
@@ -25,7 +24,7 @@ def run(make_server):
 
 
 def led(server, name, sequence=1, base=0):
-    return server.store(key(name, sequence, base), number=ev.OWN_PACE)
+    return server.store(key(name, sequence, base), number=msg.OWN_PACE)
 
 
 def test_two_deltas_make_a_version(run, look):
@@ -62,7 +61,7 @@ def test_an_old_delta_counts(run, look):
         led(server, "a", version + 1, version)
         server.committed(version + 1)
         server.fire()
-    assert look.sent(server.offer(key("b"), number=ev.OWN_PACE))[0].code == "stale"
+    assert look.sent(server.offer(key("b"), number=msg.OWN_PACE))[0].code == "stale"
     (commit,) = look.only(led(server, "b", 1, 1), do.Commit)
     assert commit.merged[0].staleness == 2
 
@@ -115,7 +114,7 @@ def test_the_last_round_without_deltas(run, look):
     """It ends without a version."""
     server = run("a")
     server.feed(DrainAsked("Ctrl-C"))
-    effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
+    effects = server.receive(msg.Skip(0, "nothing"), "a")
     assert look.sent(effects) == [msg.Stop("Ctrl-C")]
 
 
@@ -126,8 +125,8 @@ def test_a_client_far_behind_gets_a_full_version(run):
         led(server, "a", version + 1, version)
         server.committed(version + 1)
         server.fire()
-    assert server.feed(ev.FetchAsked("b", 1, "d1")) == [do.SendVersion("b", "update", 2)]
-    assert server.feed(ev.FetchAsked("b", 0, "d0")) == [do.SendVersion("b", "full", 7)]
+    assert server.receive(msg.Fetch(1, "d1"), "b") == [do.SendVersion("b", "update", 2)]
+    assert server.receive(msg.Fetch(0, "d0"), "b") == [do.SendVersion("b", "full", 7)]
 
 
 def test_the_end_waits_for_a_client_that_catches_up(run, look):

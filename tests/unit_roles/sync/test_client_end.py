@@ -7,7 +7,7 @@ from fsl_async.roles.machine import (
     DrainAsked,
     Finish,
     HelloRefused,
-    RunEnded,
+    Received,
     SendGoodbye,
     SessionLost,
     TimerFired,
@@ -15,8 +15,9 @@ from fsl_async.roles.machine import (
 )
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
-from fsl_async.roles.sync.client_state import LOSSES, VIOLATIONS
+from fsl_async.roles.sync.client_state import LOSSES, SERVER, VIOLATIONS
 
 
 def outstanding(client):
@@ -30,10 +31,10 @@ def outstanding(client):
 def test_the_run_ends(client):
     """Training stops at its next step, then the process ends with exit code 0."""
     client.ready()
-    assert client.feed(RunEnded("limit")) == [SendGoodbye("limit"), do.EndTraining("limit")]
+    assert client.receive(msg.Stop("limit")) == [SendGoodbye("limit"), do.EndTraining("limit")]
     assert client.call(3) == [], "no more work"
     assert isinstance(client.offered(1)[0], DeclineStream)
-    assert client.feed(ev.PublishAsked()) == []
+    assert client.receive(msg.Publish()) == []
     assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
     assert client.machine.next_deadline() is None
 
@@ -49,7 +50,7 @@ def test_refused(client, code, exit_code):
 def test_training_raises(client):
     """An error in the user's function counts even after the end was asked for."""
     client.ready()
-    client.feed(RunEnded("limit"))
+    client.receive(msg.Stop("limit"))
     assert client.feed(TrainingEnded("ZeroDivisionError")) == [
         Finish("ZeroDivisionError", EXIT_FAILED)
     ]
@@ -115,7 +116,7 @@ def test_the_last_call_holds_the_training_thread(client):
     client.fetched(1)
     assert client.replaced(1) == [do.Rebase(1)]
     client.rebased(1)
-    client.feed(RunEnded("limit"))
+    client.receive(msg.Stop("limit"))
     assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
 
 
@@ -155,8 +156,8 @@ def test_finished_is_finished(client):
     late = [
         TrainingEnded(None),
         SessionLost("bye"),
-        ev.DeltaAcknowledged(client.key(1)),
-        RunEnded("late"),
+        Received(SERVER, msg.Accepted(client.key(1))),
+        Received(SERVER, msg.Stop("late")),
         ev.Welcomed("r", 0, 1),
         TimerFired(),
     ]

@@ -16,13 +16,14 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import EXIT_REFUSED, SERVER
+from fsl_async.roles.sync.progress import RunPosition
 
 
 def test_first_client_publishes_and_adopts_its_own_weights(client, look):
     """The client's weights are version 0, so it fetches nothing."""
     assert client.feed(ev.Attached("f", 10)) == []
     assert client.welcome() == [do.SendManifest()]
-    assert client.feed(ev.PublishAsked()) == [do.OfferInitial()]
+    assert client.receive(msg.Publish()) == [do.OfferInitial()]
     assert client.announce(0) == [do.AdoptInitial()]
     assert client.replaced(0) == [do.Rebase(0)]
     assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
@@ -32,7 +33,7 @@ def test_initial_weights_that_could_not_be_written_are_those_of_another_client(c
     """The disk was full when they came, and another client was asked: no alarm, and no pause."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    client.feed(ev.PublishAsked())
+    client.receive(msg.Publish())
     assert client.announce(0, "d-other") == [do.AdoptInitial()]
     assert look.sent(client.replaced(0)) == [msg.Fetch(-1, "")]
     assert client.notes[-1] == Note("another client published the initial weights")
@@ -43,7 +44,7 @@ def test_a_run_that_has_gone_back_to_before_version_0_ends_its_clients(client):
     the run would wait for ever. Started again, it does.
     """
     client.ready(2)
-    client.feed(ev.PublishAsked())
+    client.receive(msg.Publish())
     shutdown = client.machine.shutdown
     text = "gone back to before version 0, and this client holds version 2: start it again"
     assert text in (shutdown.reason or "")
@@ -53,7 +54,7 @@ def test_a_run_that_has_gone_back_to_before_version_0_ends_its_clients(client):
 def test_a_model_that_is_attached_after_the_welcome(client):
     """Building a model takes minutes, during which the session exists."""
     assert client.welcome() == []
-    assert client.feed(ev.PublishAsked()) == []
+    assert client.receive(msg.Publish()) == []
     assert client.announce(3) == []
     assert client.feed(ev.Attached("f", 10)) == [do.SendManifest()]
     assert client.announce(3) == [Send(SERVER, msg.Fetch(-1, ""))]
@@ -94,7 +95,7 @@ def test_progress_is_reported(client):
     """Without notes an operator cannot distinguish a client that trains from one that hangs."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    client.feed(ev.PublishAsked())
+    client.receive(msg.Publish())
     client.announce(0)
     client.replaced(0)
     client.rebased(0)
@@ -319,12 +320,14 @@ def test_published_but_the_run_is_further(client, look):
     """A publisher whose first Announce is of version 1 does not adopt its own weights."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    client.feed(ev.PublishAsked())
+    client.receive(msg.Publish())
     assert look.sent(client.announce(1)) == [msg.Fetch(-1, "")]
 
 
 def back(client, version, digest="", tokens=0):
-    return client.feed(ev.VersionAnnounced(version, digest or f"d{version}", tokens=tokens))
+    return client.receive(
+        msg.Announce(version, digest or f"d{version}", RunPosition(tokens=tokens))
+    )
 
 
 def test_a_run_that_goes_back_is_reported(client, look):

@@ -2,12 +2,11 @@
 
 from fsl_async.roles.machine import DrainAsked
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 
 
 def turn(client, number, *, last=False):
-    return client.feed(ev.TurnCalled(number, last))
+    return client.receive(msg.Turn(number, last))
 
 
 def test_a_round_from_beginning_to_end(client):
@@ -52,5 +51,5 @@ def test_the_end_is_asked_for_in_a_round(client):
 def test_the_wire():
     """A turn is not a call: a client of an older release must refuse it."""
     assert msg.from_wire({"m": "turn/1", "round": 3, "last": False}) == msg.Turn(3)
-    assert ev.TurnCalled(3) != ev.RoundCalled(3)
-    assert not ev.RoundCalled(3).is_turn
+    assert msg.Turn(3) != msg.Call(3)
+    assert not msg.Call(3).is_turn

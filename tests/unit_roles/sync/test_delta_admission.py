@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.roles.machine import Note, StreamLost
+from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
@@ -29,7 +29,7 @@ def test_a_client_that_has_diverged_sends_seldom(server, look):
         else:
             (answer,) = look.sent(effects)
             assert (answer.code, PROBLEM in answer.text) == ("quarantined", True)
-        server.feed(Note(""), 20 / 353)
+        server.now += 20 / 353
     assert len(taken) == 5, "after 1, 2, 4 and 8 seconds more"
     assert not is_received(look, server.offer(key(354)))
     assert is_received(look, server.offer(key(1, client="b"))), "others are not concerned"
@@ -45,12 +45,12 @@ def test_the_only_client_of_a_run_may_recover_from_a_quarantined_delta(server, l
         assert is_received(look, server.offer(key(sequence)))
         server.store(key(sequence), problem=PROBLEM)
         assert not is_received(look, server.offer(key(sequence + 1)))
-        server.feed(Note(""), pause_s)
+        server.now += pause_s
     assert is_received(look, server.offer(key(5)))
     server.store(key(5))
     assert is_received(look, server.offer(key(6)))
     server.store(key(6), problem=PROBLEM)
-    server.feed(Note(""), 1.0)
+    server.now += 1.0
     assert is_received(look, server.offer(key(7))), "it had recovered"
 
 
@@ -105,5 +105,5 @@ def test_refused_deltas_and_broken_streams_are_a_line_a_minute(server, look):
         effects = [*server.offer(key(sequence), tokens=0), *server.feed(lost)]
         lines += look.notes(effects).split("\n")
     assert [line[:16] for line in lines if line] == ["refused delta a/", "stream delta:a/1"]
-    server.feed(Note(""), 60.0)
+    server.now += 60.0
     assert look.notes(server.offer(key(999), tokens=0)).endswith("(and 352 more were not printed)")

@@ -5,11 +5,11 @@ from configs import guard_of
 from deltas import key, stored_of
 
 from fsl_async.roles.client_facts import ClientFact
-from fsl_async.roles.machine import ClientLeft, Refuse, StreamLost
+from fsl_async.roles.machine import ClientLeft, Greeted, Refuse, StreamLost
 from fsl_async.roles.split.effects import AdmitSplit
-from fsl_async.roles.split.events import SplitClientHello
 from fsl_async.roles.split.facts import SplitClients
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
 
 
@@ -54,7 +54,7 @@ def test_a_round_from_the_call_to_the_version(told):
     server.store(key("a"), after_s=5.0)
     one = newest(server, RoundFact)
     assert (one.answered, one.pending, one.waited_for) == (1, 1, ("b", "c", "d"))
-    server.feed(ev.RoundSkipped("d", 0, "nothing trained"))
+    server.receive(msg.Skip(0, "nothing trained"), "d")
     server.feed(ClientLeft("c", 1, "expired"))
     count = len(server.facts)
     server.feed(ev.HeartbeatReceived("a", {"step": 3}))
@@ -136,7 +136,7 @@ def test_what_a_client_does_and_what_became_of_its_deltas(told):
     server.attach("a")
     server.feed(ClientLeft("a", 9, "expired"))
     server.committed(0)
-    server.feed(ev.FetchAsked("a", -1, ""))
+    server.receive(msg.Fetch(-1, ""), "a")
     server.hold("a", 0)
     server.hold("a", 0)
     server.offer(key("a"))
@@ -176,7 +176,7 @@ def test_clients_of_a_split_server():
     """They train at once."""
     clients = SplitClients()
     admitted = AdmitSplit("a", 3, None)
-    (begun,) = clients.after(SplitClientHello("a", 3, "r", 0, {}), [admitted])
+    (begun,) = clients.after(Greeted("a", None, 3), [admitted])
     assert (begun.state, begun.begins, begun.incarnation) == ("training", True, 3)
     assert clients.after(ClientLeft("a", 2, "expired"), []) == []
     (gone,) = clients.after(ClientLeft("a", 3, "expired"), [])

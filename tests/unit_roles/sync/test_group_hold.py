@@ -6,24 +6,16 @@ from deltas import key
 from machines import of
 
 from fsl_async.roles.machine import ClientLeft, EndSession, Finish, Note, TimerFired
-from fsl_async.roles.ring.events import Decision
+from fsl_async.roles.ring import effects as ring
+from fsl_async.roles.ring.events import Decision, GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.group_hold import (
-    AskLastGlobal,
-    CommitGlobal,
-    GlobalBrought,
-    GlobalFailed,
-    HoldAsked,
-    LastGlobalDone,
-    MergesResumed,
-    TakeGroupCut,
-)
+from fsl_async.roles.sync.group_hold import CommitGlobal, GlobalFailed, TakeGroupCut
 from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
-BROUGHT = GlobalBrought(G1, counted=True)
+BROUGHT = ring.Adopt(G1, counted=True)
 
 ENDS = {"name": "a", "roster": ROSTER, "hold_s": 7.0}
 
@@ -39,12 +31,12 @@ def group(make_server):
 
 def test_merges_wait_from_the_cut_on_and_uploads_do_not(group, look):
     """Deltas are acknowledged meanwhile; the round is merged once merges are resumed."""
-    assert group.feed(HoldAsked(0)) == [TakeGroupCut(0)]
+    assert group.feed(ring.TakeCut(0)) == [TakeGroupCut(0)]
     for client in ("a", "b"):
         effects = group.store(key(client), number=0)
         assert look.sent(effects, client) == [msg.Accepted(key(client))]
         assert not of(effects, do.Commit)
-    assert of(group.feed(MergesResumed()), do.Commit)
+    assert of(group.feed(ring.ResumeMerges()), do.Commit)
 
 
 def test_a_cut_waits_for_a_version_that_is_being_made(group):
@@ -52,20 +44,20 @@ def test_a_cut_waits_for_a_version_that_is_being_made(group):
     group.store(key("a"), number=0)
     group.store(key("b"), number=0)
     assert group.machine.phase is Phase.MERGING
-    assert group.feed(HoldAsked(0)) == []
+    assert group.feed(ring.TakeCut(0)) == []
     assert TakeGroupCut(0) in group.committed(1)
     assert group.feed(BROUGHT) == [CommitGlobal(2, G1, counted=True)]
 
 
 def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
     """The open round ends with the version of global weights; nothing is merged twice."""
-    group.feed(HoldAsked(0))
+    group.feed(ring.TakeCut(0))
     group.store(key("a"), number=0)
     assert group.feed(BROUGHT) == [CommitGlobal(1, G1, counted=True)]
     assert not of(group.store(key("b"), number=0), do.Commit)
     effects = group.committed(1)
     assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
-    assert group.feed(MergesResumed()) == []
+    assert group.feed(ring.ResumeMerges()) == []
     for client in ("a", "b"):
         group.hold(client, 1)
     group.fire()
@@ -95,7 +87,7 @@ def ending(make_server):
     server.fire()
     server.store(key("a"), number=0)
     server.committed(1)
-    assert of(server.hold("a", 1), AskLastGlobal)
+    assert of(server.hold("a", 1), GroupEnds)
     return server
 
 
@@ -111,7 +103,7 @@ def test_a_group_without_clients_ends_after_a_last_global_round(ending):
     """What they sent before they left counts all the same."""
     ending.feed(ClientLeft("a", 1, "lost"))
     assert not ending.machine.ended
-    assert of(ending.feed(LastGlobalDone()), Finish)
+    assert of(ending.feed(ring.EndGroup()), Finish)
 
 
 def test_a_group_that_joins_publishes_nothing(make_server, look):
@@ -119,7 +111,7 @@ def test_a_group_that_joins_publishes_nothing(make_server, look):
     server = make_server(name="b", roster=ROSTER)
     effects = server.join("a")
     assert not look.sent(effects, "a")
-    assert server.feed(GlobalBrought(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
+    assert server.feed(ring.Adopt(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
     assert [one.peer for one in of(server.committed(0), EndSession)] == ["a"]
     assert server.machine.phase is Phase.READY
 
@@ -129,7 +121,7 @@ def test_a_new_process_of_a_group_that_joined_goes_on(make_server):
     server = make_server(name="b", roster=ROSTER)
     server.recover(0, "d0", digests={0: "d0"})
     assert server.join("a")
-    assert isinstance(server.machine.handle(ev.FetchAsked("a", -1, ""), 0.0)[0], do.SendVersion)
+    assert isinstance(server.receive(msg.Fetch(-1, ""), "a")[0], do.SendVersion)
 
 
 def test_global_weights_are_fetched_as_one_update_from_those_before(make_server):
@@ -137,7 +129,7 @@ def test_global_weights_are_fetched_as_one_update_from_those_before(make_server)
     server = make_server(**ENDS, keep_versions=9).begin("a")
 
     def asked(version, kept="", digest=None):
-        found = server.feed(ev.FetchAsked("a", version, digest or f"d{version}", kept))
+        found = server.receive(msg.Fetch(version, digest or f"d{version}", kept), "a")
         return [(one.kind, one.version) for one in found]
 
     assert asked(-1, digest="none") == [("global_full", 0)], "they are the first global weights"

@@ -12,7 +12,7 @@ def leader(client):
     """Make a client that trains on version 0, at a pace of 20 steps."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    assert client.feed(ev.PaceGiven(20, 0.0)) == [do.CountSteps(20)]
+    assert client.receive(msg.Pace(20, 0)) == [do.CountSteps(20)]
     client.announce(0)
     client.follow(0, "full")
     return client
@@ -31,7 +31,7 @@ def test_one_delta_is_outstanding(leader, look):
 
 def test_by_seconds(leader, look):
     """They count from the last snapshot."""
-    leader.feed(ev.PaceGiven(0, 30.0), 5.0)
+    leader.receive(msg.Pace(0, 30_000), after_s=5.0)
     assert leader.machine.next_deadline() == 35.0
     assert leader.fire() == [do.TakeSnapshot(1)]
     leader.feed(ev.Snapshotted(1, 0, 8, 2), 2.0)
@@ -44,7 +44,7 @@ def test_seconds_begin_with_the_first_version(client):
     """Before, there is nothing to send."""
     client.feed(ev.Attached("f", 10))
     client.welcome()
-    client.feed(ev.PaceGiven(0, 30.0))
+    client.receive(msg.Pace(0, 30_000))
     client.announce(0)
     assert client.machine.next_deadline() is None
     client.now = 100.0
@@ -65,7 +65,7 @@ def test_while_the_parameter_server_is_away(leader, look):
     assert look.only(leader.snapshot(1, 0), do.OfferDelta) == []
     leader.feed(ev.PaceReached())
     assert look.only(leader.welcome(), do.OfferDelta)
-    assert leader.feed(ev.PaceGiven(20, 0.0)) == [do.CountSteps(20)]
+    assert leader.receive(msg.Pace(20, 0)) == [do.CountSteps(20)]
     assert do.TakeSnapshot(2) in leader.acknowledge(leader.key(1))
 
 

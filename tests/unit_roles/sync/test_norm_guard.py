@@ -8,7 +8,6 @@ from configs import guard_of
 from deltas import delta_of, key, stored_of
 
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.norm_guard import NormGuard
@@ -268,7 +267,7 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.fire()
     server.store(key("a"))
     server.store(key("b"))
-    effects = server.feed(ev.RoundSkipped("c", 0, "nothing trained"))
+    effects = server.receive(msg.Skip(0, "nothing trained"), "c")
     assert not look.only(effects, do.Commit)
     assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
     server.fire()

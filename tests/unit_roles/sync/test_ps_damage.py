@@ -3,6 +3,7 @@
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
 
@@ -115,12 +116,12 @@ def test_wrong_digests_of_a_client_are_one_line_a_minute(make_server, look):
     server = make_server().begin("a", "b")
     texts = []
     for number in range(353):
-        effects = server.feed(ev.VersionHeld("a", 0, f"{number:032x}"), 0.05)
+        effects = server.receive(msg.Holding(0, f"{number:032x}"), "a", after_s=0.05)
         assert look.only(effects, do.SendVersion) == [do.SendVersion("a", "full", 0)]
         texts += [one.text for one in alarms(effects)]
     assert len(texts) == 1
     assert len(alarms(server.hold("b", 0, "f" * 32))) == 1, "each client has its own"
-    (last,) = alarms(server.feed(ev.VersionHeld("a", 0, "e" * 32), 60.0))
+    (last,) = alarms(server.receive(msg.Holding(0, "e" * 32), "a", after_s=60.0))
     assert last.text.endswith("it gets the version in full (and 352 more were not printed)")
 
 

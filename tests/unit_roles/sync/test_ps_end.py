@@ -93,7 +93,7 @@ def test_a_last_round_without_deltas_is_not_the_last(make_server, look):
     server = make_server(rounds=1, every_s=100.0)
     server.begin("a")
     server.fire()
-    assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), Finish) == []
+    assert look.only(server.receive(msg.Skip(0, "nothing"), "a"), Finish) == []
     assert look.sent(server.fire()) == [msg.Call(0, last=True)]
     assert look.only(server.offer(key("a")), do.ReceiveDelta)
 
@@ -186,7 +186,7 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     server.committed(1)
     server.hold("a", 1)
     assert look.sent(server.left("b"), "a") == [msg.Call(1, last=True)]
-    assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), Finish)
+    assert look.only(server.receive(msg.Skip(1, "nothing"), "a"), Finish)
 
 
 def test_recovery_with_pending_deltas(make_server, look):
@@ -209,7 +209,7 @@ def test_recovery_with_pending_deltas(make_server, look):
     assert look.sent(server.offer(key("c", 2, 1)))[0].code == "quarantined"
     server.fire()
     for name in "abc":
-        effects = server.feed(ev.RoundSkipped(name, 2, "nothing"))
+        effects = server.receive(msg.Skip(2, "nothing"), name)
     (commit,) = look.only(effects, do.Commit)
     assert [one.key for one in commit.merged] == [key("a", 3, 1)]
     server.committed(3)

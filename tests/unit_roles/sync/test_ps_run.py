@@ -14,15 +14,15 @@ def test_first_client_publishes_second_fetches(server, look):
     assert server.hello("a") == [do.Admit("a", 1, 0), do.Welcome("a", 0)]
     assert look.sent(server.attach("a"), "a") == [msg.Publish()]
     assert look.sent(server.join("b")) == []
-    assert server.feed(ev.InitialOffered("b", "s")) == [
+    assert server.receive(msg.InitialMeta("f"), "b", "s") == [
         DeclineStream("b", "s", "not the publisher")
     ]
-    assert server.feed(ev.InitialOffered("a", "s")) == [do.ReceiveInitial("a", "s")]
-    assert server.feed(ev.FetchAsked("b", -1, "")) == [], "there is no version yet"
+    assert server.receive(msg.InitialMeta("f"), "a", "s") == [do.ReceiveInitial("a", "s")]
+    assert server.receive(msg.Fetch(-1, ""), "b") == [], "there is no version yet"
     effects = server.committed(0)
     assert look.sent(effects, "a") == look.sent(effects, "b") == [msg.Announce(0, "d0")]
-    assert server.feed(ev.FetchAsked("b", -1, "")) == [do.SendVersion("b", "full", 0)]
-    late = server.feed(ev.InitialOffered("b", "s"))
+    assert server.receive(msg.Fetch(-1, ""), "b") == [do.SendVersion("b", "full", 0)]
+    late = server.receive(msg.InitialMeta("f"), "b", "s")
     assert look.sent(late, "b") == [msg.Announce(0, "d0")], "its weights are not used"
     assert look.sent(server.join("c")) == [msg.Announce(0, "d0")]
 
@@ -77,8 +77,8 @@ def test_timer_calls_and_all_answer(server, look):
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
     effects = server.store(key("a"), after_s=5.0)
     assert look.sent(effects) == [msg.Accepted(key("a"))]
-    assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
-    effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
+    assert server.receive(msg.Skip(7, "of another round"), "b") == []
+    effects = server.receive(msg.Skip(0, "nothing"), "b")
     assert "1 of 2 called clients sent a delta, all have answered" in look.notes(effects)
     (commit,) = look.only(effects, do.Commit)
     assert (commit.version, [one.key for one in commit.merged]) == (1, [key("a")])
@@ -98,7 +98,7 @@ def test_a_delta_weighs_by_the_versions_since_its_base(server, look):
         for one in (late, fresh):
             server.offer(one)
             server.store(one)
-        skipped = server.feed(ev.RoundSkipped("c", version, "nothing"))
+        skipped = server.receive(msg.Skip(version, "nothing"), "c")
         found = {one.key: one.weight for one in look.only(skipped, do.Commit)[0].merged}
         assert found == {fresh: 8.0, late: 8.0 * (1 + age) ** -0.5}
         server.offer(key("c", version, version))
@@ -153,7 +153,7 @@ def test_all_leave_and_all_skip(server, look):
     assert "closes without a new version" in look.notes(server.left("a"))
     server.join("a", 2)
     server.fire()
-    effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
+    effects = server.receive(msg.Skip(0, "nothing"), "a")
     assert look.only(effects, do.Commit) == []
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.READY, 1800.0)
 
@@ -163,7 +163,7 @@ def test_stays_open_without_quorum_and_recalls_clients_that_skipped(make_server,
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
-    server.feed(ev.RoundSkipped("a", 0, "nothing"))
+    server.receive(msg.Skip(0, "nothing"), "a")
     effects = server.fire()
     assert server.now == 195.0
     assert "round 0 stays open: 0 of 3 called clients sent a delta, 2 needed" in look.notes(effects)
@@ -193,9 +193,9 @@ def test_open_round_does_not_call_in_a_loop(make_server, look):
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
-    server.feed(ev.RoundSkipped("a", 0, "nothing"))
+    server.receive(msg.Skip(0, "nothing"), "a")
     assert look.sent(server.fire()) == [msg.Call(0)]
-    assert look.sent(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
+    assert look.sent(server.receive(msg.Skip(0, "nothing"), "a")) == []
     assert server.machine.next_deadline() == 295.0
     assert look.sent(server.fire()) == [msg.Call(0)]
 
@@ -211,7 +211,7 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
     assert look.sent(effects) == [msg.Accepted(key("b"))]
     server.fire()
     server.store(key("a", 2, 1))
-    (commit,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Commit)
+    (commit,) = look.only(server.receive(msg.Skip(1, "nothing"), "b"), do.Commit)
     assert {one.key.client: one.staleness for one in commit.merged} == {"a": 0, "b": 1}
 
 
@@ -277,7 +277,7 @@ def test_a_delta_of_a_client_that_left_counts(server, look):
     server.left("a")
     effects = server.store(key("a"))
     assert look.sent(effects) == []
-    effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
+    effects = server.receive(msg.Skip(0, "nothing"), "b")
     assert [one.key for one in look.only(effects, do.Commit)[0].merged] == [key("a")]
 
 
@@ -316,7 +316,7 @@ def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
         server.committed(version + 1)
 
     def asked(version, digest):
-        return server.feed(ev.FetchAsked("a", version, digest))
+        return server.receive(msg.Fetch(version, digest), "a")
 
     assert asked(2, "d2") == [do.SendVersion("a", "update", 3)]
     assert asked(1, "d1") == [do.SendVersion("a", "update", 2)]
@@ -325,7 +325,7 @@ def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
     )
     assert asked(2, "alien") == asked(9, "d9") == [do.SendVersion("a", "full", 3)]
     assert look.sent(asked(3, "d3")) == [msg.Announce(3, "d3")]
-    assert server.feed(ev.FetchAsked("stranger", 2, "d2")) == []
+    assert server.receive(msg.Fetch(2, "d2"), "stranger") == []
 
 
 def test_a_differing_digest_is_answered_with_the_full_version(server, look):

@@ -18,13 +18,7 @@ ZEROTH = TuneConfig(method="zeroth", zo_history=HISTORY)
 def server(make_server):
     """A run of zeroth order with the clients a and b at version 0."""
     made = make_server(trigger="rounds", tune=ZEROTH, min_clients=2, max_staleness=0)
-    for name in ("a", "b"):
-        made.join(name)
-    made.feed(ev.InitialOffered("a", "initial:a/1"))
-    made.committed(0)
-    for name in ("a", "b"):
-        made.hold(name, 0)
-    return made
+    return made.begin("a", "b")
 
 
 def advance(server, names=("a", "b"), *, holds=True):
@@ -59,24 +53,24 @@ def test_a_version_goes_with_its_announcement(server):
     assert announced(effects) == []
     found = next(one for one in effects if isinstance(one, do.SendVersion))
     assert found.digest == "d1"
-    again = sent(server.feed(ev.FetchAsked("a", 0, "d0")))
+    again = sent(server.receive(msg.Fetch(0, "d0"), "a"))
     assert again == [("a", "seeds", 0, 1)], "it could not use what was sent"
 
 
 def test_a_client_too_far_behind_gets_the_version_in_full(server):
     for _ in range(HISTORY + 1):
         advance(server)
-    assert sent(server.feed(ev.FetchAsked("b", 0, "d0"))) == [("b", "full", -1, 6)]
-    assert sent(server.feed(ev.FetchAsked("b", 1, "d1"))) == [("b", "seeds", 1, 6)]
-    assert sent(server.feed(ev.FetchAsked("b", -1, ""))) == [("b", "full", -1, 6)]
-    assert sent(server.feed(ev.FetchAsked("b", 1, "alien"))) == [("b", "full", -1, 6)]
+    assert sent(server.receive(msg.Fetch(0, "d0"), "b")) == [("b", "full", -1, 6)]
+    assert sent(server.receive(msg.Fetch(1, "d1"), "b")) == [("b", "seeds", 1, 6)]
+    assert sent(server.receive(msg.Fetch(-1, ""), "b")) == [("b", "full", -1, 6)]
+    assert sent(server.receive(msg.Fetch(1, "alien"), "b")) == [("b", "full", -1, 6)]
 
 
 def test_a_client_that_fetches_a_version_in_full_waits_for_nothing_else(server):
     """Scalars would end its fetch, and a round would wait for it."""
     for _ in range(HISTORY + 1):
         advance(server)
-    server.feed(ev.FetchAsked("b", 0, "d0"))
+    server.receive(msg.Fetch(0, "d0"), "b")
     server.fire()
     server.store(DeltaKey("b", 1, 6, 7))  # of the round that is open
     effects = [*server.store(DeltaKey("a", 1, 6, 7)), *server.committed(7)]
@@ -85,7 +79,7 @@ def test_a_client_that_fetches_a_version_in_full_waits_for_nothing_else(server):
     called = [one.peer for one in server.fire() if isinstance(one, Send)]
     assert called == ["a"]
     server.hold("b", 6)
-    assert sent(server.feed(ev.FetchAsked("b", 6, "d6"))) == [("b", "seeds", 6, 7)]
+    assert sent(server.receive(msg.Fetch(6, "d6"), "b")) == [("b", "seeds", 6, 7)]
 
 
 def test_no_version_is_made_of_late_deltas_alone(make_server):
@@ -110,10 +104,7 @@ def test_no_version_is_made_of_late_deltas_alone(make_server):
 
 def test_a_position_is_sent_when_it_has_moved(make_server):
     server = make_server(trigger="rounds", tune=ZEROTH, max_staleness=0, rounds=100)
-    server.join("a")
-    server.feed(ev.InitialOffered("a", "initial:a/1"))
-    server.committed(0)
-    server.hold("a", 0)
+    server.begin("a")
     positions = []
     for _ in range(6):
         effects = advance(server, ("a",))
@@ -130,7 +121,7 @@ def test_a_position_is_sent_when_it_has_moved(make_server):
 def trained(client):
     """A client that has measured round 0."""
     client.ready()
-    client.feed(ev.TurnCalled(0))
+    client.receive(msg.Turn(0))
     measure(client, 0, 1)
     return client
 
@@ -141,8 +132,7 @@ def measure(client, base, sequence, tokens=5):
 
 def receive(client, version):
     """The version comes with its announcement, and is applied; returns the last effects."""
-    client.feed(ev.VersionAnnounced(version, f"d{version}", comes=True))
-    client.feed(ev.FetchOffered(f"seeds:{version}", "seeds", version, 1))
+    client.receive(msg.Scalars(version, f"d{version}", b""))
     client.feed(ev.FetchReceived(version))
     client.feed(ev.EncodingFinished(1))
     client.replaced(version)
@@ -150,15 +140,14 @@ def receive(client, version):
 
 
 def test_the_version_that_comes_is_not_asked_for(trained, look):
-    trained.feed(ev.TurnCalled(1))
-    assert look.sent(trained.feed(ev.VersionAnnounced(1, "d1", comes=True))) == []
-    offered = trained.feed(ev.FetchOffered("seeds:1", "seeds", 1, 1))
-    assert offered == [do.ReceiveVersion("seeds:1", "seeds", 1)]
+    trained.receive(msg.Turn(1))
+    received = trained.receive(msg.Scalars(1, "d1", b""))
+    assert received == [do.ReceiveVersion("seeds:1", "seeds", 1)]
 
 
 def test_a_round_that_begins_at_once_reports_the_version_that_is_held(trained, look):
     trained.acknowledge(trained.key(1))
-    trained.feed(ev.TurnCalled(1))
+    trained.receive(msg.Turn(1))
     effects = receive(trained, 1)
     assert look.sent(effects) == []
     assert do.BeginRound(2, 1) in effects
@@ -170,11 +159,9 @@ def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look)
     """The worker replays a frame from the base as it is: nothing may take its place."""
     trained.acknowledge(trained.key(1))
     for version in (1, 2):
-        trained.feed(ev.VersionAnnounced(version, f"d{version}", comes=True))
-        stream = f"seeds:{version}"
-        taken = trained.feed(ev.FetchOffered(stream, "seeds", version, 1, here=True))
+        taken = trained.receive(msg.Scalars(version, f"d{version}", b""))
         assert isinstance(taken[0], do.ReceiveVersion if version == 1 else DeclineStream)
-    full = trained.feed(ev.FetchOffered("full:2", "full", 2, 2))
+    full = trained.receive(msg.VersionMeta("full", 2), stream="full:2")
     assert isinstance(full[0], DeclineStream)
     assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
     trained.replaced(1)

@@ -11,17 +11,6 @@ from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import Phase
 
 
-def begin(server, *names):
-    """Let clients join with shards 0, 1, ... in this order; the first one publishes version 0."""
-    for name in names:
-        server.join(name)
-    server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
-    server.committed(0)
-    for name in names:
-        server.hold(name, 0)
-    return server
-
-
 def called(effects):
     """The clients that were sent a Turn, and its round, in order."""
     return [
@@ -37,7 +26,7 @@ def run(make_server):
 
     def make(trigger, *names, **rules):
         rules = {"min_clients": len(names), "round_cap_s": 100.0, **rules}
-        return begin(make_server(trigger=trigger, **rules), *names)
+        return make_server(trigger=trigger, **rules).begin(*names)
 
     return make
 
@@ -218,8 +207,8 @@ def test_full_versions_by_sequential(run):
         server.fire()
         server.store(key("a", version + 1, version))
         server.committed(version + 1)
-    assert server.feed(ev.FetchAsked("a", 2, "d2")) == [do.SendVersion("a", "update", 3)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.SendVersion("a", "full", 3)]
+    assert server.receive(msg.Fetch(2, "d2"), "a") == [do.SendVersion("a", "update", 3)]
+    assert server.receive(msg.Fetch(1, "d1"), "a") == [do.SendVersion("a", "full", 3)]
 
 
 @pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
@@ -297,11 +286,11 @@ def test_a_version_is_sent_with_its_announcement_once(run):
     server.hello("late")
     server.attach("late")
     assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it was pushed"
+    assert server.receive(msg.Fetch(1, "d1"), "a") == [], "it was pushed"
     again = [do.SendVersion("a", "update", 2)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "a second Fetch is answered"
-    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.SendVersion("late", "full", 2)]
-    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.SendVersion("b", "full", 2)]
+    assert server.receive(msg.Fetch(1, "d1"), "a") == again, "a second Fetch is answered"
+    assert server.receive(msg.Fetch(-1, ""), "late") == [do.SendVersion("late", "full", 2)]
+    assert server.receive(msg.Fetch(1, "alien"), "b") == [do.SendVersion("b", "full", 2)]
 
 
 @pytest.mark.parametrize("how", ["declined", "held", "new session"])
@@ -319,4 +308,4 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
     else:
         server.hello("a")
         server.attach("a")
-    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
+    assert server.receive(msg.Fetch(0, "d0"), "a") == [do.SendVersion("a", "update", 1)]

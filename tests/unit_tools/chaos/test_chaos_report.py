@@ -41,7 +41,7 @@ def left(t, peer):
 
 def held(t, peer, version, incarnation=1):
     fact = client_line(t, peer, "training", version, incarnation)
-    return [event(t, "version_held", peer, version=version), fact]
+    return [event(t, "holding", peer, version=version), fact]
 
 
 def committed(t, number):

@@ -5,7 +5,9 @@ from tracked_run import EVERY_S, SENT, TOKENS, VALUES, TrackedRun
 
 from fsl_async.observe.evaluations import Evaluation
 from fsl_async.observe.journal import JournalReader
+from fsl_async.roles.machine import Received
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
 from fsl_async.tools.trackers.catalog import Point, Points, evaluated, newest_of_each
 from fsl_async.tools.trackers.outbox import BATCH, RETRY_S, Outbox
 
@@ -63,7 +65,7 @@ def test_a_client_that_catches_up_has_no_loss(run):
     run.lose("b")
     run.write(ev.ClientHello("b", 6, "", -1, ""))
     run.round("a")
-    run.write(ev.VersionHeld("b", 2, "d2"))
+    run.write(Received("b", msg.Holding(2, "d2")))
     run.round("a", "b")
     _, _, two, three = points_of(run)
     assert "client_loss/b" not in two.values

@@ -22,12 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fsl_async.roles.sync.triggers.completion import (
-    AllAnswered,
-    Buffered,
-    QuorumAndGrace,
-    Verdict,
-)
+from fsl_async.roles.sync.triggers.completion import AllAnswered, Buffered, QuorumAndGrace, Verdict
 from fsl_async.roles.sync.triggers.schedule import BackToBack, Continuous, Periodic
 from fsl_async.roles.sync.triggers.selection import Everyone, InTurns, OneByOne, Opening
 from fsl_async.roles.sync.triggers.trigger import Trigger

@@ -1,0 +1,75 @@
+"""Messages of clients and both servers on the wire: what is sent is read back unchanged."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.roles.messages import MessageError
+from fsl_async.roles.split import messages as split
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.sync import messages as sync
+from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.progress import RunPosition
+
+PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
+NUMBERS = st.integers(0, 1 << 62)
+INTS = st.integers(-1, (1 << 63) - 1)
+DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
+DELTAS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
+UPLOADS = st.builds(UploadKey, NAMES, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1))
+METRICS = st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3)
+PARTS = st.floats(0, 1)
+SAMPLES = st.integers(-1, split.MAX_SIZE)
+VALUES = {
+    "bool": st.booleans(),
+    "str": PRINTABLE,
+    "Digest": DIGESTS,
+    "OptionalDigest": DIGESTS | st.just(""),
+    "Delta": st.builds(Delta, DELTAS, DIGESTS | st.just(""), INTS, INTS, INTS, METRICS),
+    "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
+    "VersionKind": st.sampled_from(["update", "seeds", "full"]),
+    "bytes": st.binary(max_size=50),
+    "RunPosition": st.builds(
+        RunPosition, NUMBERS, NUMBERS, st.booleans(), PARTS, st.floats(0, 1e9), PARTS, PARTS
+    ),
+    "int": INTS,
+    "float": st.floats(allow_nan=False),
+    "list[Any]": st.lists(st.integers(1, 99), min_size=1, max_size=3),
+    "dict[str, Any]": METRICS,
+    "Run": NAMES,
+    "OptionalRun": NAMES | st.just(""),
+    "Role": NAMES,
+    "OptionalKey": UPLOADS.map(lambda key: key.text) | st.just(""),
+}
+FIELDS = {
+    "samples": SAMPLES,
+    "done_samples": SAMPLES,
+    "errors": st.dictionaries(PRINTABLE, PARTS, max_size=3),
+    "architecture": st.dictionaries(PRINTABLE, PRINTABLE, max_size=3),
+}
+
+
+def messages(table):
+    """Any message of a table with any allowed values."""
+    values = VALUES | {"Key": DELTAS if table is sync.TABLE else UPLOADS}
+    made = [
+        st.builds(
+            kind,
+            **{one.name: FIELDS.get(one.name, values[str(one.type)]) for one in attrs.fields(kind)},
+        )
+        for kind in table.types.values()
+    ]
+    return st.one_of(made)
+
+
+@pytest.mark.parametrize(("table", "other"), [(sync, split), (split, sync)])
+@given(st.data())
+def test_every_message_is_read_back(table, other, data):
+    """Parameter server and split server do not accept each other's messages."""
+    message = data.draw(messages(table.TABLE))
+    assert table.from_wire(table.to_wire(message)) == message
+    with pytest.raises(MessageError) as found:
+        other.from_wire(table.to_wire(message))
+    assert found.value.code == "unknown-message"
