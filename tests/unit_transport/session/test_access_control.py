@@ -169,7 +169,7 @@ def test_eager_chunks_are_bounded_over_all_sessions(memory, new_settings):
     attackers = [memory.dialer(f"attacker-{number}") for number in range(10)]
     memory.until(lambda: all(attacker.count(PeerUp) for attacker in attackers))
     for number, attacker in enumerate(attackers):
-        session = attacker.endpoint._machine.config.session.identity
+        session = attacker.endpoint._machine.session.identity
         for index in range(300):
             size = 0 if index % 2 else 2000
             fields = (session, 1 + index % 3, 0, index, 0, size, 0, index + 1, False)

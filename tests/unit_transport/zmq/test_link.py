@@ -239,7 +239,7 @@ def test_an_attacker_under_an_honest_name(zmq_world):
     client = zmq_world.dialer()
     zmq_world.until(lambda: client.count(PeerUp))
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
-    session = client.endpoint._machine.config.session.identity
+    session = client.endpoint._machine.session.identity
     received = []
     with zmq.Context() as context:
         control, bulk = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
