@@ -413,6 +413,17 @@ def _choices(kind: Any) -> tuple[str, ...]:
     return _choices(found[0]) if found and get_origin(kind) is not Literal else found
 
 
+CONSTANTS = {
+    "sync.grace_mad_factor",
+    "transfer.stripes_first",
+    "transfer.stall_s",
+    "transfer.drain_cap_s",
+    "split.max_stale_rounds",
+    "ring.timeout_s",
+}
+"""Keys that were settings; files of earlier commits have them."""
+
+
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
     """Return the key of an unknown key or table, and a message with the most similar known one."""
     shown = printable(name)
@@ -421,6 +432,8 @@ def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
         meant = f"did you mean {close[0]}?" if close else f"the tables are {', '.join(TABLES)}"
         return shown, f"unknown table, {meant}"
     key = f"{table}.{shown}" if table else shown
+    if key in CONSTANTS:
+        return key, "this is a constant now: leave it out"
     own = {field.name for field in attrs.fields(TABLES[table])} if table else set()
     close = [f"{table}.{match}" for match in difflib.get_close_matches(name, own, n=1)]
     if not close:

@@ -107,7 +107,7 @@ def position_of(given: object) -> dict[str, float]:
     found = {name: given[name] for name in POSITION if name in given}
     for name, value in found.items():
         if type(value) not in {int, float} or not 0 <= value < 1 << 53 or value % 1:
-            raise MessageError(f"position: {name} is no whole number")
+            raise MessageError(f"position: {name} is no whole number", "wrong-type")
     return {name: float(value) for name, value in found.items()}
 
 

@@ -106,7 +106,7 @@ class Directive(Message, tag="gang-directive"):
 
 @frozen
 class Welcome(Directive, tag="gang-welcome/1"):
-    """Node: the run's welcome. context: a map in msgpack, see `fsl_async.learn.gang.context`."""
+    """Node: the run's welcome. context: a map in msgpack, see `fsl_async.learn.gang.link`."""
 
     context: bytes
 

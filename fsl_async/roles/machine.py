@@ -267,6 +267,8 @@ class RoleMachine:
         text = f"{name} is no message of {self.senders}"
         if isinstance(event, Offered):
             text = f"{self.senders} streams no {name}"
+        elif event.topic in self.handlers:
+            text = f"{name} is not sent in this way"
         raise MessageError(text, "unexpected-message")
 
     def handle(self, event: Event, now: float) -> list[Effect]:

@@ -491,3 +491,9 @@ def test_sizes_choose_no_code(sizes):
     with pytest.raises(ConfigError, match="must be numbers by name"):
         load(None, [f"model.sizes={sizes}"])
     assert load(None, ["model.sizes=hidden_act=gelu_new, eps=1e-5"]).model.sizes
+
+
+def test_a_setting_that_became_a_constant_is_named_as_one():
+    """A similar key would be followed, and would change something else."""
+    with pytest.raises(ConfigError, match=r"ring\.timeout_s: this is a constant now: leave it out"):
+        load(None, ["ring.timeout_s=5"])

@@ -17,6 +17,7 @@ BEGUN = Decision(0, 0, "0" * 32, "5" * 32)
     [
         ("south", 3, RingRecovered(), "would replace: give a new --run-dir"),
         ("north", 9, RingRecovered(2, "1" * 32), "put that one first again"),
+        ("north", 9, RingRecovered(2, "1" * 32, decided=BEGUN), "lacks the decision of global w"),
     ],
 )
 def test_a_past_that_would_be_lost_or_not_continued_is_one_line(name, version, state, words):

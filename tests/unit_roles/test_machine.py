@@ -94,10 +94,10 @@ def test_the_table_in_the_docstring_names_all_events(made):
     ("number", "event", "text"),
     [
         (0, Received("a", messages.Publish()), "Publish is no message of a client"),
-        (0, Received("a", messages.InitialMeta("f")), "InitialMeta is no message of a client"),
+        (0, Received("a", messages.InitialMeta("f")), "InitialMeta is not sent in this way"),
         (0, Offered("a", messages.Skip(0, ""), "s"), "a client streams no Skip"),
         (1, Received("", messages.Skip(0, "")), "Skip is no message of a parameter server"),
-        (2, Received("a", split_messages.PsHello("r", "x")), "PsHello is no message of a client"),
+        (2, Received("a", split_messages.PsHello("r", "x")), "PsHello is not sent in this way"),
         (3, Received("", split_messages.RunOver("x")), "RunOver is no message of a split server"),
         (5, Received("", ring_messages.Ending(False)), "Ending is no message of a coordinator"),
     ],

@@ -346,8 +346,22 @@ def test_the_lost_ledger_of_a_group_ends_it(make_run):
     other.close()
     (other.root / "ledger.jsonl").unlink()
     for version in (None, 1):
-        with pytest.raises(StoreError, match="start with an empty run directory"):
+        with pytest.raises(StoreError, match="may start with an empty run directory"):
             other.open(from_version=version)
+
+
+def test_an_older_copy_of_a_groups_ledger_is_refused(make_run):
+    """Without the line of the cut its tokens would be counted in two global rounds."""
+    first, other = two_groups(make_run)
+    for run, name in ((first, "a"), (other, "c")):
+        run.round(1, name)
+    old = (other.root / "ledger.jsonl").read_bytes()
+    _, digest = decide({"first": first, "other": other}, 0, 1, [0.5, 0.5])
+    adopt(other, 1, 1, digest)
+    other.close()
+    (other.root / "ledger.jsonl").write_bytes(old)
+    with pytest.raises(StoreError, match="lacks lines about global round 1, of which version 2"):
+        other.open()
 
 
 def test_a_run_does_not_go_back_behind_a_cut(make_run):

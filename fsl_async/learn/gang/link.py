@@ -160,7 +160,7 @@ def unpacked(data: bytes) -> Any:
     try:
         return msgpack.unpackb(data, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
-        raise MessageError(f"not msgpack: {error}") from None
+        raise MessageError(f"not msgpack: {error}", "bad-content") from None
 
 
 _BYTES = 4

@@ -86,7 +86,7 @@ def read_tensors(files: Files, path: Path) -> dict[str, Tensor]:
 
 
 KEPT = 2
-FORMAT = 2
+FORMAT = 3
 LEDGER = "ledger.jsonl"
 _COMMON, _CLIENT, _END = "common.safetensors", "client-", ".safetensors"
 

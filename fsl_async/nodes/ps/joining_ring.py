@@ -35,6 +35,11 @@ def check_history(config: Config, version: int, state: RingRecovered) -> None:
                 f"ring.roster: {name} is the first name now, and another server decided the"
                 f" global weights {state.round} that it holds: put that one first again"
             )
+        if state.decided is not None and state.decided.round < state.round:
+            raise RunDirError(
+                f"the ledger of {name} lacks the decision of global weights {state.round} that it"
+                " holds: restore the newest one"
+            )
     elif version >= 0 and state.round < 0:
         raise RunDirError(
             f"this run directory has a run without groups, at version {version}, which global"

@@ -199,9 +199,10 @@ class SmashedMeta(Meta, tag="smashed_meta/1"):
         if not 1 <= len(sizes) <= MAX_DIMENSIONS or not all(
             type(size) is int and 1 <= size <= MAX_SIZE for size in sizes
         ):
-            raise MessageError(f"SmashedMeta.shape is not 1 to {MAX_DIMENSIONS} sizes")
+            text = f"SmashedMeta.shape is not 1 to {MAX_DIMENSIONS} sizes"
+            raise MessageError(text, "wrong-form")
         if not all(type(length) is int and 1 <= length <= MAX_SIZE for length in self.lengths):
-            raise MessageError("SmashedMeta.lengths are not sizes")
+            raise MessageError("SmashedMeta.lengths are not sizes", "wrong-form")
 
 
 @frozen

@@ -33,7 +33,7 @@ Rules
   the third time the client ends: it would send the same again.
 - If training ends before the run does, the progress since the last snapshot is sent as a last
   delta, after the outstanding one. The client waits for it while its bytes advance, at most
-  `drain_cap_s`, and `drain_s` without a session.
+  `DRAIN_CAP_S`, and `DRAIN_S` without a session.
 
     state      event or message                 -> effects
     any        Attached                         SendManifest in a session

@@ -135,6 +135,7 @@ def _settle_version(
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
         record = _verify(run, version, manifest).record
+        _check_cut(run, record)
         book.apply(run.ledger.append("version", record.to_fact()))
         run.report(f"the ledger had no line for version {version}; written from its manifest")
     if newest > target:
@@ -188,6 +189,16 @@ def _check_ring(ring: RingBook, wanted: int) -> None:
         )
 
 
+def _check_cut(run: RunDirectory, record: VersionRecord) -> None:
+    """Refuse a version of global weights that count a cut of which the ledger has no line."""
+    ring, cut = record.ring, run.book.ring.cut
+    if ring is not None and ring.counted and (cut is None or cut.round != ring.round - 1):
+        raise StoreError(
+            f"{run.path / LEDGER_FILE} lacks lines about global round {ring.round}, of which"
+            f" version {record.version} is made: restore the newest ledger"
+        )
+
+
 def _check_there(versions: list[int], wanted: int) -> None:
     if wanted not in versions:
         there = ", ".join(map(str, versions)) or "none"
@@ -201,7 +212,8 @@ def _refuse_new(run: RunDirectory, from_version: int | None) -> None:
     if run.files.exists(GlobalFiles(run.files, run.path).directory):
         raise StoreError(
             f"{run.path / LEDGER_FILE} of a group is lost, and with it which global rounds count"
-            " what the group merged: restore it from a backup, or start with an empty run directory"
+            " what the group merged: restore the newest one from a backup; a group other than the"
+            " first of the roster may start with an empty run directory instead"
         )
     if from_version is None:
         raise _ledger_lost(run)
