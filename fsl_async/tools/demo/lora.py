@@ -15,6 +15,7 @@ part of each site's records is held out from training everywhere.
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ from typing import Any
 from attrs import evolve
 
 from fsl_async.config.load import load, resolved
+from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, DataError, FslError, StopError, UsageError
 from fsl_async.files.files import make_folder
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
@@ -201,7 +203,7 @@ def files_of(chosen: Choices, names: Sequence[str]) -> Sequence[str]:
 
 
 def check(chosen: Choices, names: Sequence[str]) -> None:
-    """Raise before anything is made: a missing extra, too few or too many files."""
+    """Raise before anything is made: a missing extra, too few or too many files or records."""
     for name in ("transformers", "peft"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"demo lora needs {name}: {to_install('hf')}")
@@ -210,6 +212,14 @@ def check(chosen: Choices, names: Sequence[str]) -> None:
             f"--data is given {len(chosen.data)} times for {counted(len(names), 'client')}: give"
             " each client a file"
         )
+    from fsl_async.learn.tune.records import Records
+
+    for path in chosen.data:
+        if sum(1 for _ in itertools.islice(Records(path, TuneConfig().objective), 2)) < 2:
+            raise DataError(
+                f"data {path!r}: a client needs at least two records: one to train on, one to test"
+                " with"
+            )
 
 
 def write_records(files: Sequence[str]) -> None:
@@ -344,7 +354,7 @@ def problems_of(played: Played, summary: Mapping[str, Any]) -> list[str]:
     return [
         *played.common_problems(),
         *scenario.failed(
-            (version >= wanted, f"{version} of {wanted} rounds were merged"),
+            (version >= wanted, f"{max(version, 0)} of {wanted} rounds were merged"),
             (summary["base_unchanged"], "the base's files have changed"),
             (is_measured, "not all models were measured"),
             (

@@ -118,9 +118,13 @@ class Sites(Places):
 
         lab = Laboratory([SERVER, *clients], profile=profile)
         lab.up()
-        if changes:
-            lab.set("all", *changes)
-        return cls(lab)
+        try:
+            if changes:
+                lab.set("all", *changes)
+            return cls(lab)
+        except BaseException:
+            lab.down()
+            raise
 
     def command(self, node: str) -> tuple[str, ...]:
         """Enter the node's site."""

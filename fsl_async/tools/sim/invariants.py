@@ -305,7 +305,6 @@ class Invariants:
             case Received(_, msg.Declined(key, code)) if code != "later" and key in self._offered:
                 if key not in self._refused:
                     self._refused.add(key)
-                    self._refused.add(key)
                     self._settled[_owner(key)] += self._offered[key].tokens
             case ev.BaseReplaced(version) | ev.Rebased(version) if (
                 version or machine.base.version == 0  # else another client's were published
