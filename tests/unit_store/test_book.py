@@ -190,6 +190,14 @@ def test_a_book_does_not_grow():
     assert len(book.digests) == REMEMBERED_VERSIONS
 
 
+def test_time_before_version_0_is_that_of_its_line():
+    """`run.seconds` counts from there; a later version must not move it."""
+    book = Book(3)
+    for version, up in ((0, 3.5), (1, 9.0)):
+        book.line_written({"fact": "version", "version": version, "up": up, "at": 100.0 + up})
+    assert (book.began_s, book.version_at) == (3.5, 109.0)
+
+
 # --- in a run ---
 
 
