@@ -283,7 +283,7 @@ class Account:
 
 
 def account_lines(node: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The table for people; empty for a node that has moved no bytes."""
+    """Return the lines of the table of bytes; none for a node that has moved no bytes."""
     if not found["payload"] and not found["sockets"]:
         return []
     lines = [f"{f'bytes of the {node}':34}{'payload':>16}{'coded':>16}{'coding error':>15}"]

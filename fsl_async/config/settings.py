@@ -424,7 +424,10 @@ _ROSTER = "north=fsl://10.0.0.1:7100?key=..., south=fsl://10.0.0.2:7100?key=..."
 
 
 def roster_of(text: str) -> dict[str, Address]:
-    """Read a roster: name -> address, in order. SettingError: it is none."""
+    """Parse a roster into an ordered map from name to address.
+
+    Raises SettingError if it is malformed.
+    """
     found: dict[str, Address] = {}
     for entry in text.split(",") if text.strip() else ():
         name, separator, address = entry.strip().partition("=")

@@ -150,7 +150,8 @@ class Node:
 
 
 class Shell:
-    """Base of the shells of one machine and one endpoint: two tables, by the types of what comes.
+    """Base of the shells of one machine and one endpoint: two tables of handlers, one by the type
+    of a transport event, one by the type of an effect.
 
     A shell feeds the messages of its peers as they came. A MessageError, of `Node.feed` or of its
     own checks, ends the peer's session.

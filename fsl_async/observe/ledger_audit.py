@@ -307,7 +307,7 @@ class RingAudit:
     adopted: dict[str, int] = field(factory=dict)
     """Group -> its newest global weights; -1: none."""
     tokens: int = 0
-    """Of all contributors' cuts."""
+    """Tokens in the cuts of all contributors."""
     problems: list[str] = field(factory=list)
     _ends: dict[str, int] = field(factory=dict)
 
@@ -384,7 +384,7 @@ _NEXT = {
     "dropped": {"trained", "declined"},
     "declined": {"declined"},
 }
-"""What may follow a line about the same upload; a lost decline is asked for and given again."""
+"""Outcome of an upload -> those of its next line. A decline that was lost is repeated."""
 
 
 @frozen
@@ -395,7 +395,7 @@ class SplitAudit:
     declined: int
     dropped: int
     came_back: int
-    """Of the trained: were dropped with a split server before."""
+    """Uploads that were trained after a split server had dropped them."""
     lives: Mapping[str, int]
     rounds: Mapping[str, int]
     auxiliary: Mapping[str, int]

@@ -93,8 +93,8 @@ class StreamLost(Event, tag="stream_lost"):
 class ClientLeft(Event, tag="client_left"):
     """A session ended: expired, said goodbye, or was replaced by a newer incarnation.
 
-    why: in its goodbye, for people, or the kind of violation where it broke the protocol; empty
-    without one. returns: that it is launched again.
+    why: the reason in its goodbye, or the code of the violation that ended it; empty if there is
+    neither. returns: whether it is launched again.
     """
 
     peer: str

@@ -36,7 +36,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class MessageError(ValueError):
-    """A peer broke the protocol, by a message or a stream. The text has the value, for people.
+    """A peer broke the protocol, by a message or a stream. The text has the value.
 
     code: the kind of violation, in lower-case words with hyphens.
     """

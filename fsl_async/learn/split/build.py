@@ -267,7 +267,7 @@ def build_server(
 
 
 def _through(facts: Facts, *parts: nn.Module) -> tuple[int, ...]:
-    """The shape of what comes of one sample behind these parts."""
+    """Return the shape of the output of these parts for one sample."""
     with torch.no_grad(), evaluating(*parts):
         values = models.example(facts).inputs
         for part in parts:

@@ -47,7 +47,7 @@ class Hung:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Return the line for the client's log."""
         return (
             f"training hangs: no step for {self.seconds:.0f} s,"
             f" where one takes {self.median_s:.3g} s"
