@@ -405,7 +405,7 @@ def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Arr
     is_coded = chunk.mode == CODED
     if is_coded:
         plan = read_plan(reader, number_format)
-        streams = read_streams(reader, plan, chunk.values)
+        streams = read_streams(reader, number_format, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
         runs = -(-part.size // header.block_values)

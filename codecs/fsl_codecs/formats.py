@@ -64,10 +64,12 @@ class Split:
     """The division of a code word into planes of at most 8 bits, from the top bit down.
 
     `rotate` first moves the sign below the other bits, so that exponents stand at the top.
+    `group` consecutive codes become one symbol of the only plane (`groups`).
     """
 
     rotate: bool
     widths: tuple[int, ...]
+    group: int = 1
 
 
 @frozen
@@ -93,7 +95,9 @@ class Format:
 
 # The sign is the last bit of the raw plane, or the first of the coded one, or all is one alphabet.
 _FP8_SPLITS: Final = (Split(True, (6, 2)), Split(False, (6, 2)), Split(False, (8,)))
-_UNIFORM_SPLITS: Final = (Split(False, (6, 2)), Split(False, (8,)))
+_UNIFORM_SPLITS: Final = (
+    Split(False, (6, 2)), Split(False, (8,)), Split(False, (6,), 2), Split(False, (8,), 4),
+)  # fmt: skip
 
 FORMATS: Final = {
     "fp32": Format("fp32", 0, 32, (Split(True, (8, 8, 8, 8)),), 1 << 31),

@@ -21,9 +21,9 @@ from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
-from .uniform import MAXIMUM_STEP_LOG2
+from .uniform import MAXIMUM_STEP_LOG2, MINIMUM_STEP_LOG2
 
-VERSION: Final = 5
+VERSION: Final = 6
 MAGIC: Final = b"FSLC"
 HEADER_BYTES: Final = 28
 _FORMAT_AT: Final = 5
@@ -83,9 +83,10 @@ class CodecSpec:
         for name in ("block_values", "chunk_values", "step_log2"):
             if not isinstance(getattr(self, name), int):
                 raise CodecUsageError(f"{name} must be an integer")
-        if not 0 <= self.step_log2 <= MAXIMUM_STEP_LOG2:
+        if not MINIMUM_STEP_LOG2 <= self.step_log2 <= MAXIMUM_STEP_LOG2:
             raise CodecUsageError(
-                f"step_log2 is {self.step_log2}: it must be from 0 to {MAXIMUM_STEP_LOG2}"
+                f"step_log2 is {self.step_log2}: it must be from {MINIMUM_STEP_LOG2} to"
+                f" {MAXIMUM_STEP_LOG2}"
             )
         if problem := _grid_problem(self.block_values, self.chunk_values):
             raise CodecUsageError(problem)

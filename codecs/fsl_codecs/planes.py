@@ -21,8 +21,19 @@ from .bitplanes import read_planes, read_ranks, write_planes, write_ranks
 from .code_tables import CodeTable, Counts, read_table, table_from_counts
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
+from .groups import (
+    LIST_HEAD_BYTES,
+    WRONG_LIST,
+    grouped,
+    is_listed,
+    read_listed,
+    ungrouped,
+    write_listed,
+)
 from .lanes import StreamReader, lanes_of, write_stream
+from .quantised import BLOCK_SYMBOLS
 from .reader import Reader
+from .uniform import ZERO_CODE
 
 RAW: Final = 0
 CONSTANT: Final = 1
@@ -66,11 +77,13 @@ class ChunkPlan:
 
     split_index: int
     planes: tuple[PlanePlan, ...]
+    listed_bits: int = 0
+    """Estimate for the listed codes of a grouped split."""
 
     @property
     def cost_bits(self) -> int:
         """Estimate of the coded size, without scales and escaped values."""
-        return 8 + sum(plane.cost_bits for plane in self.planes)
+        return 8 + sum(plane.cost_bits for plane in self.planes) + self.listed_bits
 
 
 class ConstantPlaneError(Exception):
@@ -106,7 +119,9 @@ def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:
 
 
 def cut(words: WordArray, split: Split, code_bits: int) -> list[ByteArray]:
-    """The planes (n,) of code words (n,), top plane first."""
+    """The planes of code words (n,), top plane first: (n,), or a symbol for each group."""
+    if split.group > 1:
+        return [grouped(words, split.group)]
     if split.rotate:
         words = _rotate_left(words, 1, code_bits)
     planes = []
@@ -190,14 +205,31 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
     if number_format.float8 is None:
         promising = (True, dominated, False)
     best = None
-    for index, split in enumerate(splits):
-        if promising[index]:
+    for index, split in enumerate(splits[:3]):
+        if promising[index] and split.group == 1:
             counts_of_planes = _plane_counts(counts, split)
             plan = ChunkPlan(index, _plan_planes(counts_of_planes, split, sample))
             if best is None or plan.cost_bits < best.cost_bits - (best.cost_bits >> 4):
                 best = plan
     assert best is not None
+    # Groups are tried where enough codes are zero. They have fewer symbols, so any gain is taken.
+    for index, split in enumerate(splits):
+        if split.group > 1 and int(counts[ZERO_CODE]) > words.size >> (3 - split.group // 2):
+            plan = _grouped_plan(index, split, sample)
+            if plan.cost_bits < best.cost_bits:
+                best = plan
     return best
+
+
+def _grouped_plan(index: int, split: Split, sample: Sample) -> ChunkPlan:
+    symbols = grouped(sample.words, split.group)
+    (width,) = split.widths
+    counts = np.bincount(symbols, minlength=1 << width)
+    counted = Counted(counts, width, symbols.size, -(-sample.values // split.group))
+    listed = int(np.count_nonzero(is_listed(sample.words, split.group)))
+    heads = 8 * LIST_HEAD_BYTES * -(-sample.values // BLOCK_SYMBOLS)
+    bits = heads + 8 * sample.values * listed // sample.words.size
+    return ChunkPlan(index, (plan_plane(counted),), bits)
 
 
 def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
@@ -254,6 +286,8 @@ def write_words(
             pieces.append(symbols.tobytes())
         elif plane.kind == RAW:
             write_planes(symbols, plane.width, pieces)
+    if (group := number_format.splits[plan.split_index].group) > 1:
+        write_listed(words, group, pieces)
 
 
 def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> None:
@@ -291,8 +325,11 @@ def _read_plane(reader: Reader, width: int) -> PlanePlan:
     raise FrameError(f"unknown plane kind {kind}")
 
 
-def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:
-    """The streams that `write_streams` wrote, of `count` symbols; None for planes without one."""
+def read_streams(
+    reader: Reader, number_format: Format, plan: ChunkPlan, values: int
+) -> list[StreamReader | None]:
+    """The streams that `write_streams` wrote, of `values` values; None for planes without one."""
+    count = -(-values // number_format.splits[plan.split_index].group)
     streams: list[StreamReader | None] = []
     for plane in plan.planes:
         if plane.table is None:
@@ -317,19 +354,30 @@ class BlockReader:
         """Read the planes' data of `count` values from `reader`, without the streams."""
         self._split = number_format.splits[plan.split_index]
         self._code_bits = number_format.code_bits
+        symbols = -(-count // self._split.group)
         self._planes = [
-            _PlaneReader(reader, plane, stream, count)
+            _PlaneReader(reader, plane, stream, symbols)
             for plane, stream in zip(plan.planes, streams, strict=True)
         ]
+        self._listed = np.empty(0, dtype=np.uint8)
+        if self._split.group > 1:
+            self._listed = read_listed(reader, self._split.group, count)
 
     def read(self, count: int) -> WordArray:
         """The next code words (count,): a multiple of 128, or all that are left."""
-        return join([plane.read(count) for plane in self._planes], self._split, self._code_bits)
+        symbols = [plane.read(-(-count // self._split.group)) for plane in self._planes]
+        if self._split.group == 1:
+            return join(symbols, self._split, self._code_bits)
+        codes, taken = ungrouped(symbols[0], self._split.group, count, self._listed)
+        self._listed = self._listed[taken:]
+        return codes
 
     def finish(self) -> None:
-        """FrameError if, after the last piece, symbols are left in a list."""
+        """FrameError if, after the last piece, symbols or codes are left in a list."""
         for plane in self._planes:
             plane.finish()
+        if self._listed.size:
+            raise FrameError(WRONG_LIST)
 
 
 class _PlaneReader:

@@ -33,6 +33,7 @@ HIGHEST_STEP: Final = 480
 STEP_OFFSET: Final = 512
 """Added to k on the wire."""
 MAXIMUM_STEP_LOG2: Final = 40
+MINIMUM_STEP_LOG2: Final = -8
 
 _LANES: Final = 16
 _QUARTER_POWERS: Final = np.array([0x3F800000, 0x3F9837F0, 0x3FB504F3, 0x3FD744FD], dtype=np.int64)

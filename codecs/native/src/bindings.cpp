@@ -168,7 +168,7 @@ class Codec {
     const fsl::EncodeSettings settings = {
         fsl::format_of(format), block_values, chunk_values, entropy, step_log2, checked(threads)};
     if (settings.format == nullptr || !fsl::is_block_size(block_values) ||
-        !fsl::is_chunk_size(block_values, chunk_values) || step_log2 < 0 ||
+        !fsl::is_chunk_size(block_values, chunk_values) || step_log2 < fsl::kMinimumStepLog2 ||
         step_log2 > fsl::kMaximumStepLog2) {
       raise(python.usage_error, "impossible settings");
     }

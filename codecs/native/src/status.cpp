@@ -86,6 +86,14 @@ const char* pattern_of(Fault fault) {
       return "a list of symbols without a code is too short or too long";
     case Fault::kUncodedNumber:
       return "a listed symbol is none of the %" PRIu64 " without a code";
+    case Fault::kListedCount:
+      return "%" PRIu64 " listed codes among %" PRIu64;
+    case Fault::kListedCode:
+      return "a listed code has a digit";
+    case Fault::kListedLeft:
+      return "the listed codes of a block are too few or too many";
+    case Fault::kGroupFill:
+      return "a last group is not filled up with zeros";
     case Fault::kStreamEnds:
       return "a stream ends before its symbols do";
     case Fault::kStreamBytesLeft:

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/groups.hpp"
+
 namespace fsl {
 namespace {
 
@@ -129,23 +131,22 @@ void plan_split(const PlanRequest& request, int index, PlanScratch& scratch, Chu
 
 }  // namespace
 
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything,
-                         Counts& counts) {
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group,
+                         bool everything, Counts& counts) {
   std::memset(&counts, 0, sizeof(counts));
-  if (everything || count <= kBlockValues) {
-    for (std::size_t i = 0; i < count / 8; ++i) count_eight(symbols + 8 * i, counts);
-    for (std::size_t i = count & ~std::size_t{7}; i < count; ++i) ++counts.tables[0][symbols[i]];
-    return count;
-  }
-  const std::size_t step = (count > kMany ? kSampledEveryOfMany : kSampledEvery) * kSampledRun;
+  const std::size_t values = static_cast<std::size_t>(group);
+  const std::size_t those = (count + values - 1) / values;
+  const std::size_t run = kSampledRun / values;
+  std::size_t step = run;
+  if (!everything && count > kBlockValues) step *= count > kMany ? kSampledEveryOfMany : kSampledEvery;
   std::size_t sampled = 0;
-  std::size_t at = 0;
-  for (; at + kSampledRun <= count; at += step) {
-    count_eight(symbols + at, counts);
-    count_eight(symbols + at + 8, counts);
-    sampled += kSampledRun;
+  for (std::size_t at = 0; at < those; at += step) {
+    const std::size_t end = std::min(at + run, those);
+    sampled += end - at;
+    std::size_t i = at;
+    for (; i + 8 <= end; i += 8) count_eight(symbols + i, counts);
+    for (; i < end; ++i) ++counts.tables[i & 3][symbols[i]];
   }
-  for (; at < count; ++at, ++sampled) ++counts.tables[0][symbols[at]];
   return sampled;
 }
 
@@ -179,8 +180,8 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const bool is_dominated = largest > request.sampled >> 2;
   const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together,
                              goes_together || is_dominated};
-  for (int index = 0; index < format.splits; ++index) {
-    if (!promising[index]) continue;
+  for (int index = 0; index < std::min(format.splits, 3); ++index) {
+    if (!promising[index] || format.split[index].group > 1) continue;
     ChunkPlan& tried = index == 0 ? *best : *candidate;
     split_counts(codes, format.split[index], scratch);
     plan_split(request, index, scratch, tried);
@@ -188,6 +189,29 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
       std::swap(best, candidate);
   }
   return *best;
+}
+
+// Groups have fewer symbols, so any gain is taken.
+const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::uint64_t sampled,
+                             const ChunkPlan& best, PlanScratch& scratch) {
+  const Split& split = request.format.split[split_index];
+  add_up(scratch.counts[0]);
+  const std::uint32_t* const counts = scratch.counts[0].tables[0];
+  const unsigned last = last_digit_of(split.group);
+  std::uint64_t listed = 0;  // digits of the sample
+  for (unsigned symbol = 0; symbol < 1U << split.widths[0]; ++symbol) {
+    for (unsigned rest = symbol, place = 0; place < static_cast<unsigned>(split.group); ++place) {
+      listed += (rest & last) == last ? counts[symbol] : 0;
+      rest /= last + 1;
+    }
+  }
+  std::memcpy(scratch.plane_counts[0], counts, sizeof(scratch.plane_counts[0]));
+  ChunkPlan& tried = scratch.plans[&best == &scratch.plans[0] ? 1 : 0];
+  plan_split({request.format, split.symbols_of(request.values), sampled}, split_index, scratch,
+             tried);
+  tried.cost_bits += 16 * blocks_of(request.values, kBlockValues) +
+                     8 * request.values * listed / request.sampled;
+  return tried.cost_bits < best.cost_bits ? tried : best;
 }
 
 }  // namespace fsl

@@ -38,11 +38,12 @@ struct PlanScratch {
   ChunkPlan plans[2];
 };
 
-// Counts the symbols of the sample and returns its size. The sample is the whole chunk if
+// Counts the symbols of the sample and returns their number. The sample is the whole chunk if
 // `everything` is set or the chunk is one inner block; else every 17th run of 16 values, or every
-// 29th of more than 65,536 values. Primes meet all columns of nearly every matrix.
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything,
-                         Counts& counts);
+// 29th of more than 65,536 values. Primes meet all columns of nearly every matrix. count: of the
+// chunk's values; group: values of a symbol.
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group,
+                         bool everything, Counts& counts);
 
 struct PlanRequest {
   const Format& format;
@@ -51,7 +52,13 @@ struct PlanRequest {
       sampled;  // counted in scratch.counts: 8-bit codes in [0], else one plane's symbols each
 };
 
-// The cheapest plan; valid in `scratch` until the next call.
+// The cheapest plan without groups; valid in `scratch` until the next call. Afterwards
+// scratch.counts[0].tables[0] has the counts of 8-bit codes.
 const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch);
+
+// The cheaper of `best` and of a split into groups. request: of values, as for plan_chunk().
+// sampled: symbols that are counted in scratch.counts[0].
+const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::uint64_t sampled,
+                             const ChunkPlan& best, PlanScratch& scratch);
 
 }  // namespace fsl

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bytes.hpp"
+#include "kernels/groups.hpp"
 #include "quantise/scales.hpp"
 
 namespace fsl {
@@ -65,7 +66,7 @@ Status ChunkDecoder::open() {
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
     const Status status =
-        streams_[p].open(*table, chunk_.count, position_, end_, scratch_.lanes[p]);
+        streams_[p].open(*table, split.symbols_of(chunk_.count), position_, end_, scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
@@ -128,11 +129,42 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
     return {};
   }
   const ChunkPlan& plan = scratch_.plan.plans[0];
-  for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
-    const Status status = open_plane(p, count);
+  const Split& split = format_.split[plan.split_index];
+  for (int p = 0; p < split.planes; ++p) {
+    const Status status = open_plane(p, split.symbols_of(count));
     if (!status.ok()) return status;
   }
-  return {};
+  return split.group > 1 ? open_listed(count) : Status{};
+}
+
+// Reads the block's codes without a digit. They have no slack in the payload, so they are copied.
+Status ChunkDecoder::open_listed(std::size_t count) {
+  const int size = format_.split[scratch_.plan.plans[0].split_index].group;
+  if (left() < 2) return {Fault::kPayloadEnds};
+  const std::size_t listed = load16(position_);
+  position_ += 2;
+  if (listed > count) return {Fault::kListedCount, listed, count};
+  if (left() < listed) return {Fault::kPayloadEnds};
+  std::uint8_t* const codes = scratch_.listed[1];  // of no plane: groups have one
+  std::memcpy(codes, position_, listed);
+  position_ += listed;
+  listed_ = codes;
+  listed_end_ = codes + listed;
+  const bool any = std::any_of(codes, codes + listed,
+                               [=](std::uint8_t code) { return has_digit(code, size); });
+  return any ? Status{Fault::kListedCode} : Status{};
+}
+
+Status ChunkDecoder::read_groups(std::size_t count, std::uint8_t* codes) {
+  const Split& split = format_.split[scratch_.plan.plans[0].split_index];
+  const std::size_t symbols = split.symbols_of(count);
+  const Status status = read_symbols(0, symbols, scratch_.symbols[0]);
+  if (!status.ok()) return status;
+  kernels_.ungroup(scratch_.symbols[0], count, split.group, listed_, codes);
+  for (std::size_t i = count; i < symbols * static_cast<std::size_t>(split.group); ++i) {
+    if (codes[i] != kZeroCode) return {Fault::kGroupFill};
+  }
+  return listed_ > listed_end_ ? Status{Fault::kListedLeft} : Status{};
 }
 
 // Finds a plane's raw data, or reads its listed symbols.
@@ -178,7 +210,7 @@ Status ChunkDecoder::close_block() {
   for (const PlaneData& data : planes_) {
     if (data.listed != data.listed_end) return {Fault::kUncodedLeft};
   }
-  return {};
+  return listed_ == listed_end_ ? Status{} : Status{Fault::kListedLeft};
 }
 
 Status ChunkDecoder::read(std::size_t count, Piece& piece) {
@@ -257,6 +289,8 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
 
 // Reads 8-bit codes from their one or two planes.
 Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
+  if (format_.split[scratch_.plan.plans[0].split_index].group > 1)
+    return read_groups(count, read.codes);
   if (has_usual_planes()) {
     PlaneData& upper = planes_[0];
     const TwoPlanes below = take_below(count);

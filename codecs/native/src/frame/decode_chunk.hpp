@@ -94,6 +94,8 @@ class ChunkDecoder {
   bool puts_while_reading(std::size_t count) const;
   TwoPlanes take_below(std::size_t count);
   Status join_codes(std::size_t count, std::uint8_t* codes);
+  Status open_listed(std::size_t count);
+  Status read_groups(std::size_t count, std::uint8_t* codes);
   void check_codes(const Piece& piece, std::size_t count, std::uint8_t largest);
   void read_raw_codes(std::size_t count, const Piece& piece);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
@@ -107,6 +109,8 @@ class ChunkDecoder {
   const std::uint8_t* end_;
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
   PlaneData planes_[kMaximumPlanes] = {};
+  const std::uint8_t* listed_ = nullptr;  // the next code of the block that has no digit
+  const std::uint8_t* listed_end_ = nullptr;
   std::size_t block_bytes_ = 0;  // of the open block, without its streams
   Beside beside_;
   bool sums_beside_ = false;

@@ -5,6 +5,7 @@
 
 #include "bits.hpp"
 #include "bytes.hpp"
+#include "kernels/groups.hpp"
 #include "quantise/scales.hpp"
 
 namespace fsl {
@@ -17,9 +18,34 @@ std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code 
 const ChunkPlan& PayloadWriter::plan(bool everything) {
   std::size_t sampled = 0;
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) {
-    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.plan.counts[p]);
+    sampled = count_sample(codes_.planes[p], codes_.count, 1, everything, scratch_.plan.counts[p]);
   }
-  return plan_chunk({format_, codes_.count, sampled}, scratch_.plan);
+  const PlanRequest request = {format_, codes_.count, sampled};
+  const ChunkPlan* best = &plan_chunk(request, scratch_.plan);
+  if (!format_.is_uniform()) return *best;
+  // Groups are tried where enough codes are zero: a fourth, for groups of four half of them.
+  const std::uint32_t zeros = scratch_.plan.counts[0].tables[0][kZeroCode];
+  for (int index = 2; index < format_.splits; ++index) {
+    const int size = format_.split[index].group;
+    if (zeros <= sampled >> (3 - size / 2)) break;
+    const std::size_t symbols = count_sample(group(index).symbols, codes_.count, size, everything,
+                                             scratch_.plan.counts[0]);
+    best = &plan_groups(request, index, symbols, *best, scratch_.plan);
+  }
+  return *best;
+}
+
+// Both groups' symbols and bitmaps take as many bytes as the codes, and slack.
+const PayloadWriter::Groups& PayloadWriter::group(int split_index) {
+  const std::size_t count = blocks_of(codes_.count, 64) * 64;
+  const int size = format_.split[split_index].group;
+  Groups& groups = groups_[size / 4];
+  std::uint8_t* const memory = scratch_.chunk_symbols.at_least(count + 4 * kSlackBytes);
+  groups.symbols = size == 2 ? memory : memory + count / 2 + kSlackBytes;
+  std::uint8_t* const bitmaps = memory + count / 2 + count / 4 + 2 * kSlackBytes;
+  groups.listed = reinterpret_cast<std::uint64_t*>(bitmaps) + (size == 2 ? 0 : count / 64);
+  kernels_.group(codes_.planes[0], codes_.count, size, groups.symbols, groups.listed);
+  return groups;
 }
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
@@ -27,6 +53,9 @@ bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
   if (!format_.is_bytes())
     return kernels_.count_byte(codes_.planes[p], codes_.count, constant) == codes_.count;
   const Split& split = format_.split[plan.split_index];
+  const std::size_t symbols = split.symbols_of(codes_.count);
+  if (split.group > 1)
+    return kernels_.count_byte(groups_[split.group / 4].symbols, symbols, constant) == symbols;
   const int shift = p == 1 ? 0 : 8 - split.widths[0];
   const unsigned mask = (1U << split.widths[p]) - 1;
   std::uint8_t differs[256];
@@ -47,6 +76,7 @@ bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
 PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
   if (!format_.is_bytes()) return {codes_.planes[p], 0};
   const Split& split = format_.split[plan.split_index];
+  if (split.group > 1) return {groups_[split.group / 4].symbols, 0};
   if (p == 0)
     return {codes_.planes[0],
             split.widths[0] == 8 ? 0 : 8 - split.widths[0] - (split.rotated ? 1 : 0)};
@@ -67,16 +97,17 @@ PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
 bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out,
                                   std::uint8_t*& position, const std::uint8_t* limit) {
   summed_ = {header_checksum_, 0};
+  const std::size_t count = format_.split[plan.split_index].symbols_of(codes_.count);
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
     sources_[p] = source_of(plan, p);
     uncoded_[p] = reinterpret_cast<std::uint64_t*>(
-        scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
+        scratch_.uncoded[p].at_least(8 * uncoded_words(count)));
     const unsigned mask = (1U << table->width) - 1;
     for (unsigned byte = 0; byte < 256; ++byte)
       number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
-    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_,
+    const Stream stream = write_stream(kernels_, *table, sources_[p], count, ahead_,
                                        scratch_.stream, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
@@ -101,7 +132,19 @@ std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count
   return write_scales(kernels_, codes_.scales + first, runs, scratch_.for_scales, out);
 }
 
-// Writes the list of symbols without a code.
+// Writes the codes of an inner block that have no digit.
+std::size_t PayloadWriter::write_listed(int split_index, std::size_t offset, std::size_t count,
+                                        std::uint8_t* out) const {
+  const int size = format_.split[split_index].group;
+  if (size == 1) return 0;
+  const std::size_t listed =
+      kernels_.pick(codes_.planes[0] + offset, groups_[size / 4].listed + offset / 64,
+                    blocks_of(count, 64), out + 2);
+  store(out, static_cast<std::uint16_t>(listed));
+  return 2 + listed;
+}
+
+// Writes the list of symbols without a code. offset, count: of the plane's symbols.
 std::size_t PayloadWriter::write_uncoded(const CodeTable& table, int p, std::size_t offset,
                                          std::size_t count, std::uint8_t* out) {
   if (table.escape == 0) return 0;
@@ -122,18 +165,21 @@ std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t
                                        std::size_t count, std::uint8_t* out) {
   const PlanePlan& plane = plan.planes[p];
   if (plane.kind == kPlaneConstant) return 0;
-  if (plane.table != nullptr) return write_uncoded(*plane.table, p, offset, count, out);
   const Split& split = format_.split[plan.split_index];
+  offset /= static_cast<std::size_t>(split.group);
+  count = split.symbols_of(count);
+  if (plane.table != nullptr) return write_uncoded(*plane.table, p, offset, count, out);
+  const std::uint8_t* const codes = format_.is_bytes() ? codes_.planes[0] : codes_.planes[p];
   const std::uint8_t* const from =
-      (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
+      (split.group > 1 ? groups_[split.group / 4].symbols : codes) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;
   if (plane.width == 8) {
     std::memcpy(out, from, count);  // a plane of whole codes is never rotated
     return count;
   }
   // A whole code's first bit planes are the upper plane's; the surplus is overwritten.
-  const bool is_low = p == 1;
-  kernels_.write_bit_planes(from, count, rotated, is_low ? plane.width : 8, out);
+  const bool is_alone = p == 1 || split.group > 1;
+  kernels_.write_bit_planes(from, count, rotated, is_alone ? plane.width : 8, out);
   return static_cast<std::size_t>(plane.width) * blocks_of(count, 8);
 }
 
@@ -162,6 +208,7 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
     const std::size_t scale_bytes = write_scales_of(offset, size, position);
     position += scale_bytes;
     for (int p = 0; p < planes; ++p) position += write_plane(plan, p, offset, size, position);
+    position += write_listed(plan.split_index, offset, size, position);
     const std::size_t escapes = codes_.escapes[offset / kBlockValues];
     if (escapes > 0) std::memcpy(position, escaped, 4 * escapes);
     position += 4 * escapes;

@@ -41,6 +41,13 @@ class PayloadWriter {
   const Summed& summed() const { return summed_; }
 
  private:
+  // The symbols of groups, and a bitmap of the codes without a digit.
+  struct Groups {
+    std::uint8_t* symbols;
+    std::uint64_t* listed;
+  };
+
+  const Groups& group(int split_index);
   bool is_constant(const ChunkPlan& plan, int p) const;
   PlaneSource source_of(const ChunkPlan& plan, int p);
   bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position,
@@ -48,6 +55,8 @@ class PayloadWriter {
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count,
                           std::uint8_t* out);
+  std::size_t write_listed(int split_index, std::size_t offset, std::size_t count,
+                           std::uint8_t* out) const;
   std::size_t write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count,
                             std::uint8_t* out);
   std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
@@ -60,6 +69,7 @@ class PayloadWriter {
   Summed summed_ = {};
   Ahead ahead_;
   Scratch& scratch_;
+  Groups groups_[2] = {};  // of two and of four codes
   PlaneSource sources_[kMaximumPlanes] = {};
   std::uint64_t* uncoded_[kMaximumPlanes] =
       {};  // bitmaps of the coded planes' symbols without a code

@@ -207,6 +207,15 @@ struct Kernels {
   void (*join)(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes,
                std::size_t count, bool rotated, int width, std::uint8_t* codes);
 
+  // Groups of `size` (2 or 4) uniform codes as symbols, and back (docs/WIRE.md, "Groups"). The last
+  // group is filled up with zeros; up to size - 1 codes more are written. Bit i % 64 of listed[i /
+  // 64] is set if code i has no digit. Such codes come from `listed`, which advances; up to count +
+  // kSlackBytes bytes are read there.
+  void (*group)(const std::uint8_t* codes, std::size_t count, int size, std::uint8_t* symbols,
+                std::uint64_t* listed);
+  void (*ungroup)(const std::uint8_t* symbols, std::size_t count, int size,
+                  const std::uint8_t*& listed, std::uint8_t* codes);
+
   // Writes the codes' values, which may be infinite with the highest scale; codes that are not
   // numbers give arbitrary values.
   void (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales,

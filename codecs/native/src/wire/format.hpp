@@ -8,7 +8,7 @@
 
 namespace fsl {
 
-inline constexpr int kVersion = 5;
+inline constexpr int kVersion = 6;
 inline constexpr std::size_t kHeaderBytes = 28;
 inline constexpr std::size_t kChunkHeadBytes = 16;
 inline constexpr std::size_t kMaximumChunkValues = std::size_t{1} << 20;
@@ -18,6 +18,7 @@ inline constexpr std::size_t kMaximumRuns = kBlockValues / kMinimumBlockValues;
 inline constexpr std::size_t kMaximumBlocks = kMaximumChunkValues / kBlockValues;
 inline constexpr std::size_t kPieceValues = 4096;  // decoded at a time: whole blocks, and all lanes
 inline constexpr int kMaximumStepLog2 = 40;
+inline constexpr int kMinimumStepLog2 = -8;
 inline constexpr int kMaximumPlanes = 4;
 
 // Output that an encoder may write beyond the longest frame, before it finds that coding does not
@@ -38,18 +39,23 @@ inline constexpr int kHighestStep = 480;
 inline constexpr int kStepOffset = 512;
 
 // How a code word is cut into planes, from its highest bit down. rotated: the sign first moves
-// below the other bits.
+// below the other bits. group: consecutive codes that are one symbol of the only plane.
 struct Split {
   bool rotated;
   int planes;
   int widths[kMaximumPlanes];
+  int group;
+
+  std::size_t symbols_of(std::size_t values) const {
+    return (values + static_cast<std::size_t>(group) - 1) / static_cast<std::size_t>(group);
+  }
 };
 
 struct Format {
   Kind kind;
   int code_bits;
   int splits;
-  Split split[3];
+  Split split[4];
   std::uint32_t escape_magnitude;  // a chunk with a magnitude from here on is raw fp32
   const Float8* float8;            // null unless an 8-bit float
   int highest_scale;

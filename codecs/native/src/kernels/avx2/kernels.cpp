@@ -27,6 +27,7 @@
 #include "kernels/avx2/planes.hpp"
 #include "kernels/avx2/values.hpp"
 #include "kernels/avx2/lanes.hpp"
+#include "kernels/avx2/groups.hpp"
 #include "kernels/avx2/crc.hpp"
 
 namespace fsl {
@@ -52,6 +53,8 @@ constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum,
       nullptr,
       nullptr,
       join,
+      group,
+      ungroup,
       dequantise_float8,
       dequantise_uniform,
       join_bfloat16,

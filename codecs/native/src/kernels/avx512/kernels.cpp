@@ -32,6 +32,7 @@
 #include "kernels/avx512/planes.hpp"
 #include "kernels/avx512/ranks.hpp"
 #include "kernels/avx512/lanes.hpp"
+#include "kernels/avx512/groups.hpp"
 #include "kernels/avx512/values.hpp"
 #include "kernels/avx512/read_values.hpp"
 
@@ -54,6 +55,8 @@ const Kernels kAvx512Kernels = {
     read_float8,
     read_uniform,
     join,
+    group,
+    ungroup,
     dequantise_float8,
     dequantise_uniform,
     join_bfloat16,

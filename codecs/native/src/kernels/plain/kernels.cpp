@@ -20,6 +20,8 @@ const Kernels kScalarKernels = {
     nullptr,
     nullptr,
     plain::join,
+    plain::group,
+    plain::ungroup,
     plain::dequantise_float8,
     plain::dequantise_uniform,
     plain::join_bfloat16,

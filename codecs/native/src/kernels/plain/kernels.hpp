@@ -332,6 +332,16 @@ const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const s
   return next;
 }
 
+}  // namespace plain
+}  // namespace
+}  // namespace fsl
+
+#include "kernels/plain/groups.hpp"
+
+namespace fsl {
+namespace {
+namespace plain {
+
 // --- decoding
 
 // Writes value(i), i from 0 to count, to places `start + i` of the sink.
