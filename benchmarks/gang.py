@@ -53,7 +53,6 @@ class Run:
         sets = [
             f"sync.every_s={arguments.every}",
             "sync.clients=1",
-            "sync.grace_min_s=0.3",
             "train.task=own",
         ]
         options = [part for one in sets for part in ("--set", one)]

@@ -79,7 +79,7 @@ def _tunes(config: Config, rules: tuple[str, ...]) -> bool:
 
 
 _LEFT_OUT = "leave it out, or choose buffer"
-_DEFAULTS = {"buffer": 0, "least_s": 0, "local_steps": 0, "dylu": False, "pace": "run"}
+_DEFAULTS = {"buffer": 0, "local_steps": 0, "dylu": False, "pace": "run"}
 _UNUSED = {f"sync.{key}": Only((value,), _LEFT_OUT) for key, value in _DEFAULTS.items()}
 _ROUNDS = {
     "sync.trigger": Only(("rounds",), "leave it out"),
@@ -105,11 +105,6 @@ RECIPES: tuple[Recipe, ...] = (
            " {sync.clients} clients, which diverges", {
         "outer.optimizer": Only(("growing", "average", OWN),
                                 f"choose average, or outer.momentum <= {MOST_MOMENTUM:g}"),
-    }),
-    Recipe("`buffer` with versions further apart than `every_s`",
-           lambda c: c.sync.trigger == "buffer" and c.sync.least_s > c.sync.every_s,
-           "must not be above sync.every_s, {sync.every_s:g} s, after which a version is made", {
-        "sync.least_s": Only((), "lower it"),
     }),
     Recipe("`sync.pace = own`", lambda c: c.sync.pace == "own",
            "with sync.pace = own each task calls fed.send when it likes", {

@@ -165,12 +165,6 @@ def must_be_sizes(value: Any) -> str | None:
     )
 
 
-def must_be_power_of_two(value: Any) -> str | None:
-    """Check the number of values that share a scale."""
-    fits = 16 <= value <= 1024 and value & (value - 1) == 0
-    return None if fits else "must be a power of two from 16 to 1,024"
-
-
 def problem_of(attribute: attrs.Attribute[Any], value: Any) -> str | None:
     """What is wrong with the value of a setting, which has the right type; None if it fits."""
     problem: str | None = None

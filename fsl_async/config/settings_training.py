@@ -35,7 +35,6 @@ from fsl_async.roles.split.methods import (
     AUXILIARY,
     GRADIENTS,
     METHODS,
-    TRAINED,
     WHOLE,
     names_of,
 )
@@ -94,8 +93,9 @@ class DataConfig:
     partition: Literal["iid", "dirichlet", "dirichlet-equal", "sorted"] = setting(
         "iid",
         "with sharding = disjoint, of data sets of samples: iid | dirichlet (each class by shares)"
-        " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (a few classes"
-        " each); derived from run.seed, the same at all nodes",
+        " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (two pieces"
+        " of the samples in order of their classes for each client); derived from run.seed, the"
+        " same at all nodes",
         fixed=True,
     )
     alpha: float = setting(
@@ -103,12 +103,6 @@ class DataConfig:
         "of dirichlet and dirichlet-equal: a small value gives clients few classes, a large one"
         " tends to iid",
         span(above=0, most=1e6),
-        fixed=True,
-    )
-    pieces: int = setting(
-        2,
-        "of sorted: pieces that a client gets of the samples in order of their classes",
-        span(least=1, most=100_000),
         fixed=True,
     )
     flip: bool = setting(
@@ -258,13 +252,10 @@ class TrainConfig:
         " client overrides it)",
         span(least=0, most=4096),
     )
-    hang_factor: float = setting(
-        20.0,
-        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
-        span(least=0, most=1e6),
-    )
     hang_least_s: float = setting(
-        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
+        120.0,
+        "a step hangs after 20 x the median step, and not before this time; 0 = never",
+        span(least=0, most=86_400 * 7),
     )
     hang_restart: bool = setting(
         False,
@@ -371,13 +362,6 @@ class SplitConfig:
         "share of a label that is spread over all classes, in training and alignment",
         span(least=0, most=0.9),
     )
-    auxiliary_optimizer: SplitOptimizer = setting(
-        "adam", f"auxiliary model of {TRAINED}: adamw | adam | sgd"
-    )
-    auxiliary_rate: float = setting(
-        0.0, f"{TRAINED}: its learning rate; 0 = train.learning_rate", span(least=0, most=10)
-    )
-    auxiliary_decay: float = setting(0.0, f"{TRAINED}: its weight decay", span(least=0, most=10))
     samples: int = setting(
         128,
         "samples of a client in a round; 0 = all its samples, once",

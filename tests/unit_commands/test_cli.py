@@ -181,10 +181,10 @@ GOLDEN = [
         ),
     ),
     (
-        "--role ps --dry-run --set transfer.window_bytes=1048576",
+        "--role ps --dry-run --set transfer.window_limit_bytes=1048576",
         (
-            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, "
-            "got 1048576"
+            "--set: transfer.window_limit_bytes: must be at least 4,194,304 and at most 67,108,864,"
+            " got 1048576"
         ),
     ),
     (

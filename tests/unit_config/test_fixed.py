@@ -82,7 +82,7 @@ def test_another_value_is_refused_with_both(tmp_path, changed, words):
     [
         "sync.every_s=5",
         "sync.clients=9",
-        "sync.first_grace_s=1",
+        "sync.quorum=1",
         "listen.address=127.0.0.1:0",
         "outer.learning_rate=0.5",
         "codec.up=bf16",

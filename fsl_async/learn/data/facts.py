@@ -173,9 +173,7 @@ def labeled(data: Dataset) -> Dataset:
 def partition_spec(config: Config, clients: int | None = None) -> PartitionSpec:
     """How the run divides data sets of samples."""
     data = config.data
-    return PartitionSpec(
-        data.partition, clients or config.shards, config.run.seed, data.alpha, data.pieces
-    )
+    return PartitionSpec(data.partition, clients or config.shards, config.run.seed, data.alpha)
 
 
 def partition_of(config: Config, data: Dataset, clients: int) -> Partition:

@@ -107,6 +107,10 @@ class Options:
     """Encrypt with this pair, and admit the keys on this list."""
 
 
+SNAPSHOT_BYTES_PER_S = 2e8
+"""Checkpoints that are not late are written at most this fast."""
+
+
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
     codec, adapters = config.codec, adapter_rule_of(config)
@@ -129,9 +133,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
         ),
-        snapshot_every=config.store.snapshot_every,
-        snapshot_every_s=config.store.snapshot_every_s,
-        snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
+        snapshot_bytes_per_s=SNAPSHOT_BYTES_PER_S,
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,

@@ -83,8 +83,6 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
     settings: scenario.Settings = {
         **chosen.common(per_group),
         "sync.every_s": every_s,
-        "sync.grace_min_s": 0.3,
-        "sync.first_grace_s": 2.0,
         "data.shards": per_group,
         **chosen.of_text(),
         "model.preset": chosen.preset or "0.5m",

@@ -119,7 +119,6 @@ def lora(chosen: Choices) -> Scenario:
         **chosen.common(len(names)),
         "sync.trigger": "rounds",
         "sync.min_clients": len(names),
-        "sync.grace_min_s": 3.0,
         "data.holdout": HELD_OUT_SHARE,
         "tune.method": "lora",
         "tune.rule": chosen.rule,

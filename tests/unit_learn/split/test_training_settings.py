@@ -69,9 +69,6 @@ def test_the_trained_auxiliary_model_has_an_optimizer_of_its_own():
     assert found.optimizer.weight_decay == 0.3
     own = found.auxiliary_optimizer
     assert (own.name, own.learning_rate, own.weight_decay) == ("adam", 0.02, 0.0)
-    more = ["auxiliary_optimizer=sgd", "auxiliary_rate=0.5", "auxiliary_decay=0.1"]
-    own = client_options(load(None, sets + [f"split.{one}" for one in more])).auxiliary_optimizer
-    assert (own.name, own.learning_rate, own.weight_decay) == ("sgd", 0.5, 0.1)
 
 
 def moves(rates, rounds, steps=1):

@@ -65,7 +65,7 @@ def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkey
     held = []  # so that no two of them have the same id
     monkeypatch.setattr(Pipe, "adopt", adopted)
     config = configured(
-        "split.method=splitfed-v1", f"data.path={text}", "transfer.window_bytes=3000000"
+        "split.method=splitfed-v1", f"data.path={text}", "transfer.window_limit_bytes=30000000"
     )
     nodes(config, apart=True)
     listeners, notifier, clients = 2, 2, 2 * 2 * 2

@@ -221,7 +221,7 @@ def test_a_held_outlier_is_released(guarded, look):
 
 def test_a_held_outlier_becomes_too_stale(make_server, look):
     """Beyond max_staleness it is not released."""
-    server = make_server(guard=guard_of(outlier_median=2.0, least=1, release=True), max_staleness=1)
+    server = make_server(guard=guard_of(outlier_median=2.0, release=True), max_staleness=1)
     server.begin("a", "b")
     server.fire()
     server.store(key("b"))
@@ -250,7 +250,7 @@ def test_a_false_token_count_reaches_no_ledger(make_server, look):
 
 def test_after_a_restart_the_same_is_excluded(make_server, look):
     """After a crash between a delta's ledger line and the decision, the decision is the same."""
-    rules = guard_of(outlier_median=10.0, least=3)
+    rules = guard_of(outlier_median=10.0)
     server = make_server(guard=rules)
     pending = (stored_of(key("a", 2, 1), 50.0), stored_of(key("b", 2, 1), 1.5))
     effects = server.recover(
