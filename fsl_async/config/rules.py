@@ -126,8 +126,6 @@ must_be_betas = like(",".join([r"\s*(0|0?\.[0-9]{1,12})\s*"] * 2), "must be like
 must_be_shape = like(r"([1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7})?", "must be like 3x32x32")
 """Checks the shape of a sample; an empty text is allowed."""
 must_be_fingerprint = like(r"([0-9a-f]{32})?", "must be 32 hexadecimal digits")
-must_be_counts = like(r"([0-9]{1,15}(,[0-9]{1,15})*)?", "must be like 500,500,480")
-"""Checks the counts of labels; an empty text is allowed."""
 
 ACTIVATION_FUNCTIONS = (
     "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu",

@@ -36,7 +36,7 @@ from fsl_async.config.settings_training import (
 )
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
-from fsl_async.roles.ring.messages import LEAST_PIECE_VALUES, PIECE_VALUES
+from fsl_async.roles.groups.messages import LEAST_PIECE_VALUES, PIECE_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,6 @@ _LEAST_SHARE_OF_PERIOD = 0.02
 """Least time between two versions, in sync.every_s: each writes files of the model's size."""
 _LEAST_RETRY_CAP_S = 10.0
 _PIECE_S = 0.5
-
 
 
 @frozen(kw_only=True)
@@ -393,15 +392,17 @@ def roster_of(text: str) -> dict[str, Address]:
     for entry in text.split(",") if text.strip() else ():
         name, separator, address = entry.strip().partition("=")
         if not separator or must_be_name(name):
-            raise SettingError("ring.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}")
+            raise SettingError(
+                "groups.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}"
+            )
         if name in found:
-            raise SettingError("ring.roster", f"names {name} twice")
+            raise SettingError("groups.roster", f"names {name} twice")
         try:
             found[name] = parse(address)
         except AddressError as error:
-            raise SettingError("ring.roster", f"{name}: {error.message}") from None
+            raise SettingError("groups.roster", f"{name}: {error.message}") from None
     if len(found) == 1:
-        raise SettingError("ring.roster", "must have two parameter servers or more, or be empty")
+        raise SettingError("groups.roster", "must have two parameter servers or more, or be empty")
     return found
 
 
@@ -415,7 +416,7 @@ def must_be_ip(value: Any) -> str | None:
 
 
 @frozen(kw_only=True)
-class RingConfig:
+class GroupsConfig:
     """Groups: parameter servers that average what their groups gained, now and then."""
 
     roster: str = setting(
@@ -445,9 +446,6 @@ class RingConfig:
         "wait with merges at most this long for a global round under way",
         span(above=0, most=86_400),
     )
-    grace_s: float = setting(
-        10.0, "wait this long for the cuts of other groups", span(above=0, most=3600)
-    )
     bytes_per_s: float = setting(0.0, "limit of a reduction's rate; 0: none", span(least=0))
 
     @property
@@ -459,6 +457,11 @@ class RingConfig:
     def coordinator(self) -> str:
         """The name of the first parameter server."""
         return next(iter(self.servers))
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that a global round waits for the contributions of other groups."""
+        return self.hold_s / 12
 
     @property
     def piece_values(self) -> int:
@@ -474,7 +477,7 @@ class RingConfig:
     def __attrs_post_init__(self) -> None:
         roster_of(self.roster)
         if not self.every and not self.every_s:
-            raise SettingError("ring.every", "must not be 0 where ring.every_s is 0")
+            raise SettingError("groups.every", "must not be 0 where groups.every_s is 0")
 
 
 @frozen(kw_only=True)
@@ -496,7 +499,7 @@ class Config:
     store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
     tune: TuneConfig = attrs.field(factory=TuneConfig)
-    ring: RingConfig = attrs.field(factory=RingConfig)
+    groups: GroupsConfig = attrs.field(factory=GroupsConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -506,7 +509,7 @@ class Config:
     @property
     def leads(self) -> bool:
         """Whether this parameter server is alone, or the first of its roster."""
-        return not self.ring.is_on or self.ring.coordinator == self.run.name
+        return not self.groups.is_on or self.groups.coordinator == self.run.name
 
     def transport(self, max_connections: int | None = None) -> TransportSettings:
         """Return the transport's settings. max_connections: of a listener."""

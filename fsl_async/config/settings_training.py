@@ -18,7 +18,6 @@ from fsl_async.config.rules import (
     SettingError,
     is_own,
     must_be_betas,
-    must_be_counts,
     must_be_date,
     must_be_device,
     must_be_family,
@@ -124,12 +123,6 @@ class DataConfig:
         "labels (of text: tokens) are below this; 0 = from data.path, 256 for text",
         span(least=0, most=1 << 20),
     )
-    label_counts: str = setting(
-        "",
-        "samples of each class, like 500,500: a site with other counts stops; empty = from"
-        " data.path",
-        must_be_counts,
-    )
     fingerprint: str = setting(
         "",
         "of the data set: a site with another one stops; empty = from data.path",
@@ -212,7 +205,7 @@ class TrainConfig:
     weight_decay: float = setting(0.1, "decay of matrices", span(least=0, most=10))
     schedule: ScheduleName = setting(
         "wsd",
-        "rates by the run's progress: wsd (constant, then linear to final_rate) | cosine |"
+        "rates by the run's progress: wsd (constant, then linear to 0.02) | cosine |"
         " constant; without run.tokens, run.rounds and run.seconds all are constant",
     )
     decay_share: float = setting(
@@ -227,17 +220,10 @@ class TrainConfig:
         " when fsl-node decay is called",
         must_be_date,
     )
-    final_rate: float = setting(
-        0.02, "rate at the end of the run, as a part of the peak", span(least=0, most=1)
-    )
     warmup_steps: int = setting(
         20,
-        "steps over which a client's rate rises from 0 at the start of the run",
-        span(least=0, most=1 << 30),
-    )
-    rewarm_steps: int = setting(
-        20,
-        "the same for a client that joins later or was relaunched: its optimizer has no moments",
+        "steps over which a client's rate rises from 0 at the start of the run; of a client that"
+        " joins later, or was relaunched, over 20: its optimizer has no moments",
         span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
@@ -349,7 +335,7 @@ class SplitConfig:
     schedule: ScheduleName = setting(
         "constant",
         "rates of both parts by the share of run.rounds that is done: constant | wsd (constant,"
-        " then linear to train.final_rate over the last train.decay_share) | cosine",
+        " then linear to 0.02 over the last train.decay_share) | cosine",
     )
     warmup_steps: int = setting(
         0,
@@ -398,9 +384,6 @@ class SplitConfig:
     )
     in_flight: int = setting(
         2, "unanswered uploads of a client; lockstep has 1", span(least=1, most=64)
-    )
-    checkpoint_every: int = setting(
-        100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
     )
     alone_s: float = setting(
         3600.0,

@@ -55,7 +55,7 @@ def _may_be_zeroth(config: Config) -> bool:
 RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.*", "split.method", lambda c: c.split.is_on),
     ("tune.*", "tune.method", lambda c: c.tune.is_on),
-    ("ring.*", "ring.roster", lambda c: c.ring.is_on),
+    ("groups.*", "groups.roster", lambda c: c.groups.is_on),
     # When deltas are collected.
     ("sync.every_s", "sync.trigger = clock or buffer",
      lambda c: c.sync.trigger in {"clock", "buffer"}),
@@ -95,8 +95,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: not c.tune.is_on),
     ("data.shards", "data.sharding = disjoint",
      lambda c: c.data.sharding == "disjoint" and not c.tune.is_on),
-    (("data.partition data.flip data.crop data.sample_shape data.classes data.label_counts"
-      " data.fingerprint"),
+    (("data.partition data.flip data.crop data.sample_shape data.classes data.fingerprint"),
      "split.method", lambda c: c.split.is_on),
     ("data.partition data.alpha", "data.sharding = disjoint",
      lambda c: c.data.sharding == "disjoint"),
@@ -119,13 +118,12 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: _pretrains(c) and c.train.optimizer == "muon"),
     ("train.learning_rate", "gradients: tune.zo_rate counts", lambda c: not _by_scalars(c)),
     ("train.weight_decay", "no tune.method: adapters have no decay", lambda c: not c.tune.is_on),
-    ("train.schedule train.warmup_steps train.rewarm_steps train.decay_at",
+    ("train.schedule train.warmup_steps train.decay_at",
      "no split.method: split.schedule and split.warmup_steps count", lambda c: not c.split.is_on),
-    ("train.schedule train.warmup_steps train.rewarm_steps train.final_rate train.decay_*",
+    ("train.schedule train.warmup_steps train.decay_*",
      "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c)),
     ("train.decay_share train.decay_at", "a schedule wsd, or outer.optimizer = growing",
      lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing"),
-    ("train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant"),
     ("train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
      lambda c: _pretrains(c) or (c.tune.method == "lora" and not c.tune.is_private)),
     ("train.evaluate_share", "the built-in pretraining or fine-tuning",
@@ -142,7 +140,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.down", "a method that sends gradients back",
      _split_has(lambda method: method.gradients)),
     (("split.cut split.mode split.lora_server split.server split.listen split.up"
-      " split.checkpoint_every split.alone_s split.in_flight"),
+      " split.alone_s split.in_flight"),
      "a method with a split server", _split_has(lambda method: method.has_server)),
     ("split.in_flight", "split.mode = free, without split.labels_at_home",
      lambda c: c.split.mode == "free" and not c.split.labels_at_home),
@@ -162,7 +160,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
 )  # fmt: skip
 """Keys of settings, with * for any characters; what they need, in words; and that condition."""
 
-_DECIDES = {"split.method", "tune.method", "ring.roster"}
+_DECIDES = {"split.method", "tune.method", "groups.roster"}
 """Settings that choose the kind of a run."""
 
 

@@ -55,7 +55,6 @@ def named(*overrides):
         (["outer.byzantine=2"], {"outer.byzantine"}),
         (["codec.up=bf16", "codec.down=fp32", "codec.step_log2=10"], {"codec.step_log2"}),
         (["train.optimizer=adamw", "train.muon_rate=0.1"], {"train.muon_rate"}),
-        (["train.schedule=constant", "train.final_rate=0.1"], {"train.final_rate"}),
         # Growing momentum falls by it, too.
         (["train.schedule=cosine", "train.decay_share=0.2"], set()),
         (["train.schedule=cosine", "outer.optimizer=average", "train.decay_share=0.2"],
@@ -94,7 +93,7 @@ def named(*overrides):
         (["guard.max_share=0.5", "outer.aggregation=median", "sync.clients=3"],
          {"guard.max_share"}),
         (["guard.release=true", "guard.outlier_median=4"], set()),
-        (["ring.every=3"], {"ring.every"}),
+        (["groups.every=3"], {"groups.every"}),
     ],
 )  # fmt: skip
 def test_settings_without_effect_are_named(overrides, unused):

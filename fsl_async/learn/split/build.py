@@ -109,7 +109,7 @@ def optimizer_of(config: Config) -> OptimizerSpec:
     """Return the optimizer of either part."""
     chosen, train = config.split, config.train
     first, second = map(float, chosen.betas.split(","))
-    schedule = Schedule(chosen.schedule, train.final_rate, chosen.warmup_steps)
+    schedule = Schedule(chosen.schedule, warmup_steps=chosen.warmup_steps)
     return OptimizerSpec(
         chosen.optimizer,
         train.learning_rate or SPLIT_RATE,

@@ -4,7 +4,7 @@ import pytest
 
 from fsl_async.config.address import Address, seen_from
 from fsl_async.config.load import load
-from fsl_async.config.servers import with_split_server
+from fsl_async.config.recipes import with_split_server
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.split_server import node as node_server

@@ -9,8 +9,15 @@ from deltas import delta_of, key, stored_of
 
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync import norm_guard
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.norm_guard import NormGuard
+
+
+@pytest.fixture(autouse=True)
+def _few_deltas(monkeypatch):
+    """Medians count after three deltas, so that each test needs few."""
+    monkeypatch.setattr(norm_guard, "LEAST_DELTAS", 3)
 
 
 def usual(norms, tokens=()):
@@ -22,7 +29,7 @@ def usual(norms, tokens=()):
 
 
 def screen(norms=(), tokens=(), by_order=False, **rules):
-    made = NormGuard(guard_of(**{"least": 3, **rules}), by_order=by_order)
+    made = NormGuard(guard_of(**rules), by_order=by_order)
     made.recovered(usual(norms, tokens), ())
     return made
 
@@ -163,7 +170,7 @@ def guarded(make_server):
     """A parameter server with rules and three clients, after a round of usual deltas."""
 
     def make(**rules):
-        server = make_server(guard=guard_of(**{"least": 3, **rules}))
+        server = make_server(guard=guard_of(**rules))
         server.begin("a", "b", "c")
         server.fire()
         for name in "abc":
