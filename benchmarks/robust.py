@@ -42,10 +42,9 @@ from sync import manifest_of
 from fsl_async.config.settings import GuardConfig
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Counting, DeltaBook
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.model.manifest import Manifest
