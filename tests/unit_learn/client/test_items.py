@@ -18,6 +18,8 @@ datasets = pytest.importorskip("datasets", reason="the extra datasets is not ins
 
 
 class Kept(LocalFed):
+    """A client of which a snapshot's position is looked at."""
+
     @property
     def where(self):
         """Gives the position that a snapshot would have."""
