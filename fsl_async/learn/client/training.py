@@ -199,7 +199,6 @@ class Training:
                 " as a mask of -inf may be a buffer with persistent=False"
             )
         self._hold(weights)
-        self.orders.attached()
         self._exchange.attach(weights.manifest, own)
         while self.version == NO_VERSION:
             self.orders.wait_for_first()
@@ -230,6 +229,7 @@ class Training:
         step of a round of `round_steps` it waits for the next round, so that no step is made from a
         version that is replaced meanwhile. Raises TaskError without a model.
         """
+        self._attached("fed.step")
         meter, pace = self.meter, self.orders.pace_steps
         if pace and meter.unsent_steps >= pace:
             since = meter.steps - meter.unsent_steps
