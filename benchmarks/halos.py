@@ -96,9 +96,9 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
                 "sync.clients": 2,
                 "sync.min_clients": 2,
                 "data.shards": 2,
-                "ring.roster": roster,
-                "ring.every_s": GLOBAL_S,
-                "ring.insecure": True,
+                "groups.roster": roster,
+                "groups.every_s": GLOBAL_S,
+                "groups.insecure": True,
             }
     return sets
 

@@ -116,20 +116,20 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def _on_ring_recovered(self, run: RunState, line: Line) -> None:
+    def _on_groups_recovered(self, run: RunState, line: Line) -> None:
         self.is_on, self.here = True, []
         self._on_adopted(run, line)
 
     def _on_adopted(self, run: RunState, line: Line) -> None:
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def _on_ring_peer_here(self, run: RunState, line: Line) -> None:
+    def _on_group_here(self, run: RunState, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def _on_ring_peer_gone(self, run: RunState, line: Line) -> None:
+    def _on_group_gone(self, run: RunState, line: Line) -> None:
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def _on_ring_failed(self, run: RunState, line: Line) -> None:
+    def _on_reduction_failed(self, run: RunState, line: Line) -> None:
         self.failed += 1
 
     def _on_keep_decision(self, run: RunState, line: Line) -> None:

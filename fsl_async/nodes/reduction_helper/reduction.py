@@ -6,8 +6,8 @@ For each piece of values, on every rank, in fp32:
     V = weight * D            at the coordinator minus what coding has lost of the rounds before
     out = sum of V            by gloo's ring, over all ranks in the order of the view
 
-The parameter server makes the next global weights of it (`fsl_async.store.commit.ring_store`). The
-sum is bit-equal on all ranks, and depends on the number of ranks, their order and the size of
+The parameter server makes the next global weights of it (`fsl_async.store.commit.groups_store`).
+The sum is bit-equal on all ranks, and depends on the number of ranks, their order and the size of
 pieces (measured); all three are in the view. The inputs are mapped and not changed.
 
 Addresses of the ranks are exchanged by `MessageStore`, a torch store that is fed with messages, so
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fsl_async.nodes.ring_helper.pipes import Frames, pack
+from fsl_async.nodes.reduction_helper.pipes import Frames, pack
 
 if TYPE_CHECKING:
     import socket

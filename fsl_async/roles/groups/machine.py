@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups.coordinator import GroupsCoordinator
+from fsl_async.roles.groups.member import COORDINATOR, GroupMember
 from fsl_async.roles.machine import Effect, Event, Received, Send, TimerFired
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring.coordinator import RingCoordinator
-from fsl_async.roles.ring.member import COORDINATOR, RingMember
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
 
 
-class RingMachine:
+class GroupsMachine:
     """`handle` and `next_deadline` are the whole interface."""
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
-        self.member = RingMember(config)
-        self.coordinator = RingCoordinator(config) if config.leads else None
+        self.member = GroupMember(config)
+        self.coordinator = GroupsCoordinator(config) if config.leads else None
 
     @property
     def round(self) -> int:
@@ -51,7 +51,7 @@ class RingMachine:
             effects += self.coordinator.handle(event, now)
         if not (isinstance(event, ev.PeerHere | ev.PeerGone) and self.coordinator is not None):
             effects += self.member.handle(event, now)
-        if self.coordinator is not None and isinstance(event, ev.RingRecovered):
+        if self.coordinator is not None and isinstance(event, ev.GroupsRecovered):
             effects += self.member.handle(ev.PeerHere(COORDINATOR), now)
         if (
             self.coordinator is not None

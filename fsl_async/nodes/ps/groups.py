@@ -1,8 +1,8 @@
 """The shell of a parameter server in a roster: messages and finished jobs in, effects out.
 
-It decides nothing. The machine is `fsl_async.roles.ring`; disk jobs go to the store's worker, sums
-to the helper (`ring_process`). With the group's own machine it exchanges the events and effects of
-`fsl_async.roles.sync.group_hold`.
+It decides nothing. The machine is `fsl_async.roles.groups`; disk jobs go to the store's worker,
+sums to the helper (`reduction_process`). With the group's own machine it exchanges the events and
+effects of `fsl_async.roles.sync.group_hold`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import define
 
 import fsl_transport as tp
-from fsl_async.config.servers import ring_host
-from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
+from fsl_async.config.servers import groups_host
+from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
 from fsl_async.nodes.runtime import Node
 from fsl_async.nodes.wire import Sink, Source, problem_of
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups import messages as msg
+from fsl_async.roles.groups.machine import GroupsMachine
+from fsl_async.roles.groups.member import COORDINATOR
 from fsl_async.roles.machine import Effect, Note, Received, Send
 from fsl_async.roles.messages import MessageError
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring import messages as msg
-from fsl_async.roles.ring.machine import RingMachine
-from fsl_async.roles.ring.member import COORDINATOR
 from fsl_async.roles.sync import group_hold as group
 from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Helper: TypeAlias = (
     "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
-    " Callable[[int, str], None]], RingProcess]"
+    " Callable[[int, str], None]], ReductionProcess]"
 )
 REDIAL_S = 5.0
 TIMEOUT_S = 20.0
@@ -44,29 +44,29 @@ TIMEOUT_S = 20.0
 
 
 @define(eq=False, slots=False)
-class RingShell:
-    """Connects a RingMachine with its parameter server, the helper and the other servers.
+class GroupsShell:
+    """Connects a GroupsMachine with its parameter server, the helper and the other servers.
 
     dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
-    helper: makes what adds up, from on_address, on_done and on_failed (see `RingProcess`).
+    helper: makes what adds up, from on_address, on_done and on_failed (see `ReductionProcess`).
     """
 
     _config: Config
     _group: ParameterServerShell
     _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
-    _helper: Helper = RingProcess
+    _helper: Helper = ReductionProcess
 
     def __attrs_post_init__(self) -> None:
         server = self._group
         self._store, self._worker, self._scheduler = server.store, server.worker, server.scheduler
         self._say, self._listener = server.say, server.endpoint
-        self.machine = RingMachine(self._config)
-        self._keys = {name: place.key for name, place in self._config.ring.servers.items()}
+        self.machine = GroupsMachine(self._config)
+        self._keys = {name: place.key for name, place in self._config.groups.servers.items()}
         """Public keys of the servers in the roster; empty ones without encryption."""
         self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
-        self.process = self._helper(self._address, self._summed, self._ring_failed)
+        self.process = self._helper(self._address, self._summed, self._reduction_failed)
         self._reducing = 0
         self._spec = CodecSpec()
         self._addresses: list[do.PassAddress] | None = None
@@ -83,8 +83,8 @@ class RingShell:
             do.TakeCut: self._hold,
             do.EndGroup: self._group.node.feed,
             do.ResumeMerges: self._group.node.feed,
-            do.StartRing: self._start_ring,
-            do.KillRing: lambda _: self._kill_ring(),
+            do.StartReduction: self._start_reduction,
+            do.KillReduction: lambda _: self._kill_reduction(),
             do.PassAddress: self._pass_address,
             do.KeepAttempt: self._keep_attempt,
             do.KeepDecision: self._keep_decision,
@@ -95,7 +95,7 @@ class RingShell:
 
     def start(self) -> None:
         """Feed the state on disk, and dial the coordinator; once, after the group has started."""
-        state = self._store.ring.open(coordinates=self._config.leads)
+        state = self._store.groups.open(coordinates=self._config.leads)
         if state.cut is not None:  # a view may come without a poll that takes a cut
             self.process.start()
         self.node.feed(state)
@@ -129,7 +129,7 @@ class RingShell:
     def began(self) -> None:
         """Make the first weights of the coordinator's group those of all groups."""
         self._worker.submit(
-            self._store.ring.begin,
+            self._store.groups.begin,
             lambda first: self.node.feed(ev.Adopted(first, 0, gained=False)),
             lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
         )
@@ -141,7 +141,7 @@ class RingShell:
     def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
         """Carry out an effect of the group: take a cut."""
         self._worker.submit(
-            lambda: self._store.ring.take_cut(effect.round),
+            lambda: self._store.groups.take_cut(effect.round),
             lambda cut: self.node.feed(ev.CutTaken(cut)),
             lambda error: self.node.feed(ev.CutFailed(effect.round, str(error))),
         )
@@ -150,15 +150,15 @@ class RingShell:
         """Carry out an effect of the group: make a version of global weights."""
         begun_at, store = self._scheduler.time(), self._store
 
-        def commit() -> tuple[VersionCommitted, ev.RingRecovered]:
+        def commit() -> tuple[VersionCommitted, ev.GroupsRecovered]:
             made = store.adopt_global(
                 effect.decision,
                 counted=effect.counted,
-                keeps_momentum=self._config.ring.momentum == "keep",
+                keeps_momentum=self._config.groups.momentum == "keep",
             )
-            return made, store.ring.state
+            return made, store.groups.state
 
-        def done(found: tuple[VersionCommitted, ev.RingRecovered]) -> None:
+        def done(found: tuple[VersionCommitted, ev.GroupsRecovered]) -> None:
             made, state = found
             self._group.manifest = store.manifest
             self._group.jobs.committed(made, begun_at, number)
@@ -172,28 +172,28 @@ class RingShell:
 
     # --- reductions ---
 
-    def _start_ring(self, effect: do.StartRing) -> None:
+    def _start_reduction(self, effect: do.StartReduction) -> None:
         view = effect.view
         attempt = self._reducing = view.attempt
         self._addresses = []
         try:
             self._spec = CodecSpec(**view.codec)
         except (CodecUsageError, TypeError) as error:
-            self._ring_failed(attempt, f"updates cannot be coded so: {error}")
+            self._reduction_failed(attempt, f"updates cannot be coded so: {error}")
             return
 
         def begun(paths: dict[str, Any]) -> None:
             if self._reducing != attempt or self._is_closed:
                 return
             self.process.reduce(
-                RingJob(
+                ReductionJob(
                     attempt=attempt,
                     rank=effect.rank,
                     weights=tuple(share.weight for share in view.members),
                     piece_values=view.piece_values,
-                    host=ring_host(self._config),
+                    host=groups_host(self._config),
                     timeout_s=TIMEOUT_S,
-                    bytes_per_s=self._config.ring.bytes_per_s,
+                    bytes_per_s=self._config.groups.bytes_per_s,
                     **paths,
                 )
             )
@@ -202,9 +202,9 @@ class RingShell:
                 self._pass_address(address)
 
         self._worker.submit(
-            lambda: self._store.ring.begin_result(attempt),
+            lambda: self._store.groups.begin_result(attempt),
             begun,
-            lambda error: self._ring_failed(attempt, str(error)),
+            lambda error: self._reduction_failed(attempt, str(error)),
         )
 
     def _pass_address(self, effect: do.PassAddress) -> None:
@@ -213,7 +213,7 @@ class RingShell:
         else:
             self.process.address(effect.key, effect.blob)
 
-    def _kill_ring(self) -> None:
+    def _kill_reduction(self) -> None:
         self._reducing = 0
         self.process.kill()
 
@@ -228,27 +228,27 @@ class RingShell:
     def _summed(self, attempt: int) -> None:
         spec = self._spec
         self._worker.submit(
-            lambda: self._store.ring.finish_result(attempt, spec),
-            lambda digest: self.node.feed(ev.RingDone(attempt, digest)),
-            lambda error: self._ring_failed(attempt, str(error)),
+            lambda: self._store.groups.finish_result(attempt, spec),
+            lambda digest: self.node.feed(ev.ReductionDone(attempt, digest)),
+            lambda error: self._reduction_failed(attempt, str(error)),
         )
 
-    def _ring_failed(self, attempt: int, reason: str) -> None:
+    def _reduction_failed(self, attempt: int, reason: str) -> None:
         if not self._is_closed:
-            self.node.feed(ev.RingFailed(attempt, reason))
+            self.node.feed(ev.ReductionFailed(attempt, reason))
 
     # --- the coordinator's ledger, and global weights ---
 
     def _keep_attempt(self, effect: do.KeepAttempt) -> None:
         self._worker.submit(
-            lambda: self._store.ring.keep_attempt(effect.round, effect.attempt),
+            lambda: self._store.groups.keep_attempt(effect.round, effect.attempt),
             lambda _: self.node.feed(ev.AttemptKept(effect.attempt)),
             lambda error: self.node.feed(ev.LedgerFailed(str(error))),
         )
 
     def _keep_decision(self, effect: do.KeepDecision) -> None:
         self._worker.submit(
-            lambda: self._store.ring.keep_decision(
+            lambda: self._store.groups.keep_decision(
                 effect.round, effect.attempt, effect.digest, effect.contributors
             ),
             lambda _: self.node.feed(ev.DecisionKept(effect.round, effect.attempt)),
@@ -274,8 +274,8 @@ class RingShell:
 
         self._worker.submit(
             lambda: (
-                self._store.ring.has(effect.round, effect.attempt, effect.digest),
-                self._store.ring.model is not None,
+                self._store.groups.has(effect.round, effect.attempt, effect.digest),
+                self._store.groups.model is not None,
             ),
             looked,
             lambda error: self.node.feed(ev.GlobalLost(effect.round, str(error))),
@@ -285,19 +285,19 @@ class RingShell:
         assert self.machine.coordinator is not None
         decided = self.machine.coordinator.decided
         assert decided is not None, "there are global weights"
-        manifest, ring = self._store.manifest, self._store.ring
+        manifest, groups = self._store.manifest, self._store.groups
         if effect.model:
-            model = msg.RingModel(manifest.to_wire(), manifest.frozen_to_wire())
+            model = msg.GlobalModel(manifest.to_wire(), manifest.frozen_to_wire())
             self._listener.send(effect.peer, msg.to_wire(model))
         source = Source(
-            manifest.chunks, self._worker, lambda index: ring.read_chunk(index, decided)
+            manifest.chunks, self._worker, lambda index: groups.read_chunk(index, decided)
         )
         meta = msg.to_wire(msg.GlobalMeta(decided.round, decided.digest))
         self._listener.offer(effect.peer, f"global:{decided.round}", meta, source)
 
     # --- from members (at the coordinator) ---
 
-    def is_of_ring(self, event: tp.TransportEvent) -> bool:
+    def is_of_groups(self, event: tp.TransportEvent) -> bool:
         """Whether an event of the listener is that of a parameter server of the roster."""
         return getattr(event, "peer", "") in self._keys
 
@@ -330,15 +330,15 @@ class RingShell:
         if refusal:
             self._listener.refuse(event.peer, "name", refusal)
         else:
-            self._listener.welcome(event.peer, msg.to_wire(msg.RingWelcome()))
+            self._listener.welcome(event.peer, msg.to_wire(msg.GroupWelcome()))
 
     def _refusal(self, event: tp.HelloReceived) -> str:
         """Why a session under a name of the roster is refused; empty if it is not."""
         peer = event.peer
         if event.key != self._keys[peer]:
-            return f"ring.roster has another key for {peer}"
+            return f"groups.roster has another key for {peer}"
         try:
-            is_server = isinstance(msg.from_wire(event.hello), msg.RingHello)
+            is_server = isinstance(msg.from_wire(event.hello), msg.GroupHello)
         except MessageError:
             is_server = False
         if not is_server or not self._config.leads:
@@ -350,7 +350,7 @@ class RingShell:
     def _dial(self) -> None:
         self._redial = None
         if self.dialer is not None:
-            self.dialer.connect(lambda: msg.to_wire(msg.RingHello()))
+            self.dialer.connect(lambda: msg.to_wire(msg.GroupHello()))
 
     def _from_coordinator(self, event: Any) -> None:
         if self._is_closed:
@@ -358,7 +358,7 @@ class RingShell:
         try:
             self._take(event)
         except (MessageError, ManifestError) as error:
-            name = self._config.ring.coordinator
+            name = self._config.groups.coordinator
             text = f"{name} broke the protocol of groups: {problem_of(error)}; dialing again"
             self._say(Note(text, "warning"))
             assert self.dialer is not None
@@ -396,7 +396,7 @@ class RingShell:
         self._gone(code)
         if code not in self._refusals:
             self._refusals.add(code)
-            name = self._config.ring.coordinator
+            name = self._config.groups.coordinator
             self._say(
                 Note(f"{name} has no session for this group: {text}; trying again", "warning")
             )
@@ -407,12 +407,12 @@ class RingShell:
             self._redial = self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self._dial)
 
     def _message(self, message: Any) -> None:
-        if not isinstance(message, msg.RingModel):
+        if not isinstance(message, msg.GlobalModel):
             self.node.feed(Received(COORDINATOR, message))
             return
         manifest = Manifest.from_wire(message.manifest, message.frozen)
         self._worker.submit(
-            lambda: self._store.ring.use_model(manifest),
+            lambda: self._store.groups.use_model(manifest),
             lambda _: None,
             lambda error: self._lost(str(error)),
         )
@@ -428,11 +428,11 @@ class RingShell:
         if not is_wanted or wanted is None:
             self.dialer.decline(COORDINATOR, event.stream_id, "not wanted")
             return
-        ring = self._store.ring
+        groups = self._store.groups
 
         def begin() -> int:
-            ring.receive(wanted.round, wanted.attempt, wanted.digest)
-            return 0 if ring.model is None else ring.model.chunks
+            groups.receive(wanted.round, wanted.attempt, wanted.digest)
+            return 0 if groups.model is None else groups.model.chunks
 
         def begun(chunks: int) -> None:
             if self.dialer is None:
@@ -445,7 +445,7 @@ class RingShell:
                 self._lost("it had the wrong number of chunks")
                 return
             self._stream, self._problem = event.stream_id, ""
-            sink = Sink(self._worker, ring.write_chunk, problem=self._note_problem)
+            sink = Sink(self._worker, groups.write_chunk, problem=self._note_problem)
             self.dialer.accept(COORDINATOR, event.stream_id, sink)
 
         self._worker.submit(begin, begun, lambda error: self._lost(str(error)))
@@ -464,7 +464,7 @@ class RingShell:
                 self.node.feed(ev.GlobalHeld(wanted.round))
 
         self._worker.submit(
-            self._store.ring.finish_receiving, held, lambda error: self._lost(str(error))
+            self._store.groups.finish_receiving, held, lambda error: self._lost(str(error))
         )
 
     def _lost(self, reason: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 from configs import config_of
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import RingShell
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import messages as msg
+from fsl_async.nodes.ps.groups import GroupsShell
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
@@ -65,7 +65,7 @@ class Now:
 
 
 class Side:
-    """A parameter server's ring with a real store."""
+    """A parameter server's shell of global rounds with a real store."""
 
     def __init__(self, folder, name):
         self.store = Store(folder / name, StoreSettings())
@@ -74,12 +74,12 @@ class Side:
         self.fed, self.said = [], []
         names = ("north", "south", "east")
         roster = ", ".join(f"{one}=fsl://127.0.0.1:7100?key={KEY}" for one in names)
-        config = config_of("ring", name=name, roster=roster)
+        config = config_of("groups", name=name, roster=roster)
         self.node, self.manifest = self, None
         self.jobs = SimpleNamespace(committed=lambda *_: None)
         self.worker = self.scheduler = self.journal = now
         self.endpoint, self.say = self.listener, lambda note: self.said.append(note.text)
-        self.shell = RingShell(config, self, None if config.leads else self.take)
+        self.shell = GroupsShell(config, self, None if config.leads else self.take)
 
     def take(self, handle):
         self.handle = handle
@@ -96,14 +96,14 @@ class Side:
         self.shell.start()
 
     def hello(self, peer, body, key=KEY):
-        assert self.shell.is_of_ring(tp.HelloReceived(peer, 1, body, "group", key))
+        assert self.shell.is_of_groups(tp.HelloReceived(peer, 1, body, "group", key))
         self.shell.on_listener(tp.HelloReceived(peer, 1, body, "group", key))
 
     def get(self, peer, message):
         self.shell.on_listener(tp.MessageReceived(peer, msg.to_wire(message)))
 
 
-HELLO = msg.to_wire(msg.RingHello())
+HELLO = msg.to_wire(msg.GroupHello())
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def sides(tmp_path):
         ({"run": "", "version": -1, "digest": "", "shard": -1}, KEY),
         (HELLO, "x" * 40),
         (HELLO, ""),
-        ({"m": "ring_hello/9"}, KEY),
+        ({"m": "group_hello/9"}, KEY),
     ],
 )
 def test_a_name_of_the_roster_is_not_enough(sides, body, key):
@@ -135,10 +135,10 @@ def test_only_the_coordinator_has_members(sides):
     """A parameter server that dials another member has a wrong roster."""
     north, south = sides
     north.hello("south", HELLO)
-    assert north.listener.of("welcome") == [("south", msg.to_wire(msg.RingWelcome()))]
+    assert north.listener.of("welcome") == [("south", msg.to_wire(msg.GroupWelcome()))]
     south.hello("east", HELLO)
     assert not south.listener.of("welcome")
-    assert not north.shell.is_of_ring(tp.PeerDown("client", 1, "bye"))
+    assert not north.shell.is_of_groups(tp.PeerDown("client", 1, "bye"))
 
 
 def test_bad_bytes_cost_a_member_its_session(sides):
@@ -177,12 +177,12 @@ def test_an_address_that_comes_early_is_not_lost(sides):
     """The worker may be busy when a view comes; the others' helpers do not wait for it."""
     north, _ = sides
     north.begin()
-    cut = north.store.ring.take_cut(0)
+    cut = north.store.groups.take_cut(0)
     north.shell.process = Endpoint()
     jobs = []
     north.shell._worker = type("Later", (), {"submit": lambda _, *job: jobs.append(job)})()
     shares = [("north", cut.digest, 0.5), ("south", cut.digest, 0.5)]
-    north.shell._execute(do.StartRing(msg.View(0, 1, shares, 1024), 0), 0)
+    north.shell._execute(do.StartReduction(msg.View(0, 1, shares, 1024), 0), 0)
     north.shell._execute(do.PassAddress("rank-1", b"there"), 0)
     assert north.shell.process.calls == []
     ((job, done, _),) = jobs
@@ -229,5 +229,5 @@ def test_a_refused_member_says_so_once_and_dials_again(sides):
     _, south = sides
     south.shell.start()
     for _ in range(3):
-        south.handle(tp.Refused("name", "ring.roster has another key for south"))
+        south.handle(tp.Refused("name", "groups.roster has another key for south"))
     assert len([line for line in south.said if "another key" in line]) == 1

@@ -32,12 +32,12 @@ MAX_BLOB = 4096
 
 
 @frozen
-class RingHello(Greeting, tag="ring_hello/1"):
+class GroupHello(Greeting, tag="group_hello/1"):
     """Member: this session is that of a parameter server of the roster."""
 
 
 @frozen
-class RingWelcome(Greeting, tag="ring_welcome/1"):
+class GroupWelcome(Greeting, tag="group_welcome/1"):
     """Coordinator: the session is open."""
 
 
@@ -176,7 +176,7 @@ def _share(entry: Any) -> Share:
 
 
 @frozen
-class Address(Message, tag="ring_address/1"):
+class Address(Message, tag="groups_address/1"):
     """Member, passed on by the coordinator: where a rank of an attempt listens (`blob` of gloo)."""
 
     attempt: int
@@ -224,7 +224,7 @@ class FetchGlobal(Message, tag="fetch_global/1"):
 
 
 @frozen
-class RingModel(Message, tag="ring_model/2"):
+class GlobalModel(Message, tag="global_model/2"):
     """Coordinator: the run's model (`Manifest.to_wire()`), and its `frozen` tensors."""
 
     manifest: list[Any]
@@ -240,8 +240,8 @@ class GlobalMeta(Meta, tag="global_meta/1"):
 
 
 TABLE = Table(
-    RingHello, RingWelcome, AskGlobal, Decided, VersionMade, Ending, AllEnded, Poll, Promise,
-    Share, View, Address, Reported, Failed, Dropped, FetchGlobal, RingModel, GlobalMeta,
+    GroupHello, GroupWelcome, AskGlobal, Decided, VersionMade, Ending, AllEnded, Poll, Promise,
+    Share, View, Address, Reported, Failed, Dropped, FetchGlobal, GlobalModel, GlobalMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire
 from_wire = TABLE.from_wire

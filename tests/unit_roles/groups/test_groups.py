@@ -7,13 +7,13 @@ from attrs import evolve
 from configs import config_of, roster_of
 from machines import Driver
 
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups import messages as msg
+from fsl_async.roles.groups.coordinator import CoordinatorPhase
+from fsl_async.roles.groups.machine import GroupsMachine
 from fsl_async.roles.machine import Note, Send, TimerFired
 from fsl_async.roles.messages import MessageError
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring import messages as msg
-from fsl_async.roles.ring.coordinator import CoordinatorPhase
-from fsl_async.roles.ring.machine import RingMachine
 
 RUN = "5" * 32
 
@@ -25,7 +25,7 @@ def digest_of(weights):
 
 def alone(name="a", roster="abc", **more):
     """One machine, whose effects the test handles."""
-    return Driver(RingMachine(config_of("ring", name=name, roster=roster_of(roster), **more)))
+    return Driver(GroupsMachine(config_of("groups", name=name, roster=roster_of(roster), **more)))
 
 
 G0 = digest_of(0)
@@ -35,13 +35,13 @@ FIRST = ev.Decision(0, 0, G0, RUN)
 def test_the_coordinator_does_not_wait_for_a_group_that_left():
     """Its own last round has the groups that are here."""
     one = alone()
-    one.feed(ev.RingRecovered())
+    one.feed(ev.GroupsRecovered())
     one.feed(ev.Adopted(FIRST, 0, gained=False))
     one.receive(msg.AskGlobal(0, G0, RUN), "b")
     assert do.EndGroup() not in one.feed(ev.GroupEnds())
     assert do.EndGroup() not in one.feed(ev.PeerGone("b", "lost")), "its session may come back"
     one.now = one.machine.next_deadline()
-    assert one.now == one.machine.member.ring.grace_s
+    assert one.now == one.machine.member.groups.grace_s
     assert do.EndGroup() in one.feed(TimerFired())
 
 
@@ -49,7 +49,7 @@ def test_a_group_that_needs_no_round_ends_without_the_coordinator():
     """That may have ended before; a group whose work is not counted waits for it."""
     for gained in (False, True):
         member = alone("b")
-        member.feed(ev.RingRecovered(0, G0, RUN, 0, gained=gained))
+        member.feed(ev.GroupsRecovered(0, G0, RUN, 0, gained=gained))
         assert member.feed(ev.GroupEnds()) == []
         member.feed(ev.PeerHere(""))
         member.feed(ev.PeerGone("", "closed"))
@@ -60,7 +60,7 @@ def test_a_group_that_needs_no_round_ends_without_the_coordinator():
 def test_work_that_comes_after_a_group_said_that_it_has_none_needs_a_round_all_the_same():
     """A slow transfer may arrive after the last round."""
     member = alone("b")
-    member.feed(ev.RingRecovered(0, G0, RUN, 0))
+    member.feed(ev.GroupsRecovered(0, G0, RUN, 0))
     member.feed(ev.PeerHere(""))
     assert member.feed(ev.GroupEnds()) == [Send("", msg.Ending(gained=False))]
     assert Send("", msg.Ending(gained=True)) in member.feed(ev.GroupVersion(4))
@@ -73,7 +73,7 @@ def test_nothing_ends_while_a_decision_is_written():
     for name in "bc":
         one.receive(msg.Ending(gained=name == "c"), name)
     one.feed(ev.GroupEnds())
-    one.feed(ev.RingDone(1, digest_of("x")))
+    one.feed(ev.ReductionDone(1, digest_of("x")))
     for name in "bc":
         effects = one.receive(msg.Reported(0, 1, digest_of("x")), name)
     assert isinstance(effects[0], do.KeepDecision)
@@ -84,7 +84,7 @@ def test_nothing_ends_while_a_decision_is_written():
 def coordinator_polling(roster="abc"):
     """A coordinator with members that polls; returns it after its own promise."""
     one = alone(roster=roster, every=1)
-    one.feed(ev.RingRecovered())
+    one.feed(ev.GroupsRecovered())
     one.feed(ev.Adopted(FIRST, 0, gained=False))
     for name in roster[1:]:
         one.receive(msg.AskGlobal(0, G0, RUN), name)
@@ -103,7 +103,7 @@ def test_a_silent_member_is_left_out_after_the_grace_time():
     effects = one.machine.coordinator.timer("grace", one.now)
     assert effects == [do.KeepAttempt(0, 1)]
     effects = one.feed(ev.AttemptKept(1))
-    (start,) = [effect for effect in effects if isinstance(effect, do.StartRing)]
+    (start,) = [effect for effect in effects if isinstance(effect, do.StartReduction)]
     assert [share.name for share in start.view.members] == ["a", "b"]
     assert [share.weight for share in start.view.members] == [0.25, 0.75]
 
@@ -122,7 +122,7 @@ def reducing(roster="abc"):
 def test_other_digests_of_one_attempt_decide_nothing():
     """The attempt is dropped at all members, and the reason has all digests."""
     one = reducing()
-    one.feed(ev.RingDone(1, digest_of("x")))
+    one.feed(ev.ReductionDone(1, digest_of("x")))
     effects = one.receive(msg.Reported(0, 1, digest_of("y")), "b")
     dropped = [effect.peer for effect in effects if isinstance(effect, Send)]
     assert dropped == ["b", "c"]
@@ -144,7 +144,7 @@ def next_attempt(one, names):
         if name in polled:
             one.receive(promise(name=name), name)
     effects = one.feed(ev.AttemptKept(one.machine.coordinator.attempt))
-    views = [effect.view for effect in effects if isinstance(effect, do.StartRing)]
+    views = [effect.view for effect in effects if isinstance(effect, do.StartReduction)]
     return [share.name for view in views for share in view.members]
 
 
@@ -171,7 +171,7 @@ def test_after_three_attempts_a_round_is_tried_without_the_member_that_ended_mos
         members = next_attempt(one, "bc")
     assert members == ["a", "b"]
     attempt = one.machine.coordinator.attempt
-    one.feed(ev.RingDone(attempt, digest_of(1)))
+    one.feed(ev.ReductionDone(attempt, digest_of(1)))
     one.receive(msg.Reported(0, attempt, digest_of(1)), "b")
     effects = one.feed(ev.DecisionKept(1, attempt))
     assert any("c is left out" in effect.text for effect in effects if isinstance(effect, Note))
@@ -239,7 +239,7 @@ def test_a_promise_that_was_not_asked_for_does_not_count():
 def test_a_round_is_due_by_the_fastest_group():
     """The first group may have no clients."""
     one = alone(every=2)
-    one.feed(ev.RingRecovered())
+    one.feed(ev.GroupsRecovered())
     one.feed(ev.Adopted(FIRST, 0, gained=False))
     for name in ("b", "c"):
         one.receive(msg.AskGlobal(0, G0, RUN), name)
@@ -254,7 +254,7 @@ def test_pieces_are_as_small_as_the_slowest_member_wants():
     one.receive(promise(pieces=20_000), "b")
     one.receive(promise(name="c"), "c")
     effects = one.feed(ev.AttemptKept(1))
-    (start,) = [effect for effect in effects if isinstance(effect, do.StartRing)]
+    (start,) = [effect for effect in effects if isinstance(effect, do.StartReduction)]
     assert start.view.piece_values == 20_000
 
 
@@ -262,7 +262,7 @@ def test_a_report_of_an_older_attempt_does_not_count():
     """An attempt that was dropped is never decided, even if all report it later."""
     one = reducing()
     one.receive(msg.Failed(0, 1, "reset"), "b")
-    assert one.feed(ev.RingDone(1, digest_of("x"))) == []
+    assert one.feed(ev.ReductionDone(1, digest_of("x"))) == []
     for name in ("b", "c"):
         assert one.receive(msg.Reported(0, 1, digest_of("x")), name) == []
     one.now = 100.0
@@ -270,7 +270,7 @@ def test_a_report_of_an_older_attempt_does_not_count():
     for name in ("b", "c"):
         one.receive(msg.Promise(0, 3, digest_of(name), 0, 30, 0, 1 << 24), name)
     one.feed(ev.AttemptKept(2))
-    one.feed(ev.RingDone(2, digest_of("x")))
+    one.feed(ev.ReductionDone(2, digest_of("x")))
     for name in ("b", "c"):
         assert one.receive(msg.Reported(0, 1, digest_of("x")), name) == []
         assert one.receive(msg.Failed(0, 1, "late"), name) == []
@@ -282,7 +282,7 @@ def test_a_report_of_an_older_attempt_does_not_count():
 def test_a_decision_is_in_the_ledger_before_anybody_gets_it():
     """KeepDecision comes alone; the answers follow its line."""
     one = reducing()
-    one.feed(ev.RingDone(1, digest_of("x")))
+    one.feed(ev.ReductionDone(1, digest_of("x")))
     one.receive(msg.Reported(0, 1, digest_of("x")), "b")
     effects = one.receive(msg.Reported(0, 1, digest_of("x")), "c")
     contributors = {"a": (0, 10), "b": (0, 30), "c": (0, 0)}
@@ -300,13 +300,13 @@ def test_work_that_is_rounds_old_weighs_less():
     one = alone(every=1)
     decided = ev.Decision(4, 9, G0, RUN)
     one.feed(
-        ev.RingRecovered(4, G0, RUN, 4, False, ev.Cut(4, 7, digest_of("a"), 5, 15), decided, 9)
+        ev.GroupsRecovered(4, G0, RUN, 4, False, ev.Cut(4, 7, digest_of("a"), 5, 15), decided, 9)
     )
     one.receive(msg.AskGlobal(4, G0, RUN), "b")
     one.feed(ev.GroupVersion(1))
     one.receive(msg.Promise(4, 2, digest_of("b"), 0, 30, 3, 1 << 24), "b")
     effects = one.feed(ev.AttemptKept(10))
-    (start,) = [effect for effect in effects if isinstance(effect, do.StartRing)]
+    (start,) = [effect for effect in effects if isinstance(effect, do.StartReduction)]
     assert [share.weight for share in start.view.members] == [0.25, 0.375]
 
 
@@ -328,7 +328,7 @@ def test_a_group_of_another_run_takes_no_part():
     assert "b is of run 666" in note.text
     assert "b" not in one.machine.coordinator.present
     member = alone("b")
-    member.feed(ev.RingRecovered(0, G0, OTHER, 0))
+    member.feed(ev.GroupsRecovered(0, G0, OTHER, 0))
     member.feed(ev.PeerHere(""))
     for message in (answer.message, msg.Decided(7, 9, digest_of(7), True, RUN)):
         (note,) = member.receive(message)
@@ -338,7 +338,7 @@ def test_a_group_of_another_run_takes_no_part():
 def test_an_adoption_that_fails_fetches_what_is_damaged():
     """The files are looked at again before the next try."""
     member = alone("b")
-    member.feed(ev.RingRecovered(0, G0, RUN, 0))
+    member.feed(ev.GroupsRecovered(0, G0, RUN, 0))
     member.feed(ev.PeerHere(""))
     decided = msg.Decided(1, 3, digest_of(1), False, RUN)
     receive = do.ReceiveGlobal(1, 3, digest_of(1))
@@ -354,7 +354,7 @@ def test_an_adoption_that_fails_fetches_what_is_damaged():
 
 def member_with_cut():
     one = alone("b")
-    one.feed(ev.RingRecovered(0, G0, RUN, 0))
+    one.feed(ev.GroupsRecovered(0, G0, RUN, 0))
     assert one.feed(ev.PeerHere("")) == [Send("", msg.AskGlobal(0, G0, RUN))]
     assert one.receive(msg.Poll(0)) == [do.TakeCut(0)]
     cut = ev.Cut(0, 3, digest_of("b"), 0, 30)
@@ -370,7 +370,7 @@ def test_every_attempt_of_a_round_has_the_same_cut():
     assert do.ResumeMerges() in one.machine.member.timer("hold", one.now)
     assert one.receive(msg.Poll(0)) == [promise]
     again = alone("b")
-    again.feed(ev.RingRecovered(0, G0, RUN, 0, False, one.machine.member.cut))
+    again.feed(ev.GroupsRecovered(0, G0, RUN, 0, False, one.machine.member.cut))
     again.feed(ev.PeerHere(""))
     assert again.receive(msg.Poll(0)) == [promise]
 

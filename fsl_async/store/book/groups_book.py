@@ -1,4 +1,4 @@
-"""Ring book: what a ledger adds up to about global rounds. Pure.
+"""Groups book: what a ledger adds up to about global rounds. Pure.
 
     fact       effect
     begun      version `version` is G_0 of `run`, and the tokens up to `tokens` are in it; only the
@@ -8,7 +8,7 @@
     attempt    the coordinator used this number
     global     the coordinator decided: G_`round` is the result of `attempt`, has `digest`, and
                counts the cuts of `contributors` (name -> begin, end)
-    version    with `ring`: the version was made of G_`round`; the cut ends here, whether it
+    version    with `groups`: the version was made of G_`round`; the cut ends here, whether it
                `counted` or not
 
 A rollback to a version before the one made of the newest global weights is not possible: what was
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field, frozen
 
-from fsl_async.roles.ring.events import Cut, Decision, RingRecovered
+from fsl_async.roles.groups.events import Cut, Decision, GroupsRecovered
 from fsl_async.roles.sync.deltas import REMEMBERED_GLOBAL
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Adoption:
-    """Member `ring` of a version's record: the global weights that the version is made of."""
+    """Member `groups` of a version's record: the global weights that the version is made of."""
 
     round: int
     attempt: int
@@ -51,7 +51,7 @@ class Adoption:
 
 
 @define
-class RingBook:
+class GroupsBook:
     """The state after the facts so far."""
 
     adopted: Decision | None = None
@@ -96,12 +96,12 @@ class RingBook:
         self.decided = Decision(fact["round"], fact["attempt"], fact["digest"], fact["run"])
         self.counted |= dict.fromkeys(fact["contributors"], fact["round"] - 1)
 
-    def adopt(self, version: int, ring: Mapping[str, Any], tokens_total: int) -> None:
-        """Apply `ring` of a line with "version"."""
-        adoption = Adoption(**ring)
+    def adopt(self, version: int, groups: Mapping[str, Any], tokens_total: int) -> None:
+        """Apply `groups` of a line with "version"."""
+        adoption = Adoption(**groups)
         if adoption.counted and self.cut is not None:
             self.reference = self.cut.end
-        if self.adopted is None:  # the run's weights came from the ring
+        if self.adopted is None:  # the run's weights came from a global round
             self.reference = tokens_total
         if adoption.counted or self.reference == tokens_total:
             self.since = adoption.round
@@ -111,10 +111,10 @@ class RingBook:
             self.versions += 1
             self.newest = [*self.newest, version][-REMEMBERED_GLOBAL:]
 
-    def recovered(self, tokens_total: int) -> RingRecovered:
+    def recovered(self, tokens_total: int) -> GroupsRecovered:
         """Return the event for the machine. tokens_total: those of the group."""
         held = self.adopted or Decision(-1, 0, "", "")
-        return RingRecovered(
+        return GroupsRecovered(
             held.round,
             held.digest,
             held.run,

@@ -1,4 +1,4 @@
-"""Decides what a parameter server does as a member of a ring. Pure.
+"""Decides what a parameter server does as a member of a roster. Pure.
 
 Rules
 - A group offers one cut for each round. The cut is durable before it is promised, and every attempt
@@ -11,18 +11,18 @@ Rules
   its cut was in the round, so nothing is merged twice and nothing is lost.
 
     state       event or message         -> state       effects
-    any         RingRecovered               FREE        - (the state on disk)
+    any         GroupsRecovered               FREE        - (the state on disk)
     any         PeerHere                    same        AskGlobal, Ending
     FREE        Poll for its round          CUTTING     TakeCut
     FREE        Poll, and there is a cut    FREE        Promise with the same cut
     CUTTING     CutTaken                    FREE        Promise; timer "hold"
     CUTTING     CutFailed                   FREE        ResumeMerges
-    FREE        View with its cut           REDUCING    StartRing
+    FREE        View with its cut           REDUCING    StartReduction
     REDUCING    Address                     REDUCING    PassAddress
-    REDUCING    RingDone                    REPORTED    Reported
-    REDUCING    RingFailed                  FREE        Failed
-    REDUCING    Dropped, PeerGone           FREE        KillRing
-    any         Decided, newer              FETCHING    KillRing if it runs, ReceiveGlobal
+    REDUCING    ReductionDone                    REPORTED    Reported
+    REDUCING    ReductionFailed                  FREE        Failed
+    REDUCING    Dropped, PeerGone           FREE        KillReduction
+    any         Decided, newer              FETCHING    KillReduction if it runs, ReceiveGlobal
     FETCHING    GlobalHeld                  ADOPTING    Adopt
     FETCHING    GlobalLost, PeerGone        FREE        AskGlobal: timer "ask", or the next session
     ADOPTING    Adopted                     FREE        ResumeMerges, AskGlobal (reports the round)
@@ -38,11 +38,11 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.machine import Deadlines, Effect, Note, RoleMachine, Send
 from fsl_async.roles.messages import Message
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring import messages as msg
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
@@ -64,14 +64,14 @@ class MemberPhase(enum.Enum):
     ADOPTING = "adopting"
 
 
-class RingMember(RoleMachine):
+class GroupMember(RoleMachine):
     """The state of one member. It takes its own events, and the coordinator's messages."""
 
     senders = "a coordinator"
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
-        self.ring = config.ring
+        self.groups = config.groups
         self.phase = MemberPhase.FREE
         self.round = -1
         """Of the global weights that the group has adopted."""
@@ -91,15 +91,15 @@ class RingMember(RoleMachine):
         self.target: msg.Decided | None = None
         self.deadlines = Deadlines()
         self.handlers = {
-            ev.RingRecovered: self._recovered,
+            ev.GroupsRecovered: self._recovered,
             ev.PeerHere: lambda _event, _now: self._arrived(),
             ev.PeerGone: lambda event, now: self._gone(event.reason, now),
             ev.GroupVersion: lambda event, _: self._version_made(event.version),
             ev.GroupEnds: lambda _event, now: self._group_ends(now),
             ev.CutTaken: self._cut_taken,
             ev.CutFailed: self._cut_failed,
-            ev.RingDone: lambda event, _: self._ring_done(event),
-            ev.RingFailed: lambda event, _: self._ring_failed(event),
+            ev.ReductionDone: lambda event, _: self._reduction_done(event),
+            ev.ReductionFailed: lambda event, _: self._reduction_failed(event),
             ev.GlobalHeld: lambda event, _: self._global_held(event),
             ev.GlobalLost: self._global_lost,
             ev.Adopted: lambda event, _: self._adopted(event),
@@ -121,7 +121,7 @@ class RingMember(RoleMachine):
             return [do.EndGroup()] if not (self.is_here or self.gained) else []
         return self._ask()
 
-    def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
+    def _recovered(self, event: ev.GroupsRecovered, now: float) -> list[Effect]:
         self.round, self.digest, self.run = event.round, event.digest, event.run
         self.since, self.gained, self.cut = event.since, event.gained, event.cut
         return []
@@ -150,7 +150,7 @@ class RingMember(RoleMachine):
     def _wait(self, now: float) -> None:
         """Without the coordinator, which may have ended, a group ends that needs no round."""
         if self.ends and not self.is_here and self.deadlines.when("end") is None:
-            self.deadlines.set("end", now + self.ring.grace_s)
+            self.deadlines.set("end", now + self.groups.grace_s)
 
     def _end(self) -> list[Effect]:
         """Say that the group ends, and whether that needs one more round."""
@@ -183,7 +183,7 @@ class RingMember(RoleMachine):
 
     def _kill(self, reason: str) -> list[Effect]:
         self.phase = MemberPhase.FREE
-        return [do.KillRing(reason)]
+        return [do.KillReduction(reason)]
 
     # --- from the poll to the report ---
 
@@ -204,7 +204,7 @@ class RingMember(RoleMachine):
     def _promise(self, cut: ev.Cut) -> Send:
         behind = max(0, cut.round - self.since)
         promise = msg.Promise(
-            cut.round, cut.version, cut.digest, cut.begin, cut.end, behind, self.ring.piece_values
+            cut.round, cut.version, cut.digest, cut.begin, cut.end, behind, self.groups.piece_values
         )
         return Send(COORDINATOR, promise)
 
@@ -212,7 +212,7 @@ class RingMember(RoleMachine):
         self.phase, self.cut = MemberPhase.FREE, event.cut
         if not self.is_here:
             return self._resume()
-        self.deadlines.set("hold", now + self.ring.hold_s)
+        self.deadlines.set("hold", now + self.groups.hold_s)
         return [self._promise(event.cut)]
 
     def _cut_failed(self, event: ev.CutFailed, now: float) -> list[Effect]:
@@ -234,7 +234,7 @@ class RingMember(RoleMachine):
         if self.phase is MemberPhase.REDUCING:
             effects += self._kill("another attempt begins")
         self.phase, self.attempt = MemberPhase.REDUCING, view.attempt
-        return [*effects, do.StartRing(view, rank)]
+        return [*effects, do.StartReduction(view, rank)]
 
     def _refuse(self, view: msg.View, reason: str) -> list[Effect]:
         return [Send(COORDINATOR, msg.Failed(view.round, view.attempt, reason))]
@@ -250,13 +250,13 @@ class RingMember(RoleMachine):
             self.phase = MemberPhase.FREE
         return self._kill(message.reason) if self.phase is MemberPhase.REDUCING else []
 
-    def _ring_done(self, event: ev.RingDone) -> list[Effect]:
+    def _reduction_done(self, event: ev.ReductionDone) -> list[Effect]:
         if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
             return []
         self.phase = MemberPhase.REPORTED
         return [Send(COORDINATOR, msg.Reported(self.round, event.attempt, event.digest))]
 
-    def _ring_failed(self, event: ev.RingFailed) -> list[Effect]:
+    def _reduction_failed(self, event: ev.ReductionFailed) -> list[Effect]:
         if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
             return []
         self.phase = MemberPhase.FREE

@@ -10,7 +10,7 @@ import pytest
 from deltas import noise
 
 from fsl_async.files.files import Files
-from fsl_async.roles.ring.events import Decision
+from fsl_async.roles.groups.events import Decision
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import StoreError
@@ -55,27 +55,29 @@ def coded(change, spec):
 
 def joined(first, other):
     """Let a new group begin with the weights of another."""
-    state = first.store.ring.state
-    ring = other.store.ring
-    ring.open()
-    ring.use_model(first.store.manifest)
+    state = first.store.groups.state
+    groups = other.store.groups
+    groups.open()
+    groups.use_model(first.store.manifest)
     send_global(first, other, state.decided)
     return other.store.adopt_global(state.decided, counted=False, keeps_momentum=True)
 
 
 def send_global(first, other, decided):
-    ring = other.store.ring
-    ring.receive(decided.round, decided.attempt, decided.digest)
+    groups = other.store.groups
+    groups.receive(decided.round, decided.attempt, decided.digest)
     for index in range(first.store.manifest.chunks):
-        ring.write_chunk(index, first.store.ring.read_chunk(index, first.store.ring.state.decided))
-    ring.finish_receiving()
+        groups.write_chunk(
+            index, first.store.groups.read_chunk(index, first.store.groups.state.decided)
+        )
+    groups.finish_receiving()
 
 
 def two_groups(make_run, **options):
     first, other = make_run("first", **options), make_run("other", **options)
     first.start()
-    first.store.ring.open(coordinates=True)
-    first.store.ring.begin()
+    first.store.groups.open(coordinates=True)
+    first.store.groups.begin()
     other.open()
     joined(first, other)
     return first, other
@@ -91,22 +93,22 @@ def test_a_coordinator_restored_from_before_g_0_begins_another_run(make_run):
     for name in ("first", "backup"):
         run = make_run(name)
         run.open()
-        run.store.ring.open(coordinates=True)
-        names.add(run.store.ring.begin().run)
+        run.store.groups.open(coordinates=True)
+        names.add(run.store.groups.begin().run)
         run.close()
     assert len(names) == 2
 
 
 def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):
     """A whole attempt, with its decision at the first group; returns the weights and digest."""
-    cuts = {name: run.store.ring.take_cut(number) for name, run in groups.items()}
-    first = next(iter(groups.values())).store.ring
+    cuts = {name: run.store.groups.take_cut(number) for name, run in groups.items()}
+    first = next(iter(groups.values())).store.groups
     first.keep_attempt(number, attempt)
-    jobs = [run.store.ring.begin_result(attempt) for run in groups.values()]
+    jobs = [run.store.groups.begin_result(attempt) for run in groups.values()]
     assert has_residual in (None, jobs[0]["residual"] is not None)
     total = reduce(jobs, shares)
     base = values_of(jobs[0]["base"], jobs[0]["skip"])
-    (digest,) = {run.store.ring.finish_result(attempt, spec) for run in groups.values()}
+    (digest,) = {run.store.groups.finish_result(attempt, spec) for run in groups.values()}
     made = base + coded(-total, spec)
     tokens = {name: (cut.begin, cut.end) for name, cut in cuts.items()}
     first.keep_decision(number + 1, attempt, digest, tokens)
@@ -115,7 +117,7 @@ def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):
 
 
 def adopt(run, number, attempt, digest, *, counted=True, keeps_momentum=True):
-    decision = Decision(number, attempt, digest, run.store.ring.state.run)
+    decision = Decision(number, attempt, digest, run.store.groups.state.run)
     return run.store.adopt_global(decision, counted=counted, keeps_momentum=keeps_momentum)
 
 
@@ -125,7 +127,7 @@ def test_a_new_group_begins_with_the_weights_of_the_run(make_run):
     assert other.store.version == 0
     assert other.store.digest == first.store.digest
     assert other.open().version == 0
-    assert other.store.ring.state.round == 0
+    assert other.store.groups.state.round == 0
     with pytest.raises(StoreError, match="never replaced"):
         other.store.begin_initial(other.manifest)
 
@@ -143,14 +145,14 @@ def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run)
         assert (run.weights(2) == made).all()
         assert run.store.tokens_total > 0
         (record,) = [one for one in run.store.records if one.version == 2]
-        assert record.ring.round == 1
+        assert record.groups.round == 1
         assert not run.store.has_update(2), "it does not lead from version 1"
     first.round(3, "a")
     digests = first.store.digest
     first.open()
     assert first.store.digest == digests
     assert not first.store.notices
-    state = first.store.ring.state
+    state = first.store.groups.state
     assert (state.round, state.digest, state.cut) == (1, digest, None)
     assert state.counted == {"first": 0, "other": 0}
 
@@ -168,7 +170,7 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
             run.round(version + 1, name)
         reached = [run.weights(version + 1) for run in (first, other)]
         gained += np.mean([one.astype(np.float64) - before for one in reached], axis=0)
-        attempt, from_ = 2 * number + 1, first.store.ring.state.digest
+        attempt, from_ = 2 * number + 1, first.store.groups.state.digest
         _, digest = decide_again({"first": first, "other": other}, number, attempt)
         version += 2
         for run in (first, other):
@@ -186,7 +188,7 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
     assert np.abs(lost).max() > 0.0
     assert np.allclose(before + lost, two_groups_began(first) + gained, atol=1e-5)
     found = other.open()
-    other.store.ring.open()
+    other.store.groups.open()
     assert (found.global_version, found.global_base) == (version, from_)
     assert (found.global_versions, found.newest_global) == (3, (2, 4, 6))
     assert updates(other, version) == updates(first, version)
@@ -210,17 +212,17 @@ def test_buffers_of_global_weights_are_the_mean_of_the_groups_as_they_are(make_r
     first.round(1, "a", "b")
     other.round(1, "c")
     cuts = [run.weights(1)[50:] for run in (first, other)]
-    rings = [run.store.ring for run in (first, other)]
-    (cut, _) = (ring.take_cut(0) for ring in rings)
-    rings[0].keep_attempt(0, 1)
-    reduce([ring.begin_result(1) for ring in rings], [0.5, 0.5])
-    (digest,) = {ring.finish_result(1, LOSSY) for ring in rings}
-    rings[0].keep_decision(1, 1, digest, {"first": (cut.begin, cut.end)})
+    groups = [run.store.groups for run in (first, other)]
+    (cut, _) = (one.take_cut(0) for one in groups)
+    groups[0].keep_attempt(0, 1)
+    reduce([one.begin_result(1) for one in groups], [0.5, 0.5])
+    (digest,) = {one.finish_result(1, LOSSY) for one in groups}
+    groups[0].keep_decision(1, 1, digest, {"first": (cut.begin, cut.end)})
     other.round(2, "c")  # merged on: its weights keep what they gained, its buffers do not
     for run, version in ((first, 2), (other, 3)):
         adopt(run, 1, 1, digest)
         np.testing.assert_allclose(run.weights(version)[50:], sum(cuts) / 2, atol=1e-6)
-    frame = first.store.ring.read_update(2, 2)
+    frame = first.store.groups.read_update(2, 2)
     assert np.array_equal(decode(frame), first.weights(2)[50:]), "clients take them as they are"
 
 
@@ -287,25 +289,27 @@ def test_a_cut_is_taken_once(make_run):
     """Every attempt of a round has the same one, also after a restart and more versions."""
     first, _ = two_groups(make_run)
     first.round(1, "a")
-    cut = first.store.ring.take_cut(0)
+    cut = first.store.groups.take_cut(0)
     first.round(2, "a")
-    assert first.store.ring.take_cut(0) == cut
+    assert first.store.groups.take_cut(0) == cut
     first.open()
-    assert first.store.ring.state.cut == cut
-    assert first.store.ring.take_cut(0) == cut
+    assert first.store.groups.state.cut == cut
+    assert first.store.groups.take_cut(0) == cut
     with pytest.raises(StoreError, match="not in global round 1"):
-        first.store.ring.take_cut(1)
+        first.store.groups.take_cut(1)
 
 
 def test_other_weights_than_decided_are_not_kept(make_run):
     """A member's stream is checked by the digest of the decision."""
     first, other = two_groups(make_run)
-    ring = other.store.ring
-    ring.receive(5, 9, "0" * 32)
+    groups = other.store.groups
+    groups.receive(5, 9, "0" * 32)
     for index in range(first.store.manifest.chunks):
-        ring.write_chunk(index, first.store.ring.read_chunk(index, first.store.ring.state.decided))
+        groups.write_chunk(
+            index, first.store.groups.read_chunk(index, first.store.groups.state.decided)
+        )
     with pytest.raises(StoreError, match="another digest"):
-        ring.finish_receiving()
+        groups.finish_receiving()
     names = [path.name for path in (other.root / "global").iterdir()]
     assert names == ["g00000000.00000000.safetensors"]
 
@@ -394,25 +398,25 @@ def drive(run, files, *, late):
     if store.version < 0:
         store.start_run("run")
         run.publish()
-    ring = store.ring
-    ring.open(coordinates=True)
-    if ring.state.round < 0:
-        ring.begin()
+    groups = store.groups
+    groups.open(coordinates=True)
+    if groups.state.round < 0:
+        groups.begin()
     version_of(1, "a")
-    if ring.state.round == 0:
-        ring.take_cut(0)
+    if groups.state.round == 0:
+        groups.take_cut(0)
         if late:
             version_of(2, "b")
-        if ring.state.decided.round == 0:
-            attempt = ring.state.attempt + 1
-            ring.keep_attempt(0, attempt)
-            reduce([ring.begin_result(attempt)], [0.5], files)
-            digest = ring.finish_result(attempt, LOSSY)
-            ring.keep_decision(1, attempt, digest, {"a": (0, 10)})
-        decided = ring.state.decided
+        if groups.state.decided.round == 0:
+            attempt = groups.state.attempt + 1
+            groups.keep_attempt(0, attempt)
+            reduce([groups.begin_result(attempt)], [0.5], files)
+            digest = groups.finish_result(attempt, LOSSY)
+            groups.keep_decision(1, attempt, digest, {"a": (0, 10)})
+        decided = groups.state.decided
         adopt(run, 1, decided.attempt, decided.digest)
     version_of(4 if late else 3, "c")
-    end = store.ring.state
+    end = store.groups.state
     folder = run.root / "global"
     kinds = [
         (name.split("-")[0], files.read_whole(folder / name, 1 << 20))

@@ -1,4 +1,4 @@
-"""Ring store: the durable side of global rounds at one parameter server.
+"""Groups store: the durable side of global rounds at one parameter server.
 
 The arithmetic, in fp32:
 
@@ -10,7 +10,7 @@ The arithmetic, in fp32:
 So every group that merged nothing between its cut and the decision holds the same weights. Momentum
 stays the group's, or begins again at zero; the coding error that was not sent yet does so always.
 
-The next global weights are made of the sum S of a reduction (fsl_async.nodes.ring_helper), with the
+The next global weights are made of the sum S of a reduction (`nodes.reduction_helper`), with the
 same bits at all members, and of the format that is in the view:
 
     U = encode(-S);  G_(k+1) = G_k + decode(U);  E_(k+1) = -S - decode(U)
@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import asdict, frozen
 
-from fsl_async.roles.ring.events import Cut, Decision
+from fsl_async.roles.groups.events import Cut, Decision
+from fsl_async.store.book.groups_book import Adoption
 from fsl_async.store.book.records import VersionRecord
-from fsl_async.store.book.ring_book import Adoption
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
     FlatWriter,
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.files.files import BytesLike
-    from fsl_async.roles.ring.events import RingRecovered
-    from fsl_async.store.book.ring_book import RingBook
+    from fsl_async.roles.groups.events import GroupsRecovered
+    from fsl_async.store.book.groups_book import GroupsBook
     from fsl_async.store.commit.newest import Newest
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.recovery.run_directory import RunDirectory
@@ -76,7 +76,7 @@ class _Receiving:
     weights: ArrivingWeights
 
 
-class RingStore:
+class GroupsStore:
     """Cuts, results, decisions and adoptions of one open run."""
 
     def __init__(
@@ -93,15 +93,15 @@ class RingStore:
         self._places: tuple[Path, NDArray[np.int64]] | None = None
 
     @property
-    def _book(self) -> RingBook:
-        return self._run.book.ring
+    def _book(self) -> GroupsBook:
+        return self._run.book.groups
 
     @property
     def model(self) -> Manifest | None:
         """The run's model, or that of the global weights that arrive; None: unknown."""
         return self._run.model or self._offered_model
 
-    def open(self, *, coordinates: bool = False) -> RingRecovered:
+    def open(self, *, coordinates: bool = False) -> GroupsRecovered:
         """Create the folder or remove what is not needed in it; return the state.
 
         Comes before the other methods, for a parameter server in a roster only. coordinates: this
@@ -114,10 +114,10 @@ class RingStore:
         return self.state
 
     @property
-    def state(self) -> RingRecovered:
+    def state(self) -> GroupsRecovered:
         """The state for the machine."""
         book = self._run.book
-        return book.ring.recovered(book.tokens_total)
+        return book.groups.recovered(book.tokens_total)
 
     def _clean(self) -> None:
         """Remove the files that no decision and no cut needs."""
@@ -460,7 +460,7 @@ class RingStore:
             update_chunks=0,
             update_norm=norm,
             mean_share=before.mean_share if before is not None else 0.0,
-            ring=adoption,
+            groups=adoption,
         )
         return writer.publish(record, stored)
 

@@ -1,6 +1,6 @@
 """Measures the reduction between parameter servers: helpers of one machine over loopback.
 
-    python benchmarks/ring.py [--values 50000000] [--members 3] [--repeat 3]
+    python benchmarks/groups.py [--values 50000000] [--members 3] [--repeat 3]
 
 Prints one JSON row per line:
 
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
+from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
 
 SKIP = 64
 PIECE_VALUES = 1 << 24
@@ -42,7 +42,7 @@ class Members:
         self.ranks: list[int] = []
         self.processes = [self._process(me) for me in range(count)]
 
-    def _process(self, me: int) -> RingProcess:
+    def _process(self, me: int) -> ReductionProcess:
         def done(_: int) -> None:
             self.results[me].set_result("")
 
@@ -52,7 +52,7 @@ class Members:
         def address(_: int, key: str, blob: bytes) -> None:
             self.pass_on(me, key, blob)
 
-        return RingProcess(address, done, failed)
+        return ReductionProcess(address, done, failed)
 
     def pass_on(self, me: int, key: str, blob: bytes) -> None:
         """Give an address to the others of the attempt."""
@@ -71,7 +71,7 @@ class Members:
         self.results = {me: loop.create_future() for me in members}
         for rank, me in enumerate(members):
             self.processes[me].reduce(
-                RingJob(
+                ReductionJob(
                     attempt=attempt,
                     rank=rank,
                     weights=(1 / len(members),) * len(members),

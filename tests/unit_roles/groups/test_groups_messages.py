@@ -4,13 +4,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.messages import MessageError
-from fsl_async.roles.ring import messages as msg
 
 DIGEST = "0123456789abcdef" * 2
 MESSAGES = [
-    msg.RingHello(),
-    msg.RingWelcome(),
+    msg.GroupHello(),
+    msg.GroupWelcome(),
     msg.AskGlobal(-1, ""),
     msg.AskGlobal(3, DIGEST, DIGEST),
     msg.Decided(3, 9, DIGEST, True, DIGEST),
@@ -27,7 +27,7 @@ MESSAGES = [
     msg.Dropped(3, 9, "reset"),
     msg.FetchGlobal(3, True),
     msg.FetchGlobal(3),
-    msg.RingModel([["w", [2, 3], 0]], [["b", "bfloat16 2x3", "a" * 16]]),
+    msg.GlobalModel([["w", [2, 3], 0]], [["b", "bfloat16 2x3", "a" * 16]]),
     msg.GlobalMeta(3, DIGEST),
 ]
 # The same examples in each run, and no folder shared with other processes: what fails, fails again.

@@ -19,7 +19,7 @@ Rules
   due when it is back.
 
     state      event or message               -> state       effects
-    any        RingRecovered                     IDLE        timer "every"
+    any        GroupsRecovered                     IDLE        timer "every"
     IDLE       due, two members here             POLLING     Send Poll
     POLLING    Promise of all, timer "grace"     FORMING     KeepAttempt
     POLLING    timer "grace", too few            IDLE        timer "again"
@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING
 
 from attrs import asdict
 
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.machine import Deadlines, Effect, Note, Received, RoleMachine, Send
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring import messages as msg
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
@@ -74,15 +74,15 @@ class CoordinatorPhase(enum.Enum):
     DECIDING = "deciding"
 
 
-class RingCoordinator(RoleMachine):
+class GroupsCoordinator(RoleMachine):
     """The state of the coordinator. It takes messages of members, also of its own."""
 
     senders = "a member"
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
-        self.ring = config.ring
-        self.roster = tuple(config.ring.servers)
+        self.groups = config.groups
+        self.roster = tuple(config.groups.servers)
         self.codec = config.codec
         self.phase = CoordinatorPhase.IDLE
         self.decided: ev.Decision | None = None
@@ -116,7 +116,7 @@ class RingCoordinator(RoleMachine):
         """When the next attempt may begin."""
         self.deadlines = Deadlines()
         self.handlers = {
-            ev.RingRecovered: self._recovered,
+            ev.GroupsRecovered: self._recovered,
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
             ev.AttemptKept: self._attempt_kept,
             ev.DecisionKept: self._decision_kept,
@@ -142,7 +142,7 @@ class RingCoordinator(RoleMachine):
         """Take one due deadline."""
         match name:
             case "every":
-                self.deadlines.set("every", now + self.ring.every_s)
+                self.deadlines.set("every", now + self.groups.every_s)
                 self.is_due = self.is_due or bool(self.versions)
                 return self._begin(now)
             case "again":
@@ -155,12 +155,12 @@ class RingCoordinator(RoleMachine):
                 late = sorted(set(self._names()) - self.reports.keys())
                 return self._drop(f"no report from {', '.join(late)}", now, late)
 
-    def _recovered(self, event: ev.RingRecovered, now: float) -> list[Effect]:
+    def _recovered(self, event: ev.GroupsRecovered, now: float) -> list[Effect]:
         self.decided, self.attempt = event.decided, event.attempt
         self.counted = dict(event.counted)
         self.is_due = event.cut is not None  # a round that this process did not see decided
-        if self.ring.every_s:
-            self.deadlines.set("every", now + self.ring.every_s)
+        if self.groups.every_s:
+            self.deadlines.set("every", now + self.groups.every_s)
         return []
 
     def begun(self, first: ev.Decision, now: float) -> list[Effect]:
@@ -218,7 +218,7 @@ class RingCoordinator(RoleMachine):
         if all(name in self.present for name in self.roster):
             return self._end()
         if self.deadlines.when("end") is None:
-            self.deadlines.set("end", now + self.ring.grace_s)
+            self.deadlines.set("end", now + self.groups.grace_s)
         return []
 
     def _end(self) -> list[Effect]:
@@ -263,7 +263,7 @@ class RingCoordinator(RoleMachine):
             return []
         self._versions_of[peer] = version
         made = self.versions[peer] = self.versions.get(peer, 0) + 1
-        if not self.ring.every_s and made >= self.ring.every:
+        if not self.groups.every_s and made >= self.groups.every:
             self.is_due = True
         return self._begin(now)
 
@@ -303,7 +303,7 @@ class RingCoordinator(RoleMachine):
         self.phase = CoordinatorPhase.POLLING
         self.promises.clear()
         self.deadlines.cancel("again")
-        self.deadlines.set("grace", now + self.ring.grace_s)
+        self.deadlines.set("grace", now + self.groups.grace_s)
         return [Send(name, msg.Poll(self.round)) for name in ready]
 
     def _promised(self, peer: str, promise: msg.Promise, now: float) -> list[Effect]:
@@ -327,7 +327,7 @@ class RingCoordinator(RoleMachine):
         if len(names) < LEAST or self.name not in names:
             self.phase = CoordinatorPhase.IDLE
             self._turns += bool(self._without)
-            self.deadlines.set("again", now + self.ring.grace_s)
+            self.deadlines.set("again", now + self.groups.grace_s)
             return [Note(f"global round {self.round} waits: {len(names)} of {LEAST} members")]
         total = sum(self.promises[name].tokens for name in names)
         shares = [
@@ -386,7 +386,7 @@ class RingCoordinator(RoleMachine):
             said = ", ".join(f"{name} {digest}" for name, digest in sorted(self.reports.items()))
             return self._drop(f"the results differ: {said}", now, [peer])
         if self.reports.keys() < set(self._names()):
-            self.deadlines.set("report", now + self.ring.hold_s)
+            self.deadlines.set("report", now + self.groups.hold_s)
             return []
         self.deadlines.cancel("report")
         self.phase = CoordinatorPhase.DECIDING

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
-from fsl_async.nodes.ring_helper.pipes import MAX_FRAME, Frames, pack
+from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
+from fsl_async.nodes.reduction_helper.pipes import MAX_FRAME, Frames, pack
 
 SKIP, VALUES, PIECE = 16, 1000, 300
 
@@ -32,14 +32,14 @@ def test_other_bytes_are_no_frames(data):
         Frames().add(data)
 
 
-class Ring:
+class Groups:
     """Helpers that exchange their addresses here."""
 
     def __init__(self, folder, count):
         self.folder = folder
         self.outcomes = {}
         self.helpers = [
-            RingProcess(
+            ReductionProcess(
                 lambda attempt, name, blob, me=me: self.pass_on(me, name, blob),
                 lambda attempt, me=me: self.outcomes[me].set_result(""),
                 lambda attempt, reason, me=me: self.outcomes[me].set_result(reason),
@@ -57,7 +57,7 @@ class Ring:
         self.outcomes = {me: loop.create_future() for me in members}
         for rank, me in enumerate(members):
             self.helpers[me].reduce(
-                RingJob(
+                ReductionJob(
                     attempt=attempt, rank=rank, weights=weights[: len(members)],
                     piece_values=PIECE, base=self.folder / "base", cut=self.folder / f"cut-{me}",
                     residual=self.folder / "lost" if not rank else None,
@@ -75,29 +75,29 @@ class Ring:
 
 async def attempts(folder):
     """Three members; then one is killed in its middle; then the two others go on; then NaN."""
-    ring = Ring(folder, 3)
-    ring.begin(1, [0, 1, 2])
-    assert await ring.end() == ["", "", ""]
-    ring.begin(2, [0, 1, 2], bytes_per_s=PIECE * 4 / 0.5)
-    while not ring.out(2, 2).exists():  # noqa: ASYNC110 - a file has no event
+    groups = Groups(folder, 3)
+    groups.begin(1, [0, 1, 2])
+    assert await groups.end() == ["", "", ""]
+    groups.begin(2, [0, 1, 2], bytes_per_s=PIECE * 4 / 0.5)
+    while not groups.out(2, 2).exists():  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.01)
-    pid = ring.helpers[2].pid
+    pid = groups.helpers[2].pid
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: ASYNC240
     os.kill(int(child), signal.SIGKILL)
-    reasons = await ring.end()
+    reasons = await groups.end()
     assert "by peer" in reasons[0] + reasons[1]
     assert "\n" not in reasons[0]
     assert reasons[2] == "its process ended (-9)"
-    ring.begin(3, [0, 1])
-    assert await ring.end() == ["", ""]
+    groups.begin(3, [0, 1])
+    assert await groups.end() == ["", ""]
     diverged = np.full(VALUES, np.inf, "<f4")
     (folder / "cut-1").write_bytes(bytes(SKIP) + diverged.tobytes())
-    ring.begin(4, [0, 1])
-    assert "not finite" in "".join(await ring.end())
-    ring.begin(5, [0, 1, 2], bytes_per_s=1.0)
-    pids = [helper.pid for helper in ring.helpers]
+    groups.begin(4, [0, 1])
+    assert "not finite" in "".join(await groups.end())
+    groups.begin(5, [0, 1, 2], bytes_per_s=1.0)
+    pids = [helper.pid for helper in groups.helpers]
     await asyncio.sleep(0.3)
-    for helper in ring.helpers:
+    for helper in groups.helpers:
         await helper.aclose()
     return pids
 

@@ -5,7 +5,7 @@ killed early makes it fail at all others; one that is killed near the end, at so
 are parted wait for their timeout. Addresses of ranks travel as in production: each helper gives its
 own one, and waits for those of the others.
 
-`RingInvariants` checks the global rounds of all groups:
+`GroupsInvariants` checks the global rounds of all groups:
 
 - One digest per global round, for ever; rounds and attempts go up, and no attempt decides twice.
 - A token of a group is in at most one decided round: the cuts of a group follow one another.
@@ -27,11 +27,11 @@ from attrs import field, mutable
 
 from fsl_async.files.memory_files import Killed, MemoryFiles
 from fsl_async.learn.client.ports import Vector
-from fsl_async.nodes.ps.ring_process import RingJob, RingProcess
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring.events import Cut
-from fsl_async.roles.ring.messages import View
-from fsl_async.store.book.ring_book import Adoption
+from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups.events import Cut
+from fsl_async.roles.groups.messages import View
+from fsl_async.store.book.groups_book import Adoption
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.world import FaultProfile
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @mutable
-class RingInvariants:
+class GroupsInvariants:
     """The decided rounds so far. lineages: of all groups, by name."""
 
     violated: Callable[[str], None]
@@ -181,7 +181,7 @@ class _Reduction:
     ends_at: float = -1.0
 
 
-class FakeRing:
+class FakeReductions:
     """All reductions of a simulation.
 
     parted: pairs of names that cannot reach each other. outcomes: by attempt, whether reductions
@@ -196,7 +196,7 @@ class FakeRing:
         self.outcomes: dict[int, set[bool]] = {}
         self._reductions: dict[int, _Reduction] = {}
 
-    def connected(self, helper: FakeHelper, job: RingJob) -> None:
+    def connected(self, helper: FakeHelper, job: ReductionJob) -> None:
         """A helper has all addresses. The last one begins the reduction."""
         reduction = self._reductions.setdefault(job.attempt, _Reduction(len(job.weights)))
         reduction.here[helper.name] = helper
@@ -218,8 +218,8 @@ class FakeRing:
                 self._answer(helper, attempt, now + job.timeout_s, None)
             return
         result = self._result(helpers)
-        fails = not self.is_calm and self.chance.random() < self.profile.ring_fails
-        differs = not self.is_calm and self.chance.random() < self.profile.ring_differs
+        fails = not self.is_calm and self.chance.random() < self.profile.reduction_fails
+        differs = not self.is_calm and self.chance.random() < self.profile.reduction_differs
         for helper in helpers:
             is_ok = not (fails and self.chance.random() < 0.5)
             total = result if is_ok else None
@@ -229,7 +229,7 @@ class FakeRing:
             self._answer(helper, attempt, at, total)
 
     def _result(self, helpers: list[FakeHelper]) -> Vector:
-        """The sum, as `nodes.ring_helper.reduction` computes it, in the order of ranks."""
+        """The sum, as `nodes.reduction_helper.reduction` computes it, in the order of ranks."""
         parts = {helper.job.rank: helper.gained() for helper in helpers if helper.job is not None}
         total = np.zeros_like(parts[0])
         for rank in sorted(parts):
@@ -261,12 +261,12 @@ class FakeRing:
             del self._reductions[attempt]
 
 
-class FakeHelper(RingProcess):
-    """`RingProcess` without a process."""
+class FakeHelper(ReductionProcess):
+    """`ReductionProcess` without a process."""
 
     def __init__(
         self,
-        ring: FakeRing,
+        reductions: FakeReductions,
         name: str,
         clock: ProcessClock,
         files: MemoryFiles,
@@ -277,8 +277,8 @@ class FakeHelper(RingProcess):
         super().__init__(*callbacks)
         self.name, self.clock = name, clock
         self._files, self._killed = files, killed
-        self.job: RingJob | None = None
-        self._ring = ring
+        self.job: ReductionJob | None = None
+        self._reductions = reductions
         self._ready_at: float | None = None
         self._others: set[str] = set()
         self._is_open = False
@@ -290,9 +290,9 @@ class FakeHelper(RingProcess):
     def start(self) -> None:
         """Start the helper, if it does not run."""
         if self._ready_at is None:
-            self._ready_at = self.clock.time() + self._ring.chance.uniform(*START_S)
+            self._ready_at = self.clock.time() + self._reductions.chance.uniform(*START_S)
 
-    def reduce(self, job: RingJob) -> None:
+    def reduce(self, job: ReductionJob) -> None:
         """Begin a reduction."""
         self.start()
         self.kill()
@@ -303,13 +303,13 @@ class FakeHelper(RingProcess):
         deadline = max(self._ready_at, self.clock.time()) + max(ADDRESSES_S, job.timeout_s)
         self.clock.call_at(deadline, self._gave_up, job)
 
-    def _open(self, job: RingJob) -> None:
+    def _open(self, job: ReductionJob) -> None:
         if self.job is job:
             self._is_open = True
             self._on_address(job.attempt, f"rank-{job.rank}", b"an address")
             self._connect(job)
 
-    def _gave_up(self, job: RingJob) -> None:
+    def _gave_up(self, job: ReductionJob) -> None:
         if self.job is job and len(self._others) + 1 < len(job.weights):
             self.job = None
             self._on_failed(job.attempt, "no address from other members")
@@ -320,10 +320,10 @@ class FakeHelper(RingProcess):
             self._others.add(key)
             self._connect(self.job)
 
-    def _connect(self, job: RingJob) -> None:
+    def _connect(self, job: ReductionJob) -> None:
         if self._is_open and len(self._others) + 1 == len(job.weights):
             self._is_open = False
-            self._ring.connected(self, job)
+            self._reductions.connected(self, job)
 
     def gained(self) -> Vector:
         """Return this member's part of the sum: what its group gained, with its weight."""
@@ -359,7 +359,7 @@ class FakeHelper(RingProcess):
         """End the reduction."""
         job, self.job = self.job, None
         if job is not None:
-            self._ring.left(self, job.attempt)
+            self._reductions.left(self, job.attempt)
 
     async def aclose(self) -> None:
         """End the helper."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from fsl_async.roles.groups.events import Decision
+from fsl_async.roles.groups.messages import View
 from fsl_async.roles.machine import Effect, Event
-from fsl_async.roles.ring.events import Decision
-from fsl_async.roles.ring.messages import View
 
 
 @frozen
@@ -33,15 +33,15 @@ class EndGroup(Effect, Event, tag="end_group"):
 
 
 @frozen
-class StartRing(Effect, tag="start_ring"):
-    """Reduce with the members of a view. Ends in RingDone or RingFailed."""
+class StartReduction(Effect, tag="start_reduction"):
+    """Reduce with the members of a view. Ends in ReductionDone or ReductionFailed."""
 
     view: View
     rank: int
 
 
 @frozen
-class KillRing(Effect, tag="kill_ring"):
+class KillReduction(Effect, tag="kill_reduction"):
     """End the process of a reduction. It ends in no event any more."""
 
     reason: str

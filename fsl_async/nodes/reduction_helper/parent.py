@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from fsl_async.nodes.ring_helper.pipes import Frames, pack, write_all
+from fsl_async.nodes.reduction_helper.pipes import Frames, pack, write_all
 
 _READ_BYTES = 1 << 16
 
@@ -78,7 +78,7 @@ class Parent:
             ours.close()
             os.close(self._commands)
             os.close(self._reports)
-            from fsl_async.nodes.ring_helper.reduction import run
+            from fsl_async.nodes.reduction_helper.reduction import run
 
             code = run(job, theirs)
         finally:

@@ -32,7 +32,7 @@ class Decision:
 
 
 @frozen
-class RingRecovered(Event, tag="ring_recovered"):
+class GroupsRecovered(Event, tag="groups_recovered"):
     """The state on disk at start.
 
     round, digest: of the global weights that the group has adopted; -1: none. run: of that run;
@@ -56,14 +56,14 @@ class RingRecovered(Event, tag="ring_recovered"):
 
 
 @frozen
-class PeerHere(Event, tag="ring_peer_here"):
+class PeerHere(Event, tag="group_here"):
     """A session with another parameter server is open. peer: empty for the coordinator."""
 
     peer: str
 
 
 @frozen
-class PeerGone(Event, tag="ring_peer_gone"):
+class PeerGone(Event, tag="group_gone"):
     """A session with another parameter server ended."""
 
     peer: str
@@ -116,23 +116,23 @@ class DecisionKept(Event, tag="decision_kept"):
 
 
 @frozen
-class LedgerFailed(Event, tag="ring_ledger_failed"):
+class LedgerFailed(Event, tag="groups_ledger_failed"):
     """Answers KeepAttempt or KeepDecision: there is no line, and none may appear later."""
 
     reason: str
 
 
 @frozen
-class RingDone(Event, tag="ring_done"):
-    """Answers StartRing: the result is durable."""
+class ReductionDone(Event, tag="reduction_done"):
+    """Answers StartReduction: the result is durable."""
 
     attempt: int
     digest: str
 
 
 @frozen
-class RingFailed(Event, tag="ring_failed"):
-    """Answers StartRing: there is no result."""
+class ReductionFailed(Event, tag="reduction_failed"):
+    """Answers StartReduction: there is no result."""
 
     attempt: int
     reason: str
@@ -157,7 +157,7 @@ class GlobalLost(Event, tag="global_lost"):
 class Adopted(Event, tag="adopted"):
     """Answers Adopt: the group's version is made of those global weights.
 
-    since, gained: as in RingRecovered. At the coordinator also of version 0, which is G_0.
+    since, gained: as in GroupsRecovered. At the coordinator also of version 0, which is G_0.
     """
 
     decision: Decision

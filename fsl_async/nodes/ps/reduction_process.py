@@ -1,8 +1,8 @@
 """Starts, feeds and kills the helper that adds up what groups gained. Never imports torch.
 
-The helper is `fsl_async.nodes.ring_helper`; its frames are described in its `pipes`. It is started
-at the first poll, because importing torch takes seconds, and kept. If it dies, the attempt fails,
-and the next one starts another.
+The helper is `fsl_async.nodes.reduction_helper`; its frames are described in its `pipes`. It is
+started at the first poll, because importing torch takes seconds, and kept. If it dies, the attempt
+fails, and the next one starts another.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from attrs import asdict, frozen
 
-from fsl_async.nodes.ring_helper.pipes import Frames, pack
+from fsl_async.nodes.reduction_helper.pipes import Frames, pack
 
 _READ_BYTES = 1 << 16
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @frozen
-class RingJob:
+class ReductionJob:
     """One reduction, for `pipes`."""
 
     attempt: int
@@ -49,7 +49,7 @@ def _plain(_: object, __: object, value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-class RingProcess:
+class ReductionProcess:
     """The helper of one parameter server. All methods belong to the loop's thread.
 
     on_address: takes attempt, key and blob, for the other ranks. on_done: takes an attempt.
@@ -80,7 +80,7 @@ class RingProcess:
         if self._starting is None and not self._is_closed:
             self._starting = asyncio.get_running_loop().create_task(self._run())
 
-    def reduce(self, job: RingJob) -> None:
+    def reduce(self, job: ReductionJob) -> None:
         """Begin a reduction; ends in `on_done` or `on_failed`, unless it is killed."""
         self._attempt = job.attempt
         self.start()
@@ -110,7 +110,7 @@ class RingProcess:
                 sys.executable,
                 "-P",
                 "-m",
-                "fsl_async.nodes.ring_helper",
+                "fsl_async.nodes.reduction_helper",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, **_ONE_THREAD},

@@ -1,4 +1,4 @@
-"""Makes the ring's shell of a parameter server, and its link to the coordinator."""
+"""Makes the shell of global rounds of a parameter server, and its link to the coordinator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
-from fsl_async.nodes.ps.ring import RingShell
+from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.roles.machine import Note
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.nodes.ps.shell import ParameterServerShell
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.roles.ring.events import RingRecovered
+    from fsl_async.roles.groups.events import GroupsRecovered
 
 ROLE = "group"
 """The role of a parameter server in its hello to the coordinator."""
 
 
-def check_history(config: Config, version: int, state: RingRecovered) -> None:
+def check_history(config: Config, version: int, state: GroupsRecovered) -> None:
     """Raise RunDirError for a run directory whose past does not fit its place in the roster."""
     name = config.run.name
     if config.leads:
         if state.round >= 0 and state.decided is None:
             raise RunDirError(
-                f"ring.roster: {name} is the first name now, and another server decided the"
+                f"groups.roster: {name} is the first name now, and another server decided the"
                 f" global weights {state.round} that it holds: put that one first again"
             )
         if state.decided is not None and state.decided.round < state.round:
@@ -43,8 +43,8 @@ def check_history(config: Config, version: int, state: RingRecovered) -> None:
     elif version >= 0 and state.round < 0:
         raise RunDirError(
             f"this run directory has a run without groups, at version {version}, which global"
-            f" weights of {config.ring.coordinator} would replace: give a new --run-dir, or put"
-            f" {name} first in ring.roster"
+            f" weights of {config.groups.coordinator} would replace: give a new --run-dir, or put"
+            f" {name} first in groups.roster"
         )
 
 
@@ -53,34 +53,34 @@ def check_keys(servers: Mapping[str, Address], *, has_keys: bool) -> None:
     for name, place in servers.items():
         if has_keys and not place.key:
             raise ConfigError(
-                f"ring.roster: {name} has no key, and this parameter server encrypts: add ?key=..."
-                " to its address (there, `fsl-node keys pub` prints it)",
-                "ring.roster",
+                f"groups.roster: {name} has no key, and this parameter server encrypts: add"
+                " ?key=... to its address (there, `fsl-node keys pub` prints it)",
+                "groups.roster",
             )
         if place.key and not has_keys:
             raise ConfigError(
-                f"ring.roster: {name} has a key, and this parameter server runs without"
+                f"groups.roster: {name} has a key, and this parameter server runs without"
                 " encryption: make keys for it with `fsl-node keys new`, or remove all keys",
-                "ring.roster",
+                "groups.roster",
             )
 
 
-def join_ring(
+def join_groups(
     shell: ParameterServerShell,
     config: Config,
     *,
     writer: JournalWriter,
     keys: KeysFolder | None,
-) -> RingShell | None:
+) -> GroupsShell | None:
     """Make the shell take part in global rounds; None without a roster. Raises FslError."""
-    if not config.ring.is_on:
+    if not config.groups.is_on:
         return None
-    ring, name, loop = config.ring, config.run.name, asyncio.get_running_loop()
-    check_history(config, shell.store.version, shell.store.ring.state)
-    check_keys(ring.servers, has_keys=keys is not None)
+    groups, name, loop = config.groups, config.run.name, asyncio.get_running_loop()
+    check_history(config, shell.store.version, shell.store.groups.state)
+    check_keys(groups.servers, has_keys=keys is not None)
     dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
     if not config.leads:
-        place = ring.servers[ring.coordinator]
+        place = groups.servers[groups.coordinator]
         settings = config.transport()
         curve = None if keys is None or not place.key else curve_for(place, keys)
         reports = HandshakeReports(
@@ -95,12 +95,12 @@ def join_ring(
         try:
             link = ZmqDialer(place.tcp, name, settings, curve, reports)
         except tp.LocalError as error:
-            raise AddressError(f"ring.roster: {error}") from None
+            raise AddressError(f"groups.roster: {error}") from None
 
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
                 link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
             )
 
-    shell.ring = RingShell(config, shell, dialer)
-    return shell.ring
+    shell.groups = GroupsShell(config, shell, dialer)
+    return shell.groups
