@@ -27,7 +27,7 @@ from typing import Any, SupportsFloat
 
 import click
 import torch
-from server_process import serving
+from node_process import serving
 
 from fsl_async.config.load import to_wire
 from fsl_async.learn.client import pretrain

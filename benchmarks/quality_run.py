@@ -23,7 +23,7 @@ from typing import Any, Literal, SupportsFloat, cast
 
 import attrs
 import torch
-from quality_groups import Ring
+from quality_groups import Groups
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
@@ -351,7 +351,7 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         ]
         clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
-        ring = Ring(list(servers), spec.codec, spec.group_momentum)
+        joined_groups = Groups(list(servers), spec.codec, spec.group_momentum)
         tokens = 0
         for number in range(rounds):
             if spec.late_joiner and number == rounds // 2:
@@ -362,11 +362,11 @@ def run_clients(spec: Spec) -> dict[str, Any]:
                 for client in mine:
                     client.turn()
             if spec.groups > 1 and number == 0:
-                ring.begin()
+                joined_groups.begin()
             for group, mine in zip(servers, groups, strict=True):
                 group.merge(mine, spec.stale)
             if spec.groups > 1 and ((number + 1) % spec.global_every == 0 or number == rounds - 1):
-                ring.average()
+                joined_groups.average()
                 for group, mine in zip(servers, groups, strict=True):
                     group.adopted(mine)
             tokens = sum(one.store.tokens_total for one in servers)

@@ -63,6 +63,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.roles.groups import effects as groups
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -81,7 +82,6 @@ from fsl_async.roles.machine import (
     TimerFired,
 )
 from fsl_async.roles.phrasing import counted
-from fsl_async.roles.ring import effects as ring
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -183,7 +183,7 @@ class ParameterServerMachine(RoleMachine):
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
-        last_s = config.ring.hold_s if config.ring.is_on else 0.0
+        last_s = config.groups.hold_s if config.groups.is_on else 0.0
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
@@ -206,11 +206,11 @@ class ParameterServerMachine(RoleMachine):
             msg.Fetch: self.serving.fetch,
             ev.SendVersionFailed: self._send_failed,
             msg.Holding: self._held,
-            ring.TakeCut: self.hold.asked,
-            ring.ResumeMerges: self.hold.resumed,
-            ring.Adopt: self.hold.asked,
+            groups.TakeCut: self.hold.asked,
+            groups.ResumeMerges: self.hold.resumed,
+            groups.Adopt: self.hold.asked,
             GlobalFailed: self.hold.failed,
-            ring.EndGroup: lambda _, now: self.end.global_done(now),
+            groups.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
@@ -422,7 +422,7 @@ class ParameterServerMachine(RoleMachine):
         is_global = event.made_of != "deltas"
         tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
         self.progress.committed(event.version, tokens, now, is_global=is_global)
-        if is_global or (self.config.ring.is_on and event.version == 0):
+        if is_global or (self.config.groups.is_on and event.version == 0):
             self.serving.take_global(event)
         self.hold.committed()
         if event.version == 0:
@@ -479,7 +479,7 @@ class ParameterServerMachine(RoleMachine):
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
-                case "global" if self.rounds.is_held:  # it is under way; the ring ends the hold
+                case "global" if self.rounds.is_held:  # it is under way; the member ends the hold
                     self.deadlines.set("global", now + 1.0)
                 case "global":
                     text = "ending without a last global round: none was decided in time"

@@ -57,7 +57,7 @@ class RoundCoordinator:
         self.phase = Phase.EMPTY
         self.round: Round | None = None
         self.is_held = False
-        """Whether a ring holds merges (`group_hold`)."""
+        """Whether a global round holds merges (`group_hold`)."""
         self.late: set[str] = set()
         """Connected clients without an answer since a round that merged without them."""
         self._config = config

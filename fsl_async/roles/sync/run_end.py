@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import enum
 
+from fsl_async.roles.groups.events import GroupEnds
 from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
-from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps_state import EXIT_FAILED, Phase

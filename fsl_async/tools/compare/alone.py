@@ -177,6 +177,12 @@ class TuningComparison(Comparison):
         super().__init__(choices)
         self.records = records or load_records(choices)
 
+    def check(self) -> None:
+        """Build all models once."""
+        for method in self.choices.methods:
+            config = self.choices.run(method).config
+            TunedModel(config, self.choices.base, method, self.records.held)
+
     def scorer(self, run: Run) -> Scorer:
         """Return what scores versions on the held-out records."""
         return TunedModel(run.config, self.choices.base, "scores", self.records.held)
