@@ -53,8 +53,8 @@ import attrs
 import click
 import numpy as np
 from attrs import frozen
+from node_process import serving
 from numpy.typing import NDArray
-from server_process import serving
 from sync_clients import Crowd, LightClient, LightLearner, SharedModel
 from under_attack import drain
 
