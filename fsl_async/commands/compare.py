@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 import click
@@ -22,6 +22,9 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import names_of
 from fsl_async.tools.compare.choices import Choices, parse_names, parse_numbers
+
+if TYPE_CHECKING:
+    from fsl_async.tools.compare.runner import Comparison
 
 _COUNT = Whole(1, 1 << 30)
 
@@ -151,7 +154,8 @@ def command(options: CompareOptions) -> None:
         _check_writable("--png", png_path)
     if json_path is not None:
         _check_writable("--json", json_path)
-    comparison = choices.checked()
+    comparison = _comparison(choices)
+    comparison.check()
     folder = _make_folder(options.out)
     output = Output()
     clients = counted(len(choices.names), "client")
@@ -213,6 +217,18 @@ def _choices(options: CompareOptions) -> Choices:
     fields = _fields(TuningChoices, given, "is of split learning, and --base tunes a model")
     model, paths = str(check_base(base)), tuple(map(check_data, data))
     return TuningChoices(methods=found, base=model, data=paths, **fields)
+
+
+def _comparison(choices: Choices) -> Comparison:
+    from fsl_async.tools.compare.tune import TuningChoices
+
+    if isinstance(choices, TuningChoices):
+        from fsl_async.tools.compare.alone import TuningComparison
+
+        return TuningComparison(choices)
+    from fsl_async.tools.compare.split import SplitComparison
+
+    return SplitComparison(choices)
 
 
 def _fields(kind: type[Choices], given: dict[str, Any], otherwise: str) -> dict[str, Any]:
