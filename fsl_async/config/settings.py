@@ -358,7 +358,7 @@ class TransferConfig:
     window_limit_bytes: int = setting(
         64 << 20,
         "the largest credit of a stream, bytes sent and not yet written, which limits memory; it"
-        " begins with 4 MiB and grows to twice the path's bandwidth-delay product",
+        " begins with 4.2 MB and grows to twice the path's bandwidth-delay product",
         span(least=4 << 20, most=64 << 20),
     )
     stripes_limit: int = setting(
