@@ -31,7 +31,7 @@ SPLITS = {
     "bf16": [("rotated", 8, 8)],
     "e4m3": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
     "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
-    "uniform": [("plain", 6, 2), ("plain", 8)],
+    "uniform": [("plain", 6, 2), ("plain", 8), ("groups of 2", 6), ("groups of 4", 8)],
 }
 
 
@@ -44,7 +44,7 @@ SPECS = st.builds(
     st.sampled_from([16, 32, 128, 1024]),
     st.integers(1, 40),
     st.booleans(),
-    st.sampled_from([0, 8, 14, 20, 40]),
+    st.sampled_from([-8, -3, 0, 8, 14, 20, 40]),
 )
 ANY_VALUES = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))
 
@@ -220,6 +220,23 @@ def values_of(codes, scales, block_values, name, data):
             yield struct.pack("<f", math.ldexp(float8(code, name), scale))
 
 
+def group_of(rotation):
+    return int(rotation.removeprefix("groups of ")) if rotation.startswith("groups") else 1
+
+
+def ungrouped(data, symbols, group, count):
+    """Return the codes of an inner block's groups; those without a digit are listed."""
+    base, first = {2: (8, 125), 4: (4, 127)}[group]
+    digits = []
+    for symbol in symbols:
+        digits += [symbol // base**place % base for place in reversed(range(group))]
+    listed = iter(data.take(data.number("H")))
+    codes = [next(listed) if digit == base - 1 else first + digit for digit in digits]
+    assert not list(listed)
+    assert codes[count:] == [128] * (len(codes) - count)
+    return codes[:count]
+
+
 def inner_block(data, count, name, block_values, plan):
     """Return the bytes of an inner block's values."""
     scales = scales_of(data, -(-count // block_values), name) if CODE_BITS[name] == 8 else []
@@ -227,13 +244,16 @@ def inner_block(data, count, name, block_values, plan):
         codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
     else:
         (rotation, *widths), heads, streams = plan
-        codes = [0] * count
+        group = group_of(rotation)
+        codes = [0] * -(-count // group)
         for width, head, stream in zip(widths, heads, streams, strict=True):
             plane = plane_of(data, head, width, stream)
             codes = [code << width | symbol for code, symbol in zip(codes, plane, strict=True)]
         if rotation == "rotated":
             top = CODE_BITS[name] - 1
             codes = [code >> 1 | (code & 1) << top for code in codes]
+        elif group > 1:
+            codes = ungrouped(data, codes, group, count)
     return b"".join(values_of(codes, scales, block_values, name, data))
 
 
@@ -243,7 +263,7 @@ def read(frame):
     assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
     magic, version, wire_id, reserved = data.numbers("4sBBH")
     block_values, chunk_values, values, seed = data.numbers("IIQI")
-    assert (magic, version, reserved) == (b"FSLC", 5, 0)
+    assert (magic, version, reserved) == (b"FSLC", 6, 0)
     name, out = FORMATS[wire_id], b""
     for index in range(-(-values // chunk_values)):
         checked = data.data
@@ -261,14 +281,17 @@ def read(frame):
             if mode == 3:
                 split = SPLITS[name][payload.number("B")]
                 heads = [head_of(payload, width) for width in split[1:]]
+                group = group_of(split[0])
+                symbols = -(-count // group)
                 streams = [
-                    stream_of(payload, what, count) if kind == "coded" else [None] * count
+                    stream_of(payload, what, symbols) if kind == "coded" else [None] * symbols
                     for kind, what in heads
                 ]
             for start in range(0, count, 16384):
                 part = min(16384, count - start)
                 if mode == 3:
-                    plan = split, heads, [stream[start : start + part] for stream in streams]
+                    those = slice(start // group, -(-(start + part) // group))
+                    plan = split, heads, [stream[those] for stream in streams]
                 out += inner_block(payload, part, name, block_values, plan)
         assert not payload.data
     assert not data.data
@@ -301,6 +324,8 @@ def test_the_document_alone_reads_frames(name, draw):
         (3000, CodecSpec(name, 16, 1008)),
         (17_500, CodecSpec(name, 1024)),
         (17_000, CodecSpec(name, 64, entropy=False)),
+        (17_003, CodecSpec(name, step_log2=0)),
+        (33_001, CodecSpec(name, step_log2=-8)),
     ]:
         frame = encode(drawn(draw, count), spec)
         assert read(frame) == decode(frame).tobytes()

@@ -48,6 +48,9 @@ def seeds():
     heavy = generator.standard_t(1.5, 1000).astype(np.float32)
     yield encode(heavy, CodecSpec("uniform"))
     yield encode(heavy, CodecSpec("uniform", entropy=False))
+    for step_log2 in (0, -8):  # groups of two, and of four
+        yield encode(heavy, CodecSpec("uniform", step_log2=step_log2))
+        yield encode(large[:16_999], CodecSpec("uniform", step_log2=step_log2))
     # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0
     # above rank 13 and 2 above 12, of 14.
     listed = b"\2\0" + b"\2\0" + b"\xff\xff\xff\1"
@@ -142,7 +145,7 @@ def test_huge_announcements_cost_nothing():
         (0, b"X", "magic"),
         (4, b"\3", "version 3"),
         (4, b"\4", "version 4"),
-        (4, b"\6", "version 6"),
+        (4, b"\7", "version 7"),
         (5, b"\5", "unknown format 5"),
         (6, b"\1", "reserved"),
         (8, struct.pack("<I", 8), "block_values"),
@@ -174,7 +177,7 @@ def test_each_field_is_checked(offset, value, message):
     ("name", "payload", "message"),
     [
         ("e4m3", "03", "unknown split 3"),
-        ("uniform", "02", "unknown split 2"),
+        ("uniform", "04", "unknown split 4"),
         ("fp32", "01", "unknown split 1"),
         ("bf16", "01", "unknown split 1"),
         ("e4m3", "00 05", "unknown plane kind 5"),

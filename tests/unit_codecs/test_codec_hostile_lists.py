@@ -27,6 +27,7 @@ MARKED = "20000000" + "00" * 15 + "01" + SECONDS
 """As ZEROS, but the last symbol has no code."""
 SCALES = "78 00"
 WRONG_LIST = "a list of symbols without a code is too short or too long"
+WRONG_CODES = "the listed codes of a block are too few or too many"
 NONE = "00 00"
 ONE = "01 00"
 """The number of symbols in a list."""
@@ -264,3 +265,43 @@ def test_low_bits_are_those_that_leave_few_ranks(low_bits):
     refusal = f"numbers up to 254 with {low_bits} low bits"
     for read in readings(forged("bf16", payload, 128)):
         assert read == (bytes(512) if allowed else refusal)
+
+
+# Groups of two and of four codes in raw planes: four symbols in six or eight bytes, after the
+# scales. Digit 3, or 1, is zero.
+PAIRS, FOURS = "02 00" + "00 02 00", "03 00" + "00 02 00"
+ZERO_PAIRS = "00 0f 0f 00 0f 0f"
+ZERO_FOURS = "55 55 55 55"
+
+
+@pytest.mark.parametrize(
+    ("payload", "values", "what"),
+    [
+        (PAIRS + ZERO_PAIRS + "00 00", 8, [0] * 8),
+        (PAIRS + ZERO_PAIRS + "00 00", 7, [0] * 7),
+        (PAIRS + "01 0e 0e 01 0f 0f" + "01 00 84", 8, [1, 4, 0, 0, 0, 0, 0, 0]),
+        (FOURS + ZERO_FOURS + "00 00", 13, [0] * 13),
+        (FOURS + "56 55 55 95" + "00 00", 13, [0, 0, 0, 1] + [0] * 8 + [1]),
+        (FOURS + "d5 55 55 55" + "01 00 05", 16, [-123] + [0] * 15),
+        (PAIRS + ZERO_PAIRS + "00 00 00", 8, "1 bytes too many in a payload"),
+        (PAIRS + ZERO_PAIRS, 8, "payload ends too early"),
+        (PAIRS + ZERO_PAIRS + "01 00", 8, "payload ends too early"),
+        (PAIRS + ZERO_PAIRS + "09 00" + "01" * 9, 8, "9 listed codes among 8"),
+        (PAIRS + ZERO_PAIRS + "01 00 84", 8, WRONG_CODES),
+        (PAIRS + "01 0e 0e 01 0f 0f" + "00 00", 8, WRONG_CODES),
+        (PAIRS + "01 0e 0e 01 0f 0f" + "02 00 84 84", 8, WRONG_CODES),
+        (PAIRS + "01 0e 0e 01 0f 0f" + "01 00 7d", 8, "a listed code has a digit"),
+        (PAIRS + "01 0e 0e 01 0f 0f" + "01 00 83", 8, "a listed code has a digit"),
+        (FOURS + "d5 55 55 55" + "01 00 7f", 16, "a listed code has a digit"),
+        (FOURS + "d5 55 55 55" + "01 00 81", 16, "a listed code has a digit"),
+        (PAIRS + "00 0f 0f 08 0f 0f" + "00 00", 7, "a last group is not filled up with zeros"),
+        (PAIRS + "00 0f 0f 08 0f 0f" + "01 00 90", 7, "a last group is not filled up with zeros"),
+        (FOURS + "55 55 55 56" + "00 00", 15, "a last group is not filled up with zeros"),
+    ],
+)
+def test_groups_have_one_representation(payload, values, what):
+    """Digits, listed codes and the fill of a last group; refusals have the same text everywhere."""
+    frame = forged("uniform", bytes.fromhex(payload), values)
+    expected = what if isinstance(what, str) else np.array(what, np.float32).tobytes()
+    found = dict(zip(available(), readings(frame), strict=True))
+    assert found == dict.fromkeys(available(), expected)

@@ -115,7 +115,7 @@ def test_limits_hold_before_anything_is_allocated():
         {"chunk_values": 1 << 21},
         {"chunk_values": "131072"},
         {"step_log2": 41},
-        {"step_log2": -1},
+        {"step_log2": -9},
         {"step_log2": 14.0},
     ],
 )

@@ -218,6 +218,41 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
   same(want_joined.as(), joined.as(), count, "join anything" + about);
 }
 
+// --- groups
+
+void test_groups(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const int size = below(2) != 0 ? 2 : 4;
+  const std::size_t symbols =
+      (count + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+  const std::uint64_t spread = 1 + below(below(2) != 0 ? 10 : 128);
+  Edge codes(count, kSlackBytes), want(symbols, kSlackBytes), found(symbols, kSlackBytes);
+  Edge want_codes(count, kSlackBytes), found_codes(count, kSlackBytes);
+  const std::size_t words = (count + 63) / 64;
+  std::vector<std::uint64_t> want_listed(words + 1), listed(words + 1);
+  for (std::size_t i = 0; i < count; ++i)
+    codes.as()[i] = static_cast<std::uint8_t>(128 - spread + below(2 * spread + 1));
+  plain.group(codes.as(), count, size, want.as(), want_listed.data());
+  kernels.group(codes.as(), count, size, found.as(), listed.data());
+  const std::string about = " of " + std::to_string(size) + ", " + std::to_string(count);
+  same(want.as(), found.as(), symbols, "group" + about);
+  if (want_listed != listed) fail("group" + about + ": listed");
+  // Any symbols, with any fill of the last group, and the codes that they list.
+  if (below(2) != 0) {
+    for (std::size_t i = 0; i < symbols; ++i)
+      want.as()[i] = static_cast<std::uint8_t>(chance() & (size == 2 ? 63 : 255));
+  }
+  std::vector<std::uint8_t> others(count + 2 * kSlackBytes);
+  for (std::uint8_t& code : others) code = static_cast<std::uint8_t>(chance());
+  const std::uint8_t* next = others.data();
+  const std::uint8_t* same_next = others.data();
+  plain.ungroup(want.as(), count, size, next, want_codes.as());
+  kernels.ungroup(want.as(), count, size, same_next, found_codes.as());
+  same(want_codes.as(), found_codes.as(), symbols * static_cast<std::size_t>(size),
+       "ungroup" + about);
+  if (next != same_next) fail("ungroup" + about + ": listed");
+}
+
 // --- fp32 out
 
 void test_decoding(const Kernels& plain, const Kernels& kernels) {
@@ -346,6 +381,7 @@ int main(int arguments, char** argument) {
       test_last_bytes(plain, kernels, kFewLanes);
       test_map(plain, kernels);
       test_planes(plain, kernels);
+      test_groups(plain, kernels);
       test_ranks(plain, kernels);
       test_decoding(plain, kernels);
       test_reading_values(plain, kernels);

@@ -131,14 +131,15 @@ void plan_split(const PlanRequest& request, int index, PlanScratch& scratch, Chu
 
 }  // namespace
 
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group,
-                         bool everything, Counts& counts) {
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group, bool everything,
+                         Counts& counts) {
   std::memset(&counts, 0, sizeof(counts));
   const std::size_t values = static_cast<std::size_t>(group);
   const std::size_t those = (count + values - 1) / values;
   const std::size_t run = kSampledRun / values;
   std::size_t step = run;
-  if (!everything && count > kBlockValues) step *= count > kMany ? kSampledEveryOfMany : kSampledEvery;
+  if (!everything && count > kBlockValues)
+    step *= count > kMany ? kSampledEveryOfMany : kSampledEvery;
   std::size_t sampled = 0;
   for (std::size_t at = 0; at < those; at += step) {
     const std::size_t end = std::min(at + run, those);
@@ -209,8 +210,8 @@ const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::u
   ChunkPlan& tried = scratch.plans[&best == &scratch.plans[0] ? 1 : 0];
   plan_split({request.format, split.symbols_of(request.values), sampled}, split_index, scratch,
              tried);
-  tried.cost_bits += 16 * blocks_of(request.values, kBlockValues) +
-                     8 * request.values * listed / request.sampled;
+  tried.cost_bits +=
+      16 * blocks_of(request.values, kBlockValues) + 8 * request.values * listed / request.sampled;
   return tried.cost_bits < best.cost_bits ? tried : best;
 }
 

@@ -42,8 +42,8 @@ struct PlanScratch {
 // `everything` is set or the chunk is one inner block; else every 17th run of 16 values, or every
 // 29th of more than 65,536 values. Primes meet all columns of nearly every matrix. count: of the
 // chunk's values; group: values of a symbol.
-std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group,
-                         bool everything, Counts& counts);
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, int group, bool everything,
+                         Counts& counts);
 
 struct PlanRequest {
   const Format& format;

@@ -65,8 +65,8 @@ Status ChunkDecoder::open() {
   for (int p = 0; p < split.planes; ++p) {
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
-    const Status status =
-        streams_[p].open(*table, split.symbols_of(chunk_.count), position_, end_, scratch_.lanes[p]);
+    const Status status = streams_[p].open(*table, split.symbols_of(chunk_.count), position_, end_,
+                                           scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
@@ -150,8 +150,8 @@ Status ChunkDecoder::open_listed(std::size_t count) {
   position_ += listed;
   listed_ = codes;
   listed_end_ = codes + listed;
-  const bool any = std::any_of(codes, codes + listed,
-                               [=](std::uint8_t code) { return has_digit(code, size); });
+  const bool any =
+      std::any_of(codes, codes + listed, [=](std::uint8_t code) { return has_digit(code, size); });
   return any ? Status{Fault::kListedCode} : Status{};
 }
 
@@ -161,9 +161,9 @@ Status ChunkDecoder::read_groups(std::size_t count, std::uint8_t* codes) {
   const Status status = read_symbols(0, symbols, scratch_.symbols[0]);
   if (!status.ok()) return status;
   kernels_.ungroup(scratch_.symbols[0], count, split.group, listed_, codes);
-  for (std::size_t i = count; i < symbols * static_cast<std::size_t>(split.group); ++i) {
-    if (codes[i] != kZeroCode) return {Fault::kGroupFill};
-  }
+  const unsigned filled = fill_of(count, split.group);
+  if ((scratch_.symbols[0][symbols - 1] & filled) != (filled & zeros_of(split.group)))
+    return {Fault::kGroupFill};
   return listed_ > listed_end_ ? Status{Fault::kListedLeft} : Status{};
 }
 

@@ -28,8 +28,8 @@ const ChunkPlan& PayloadWriter::plan(bool everything) {
   for (int index = 2; index < format_.splits; ++index) {
     const int size = format_.split[index].group;
     if (zeros <= sampled >> (3 - size / 2)) break;
-    const std::size_t symbols = count_sample(group(index).symbols, codes_.count, size, everything,
-                                             scratch_.plan.counts[0]);
+    const std::size_t symbols =
+        count_sample(group(index).symbols, codes_.count, size, everything, scratch_.plan.counts[0]);
     best = &plan_groups(request, index, symbols, *best, scratch_.plan);
   }
   return *best;
@@ -102,13 +102,13 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out
     const CodeTable* const table = plan.planes[p].table;
     if (table == nullptr) continue;
     sources_[p] = source_of(plan, p);
-    uncoded_[p] = reinterpret_cast<std::uint64_t*>(
-        scratch_.uncoded[p].at_least(8 * uncoded_words(count)));
+    uncoded_[p] =
+        reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(count)));
     const unsigned mask = (1U << table->width) - 1;
     for (unsigned byte = 0; byte < 256; ++byte)
       number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
-    const Stream stream = write_stream(kernels_, *table, sources_[p], count, ahead_,
-                                       scratch_.stream, uncoded_[p]);
+    const Stream stream =
+        write_stream(kernels_, *table, sources_[p], count, ahead_, scratch_.stream, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
     position += 4;

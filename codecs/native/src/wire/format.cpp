@@ -13,13 +13,12 @@ constexpr Split kTwoBytes = {true, 2, {8, 8, 0, 0}, 1};
 constexpr Split kFourBytes = {true, 4, {8, 8, 8, 8}, 1};
 constexpr Split kPairs = {false, 1, {6, 0, 0, 0}, 2};
 constexpr Split kFours = {false, 1, {8, 0, 0, 0}, 4};
-constexpr Split kNone = {false, 0, {0, 0, 0, 0}, 1};
 
 constexpr Format kFormats[] = {
-    {Kind::kFloat32, 32, 1, {kFourBytes, kNone, kNone, kNone}, 0x80000000, nullptr, 0},
-    {Kind::kBfloat16, 16, 1, {kTwoBytes, kNone, kNone, kNone}, 0x7F7F8000, nullptr, 0},
-    {Kind::kE4m3, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole, kNone}, 0x7F780000, &kFloat8E4m3, 255 - 8},
-    {Kind::kE5m2, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole, kNone}, 0x7F700000, &kFloat8E5m2, 255 - 15},
+    {Kind::kFloat32, 32, 1, {kFourBytes}, 0x80000000, nullptr, 0},
+    {Kind::kBfloat16, 16, 1, {kTwoBytes}, 0x7F7F8000, nullptr, 0},
+    {Kind::kE4m3, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole}, 0x7F780000, &kFloat8E4m3, 255 - 8},
+    {Kind::kE5m2, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole}, 0x7F700000, &kFloat8E5m2, 255 - 15},
     {Kind::kUniform, 8, 4, {kSixTwo, kWhole, kPairs, kFours}, 0x7B800000, nullptr, 0},
 };
 

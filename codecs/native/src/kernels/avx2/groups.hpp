@@ -36,8 +36,8 @@ void group(const std::uint8_t* codes, std::size_t count, int size, std::uint8_t*
     _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i / 4), _mm256_castsi256_si128(bytes));
   }
   if (whole < count)
-    plain::group(codes + whole, count - whole, size, symbols + whole / static_cast<std::size_t>(size),
-                 listed + whole / kWord);
+    plain::group(codes + whole, count - whole, size,
+                 symbols + whole / static_cast<std::size_t>(size), listed + whole / kWord);
 }
 
 // The digits of 32 codes.
@@ -49,12 +49,10 @@ FSL_INLINE __m256i digits_of(const std::uint8_t* symbols, int size) {
   }
   const __m256i fours =
       _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(symbols)));
-  const __m256i upper =
-      _mm256_or_si256(_mm256_srli_epi32(fours, 6),
-                      _mm256_and_si256(_mm256_slli_epi32(fours, 4), all(0x300)));
-  const __m256i lower =
-      _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi32(fours, 14), all(0x30000)),
-                      _mm256_slli_epi32(fours, 24));
+  const __m256i upper = _mm256_or_si256(_mm256_srli_epi32(fours, 6),
+                                        _mm256_and_si256(_mm256_slli_epi32(fours, 4), all(0x300)));
+  const __m256i lower = _mm256_or_si256(
+      _mm256_and_si256(_mm256_slli_epi32(fours, 14), all(0x30000)), _mm256_slli_epi32(fours, 24));
   return _mm256_and_si256(_mm256_or_si256(upper, lower), all_bytes(3));
 }
 
@@ -66,7 +64,8 @@ void ungroup(const std::uint8_t* symbols, std::size_t count, int size, const std
   const __m256i last = all_bytes(static_cast<int>(last_digit_of(size)));
   std::uint64_t marked[kMarkedWords];
   for (std::size_t start = 0; start < whole; start += kMarkedWords * kWord) {
-    const std::size_t end = whole - start < kMarkedWords * kWord ? whole : start + kMarkedWords * kWord;
+    const std::size_t end =
+        whole - start < kMarkedWords * kWord ? whole : start + kMarkedWords * kWord;
     std::size_t word = 0;
     for (std::size_t i = start; i < end; i += kWord, ++word) {
       const __m256i low = digits_of(symbols + i / step, size);

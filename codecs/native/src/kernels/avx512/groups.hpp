@@ -13,14 +13,12 @@ void group(const std::uint8_t* codes, std::size_t count, int size, std::uint8_t*
   const __m512i last = all_bytes(static_cast<std::uint8_t>(last_digit_of(size)));
   const __m512i weights = _mm512_set1_epi16(size == 2 ? 0x0108 : 0x0104);
   for (std::size_t i = 0; i < count; i += kStep) {
-    const __m512i those =
-        _mm512_mask_loadu_epi8(all_bytes(kZeroCode), there(count - i), codes + i);
+    const __m512i those = _mm512_mask_loadu_epi8(all_bytes(kZeroCode), there(count - i), codes + i);
     const __m512i digits = _mm512_sub_epi8(those, first);
     listed[i / kStep] = _mm512_cmpge_epu8_mask(digits, last);
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_min_epu8(digits, last), weights);
     if (size == 2) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + i / 2),
-                          _mm512_cvtepi16_epi8(pairs));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + i / 2), _mm512_cvtepi16_epi8(pairs));
     } else {
       const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00010010));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i / 4), _mm512_cvtepi32_epi8(fours));
@@ -57,8 +55,8 @@ void ungroup(const std::uint8_t* symbols, std::size_t count, int size, const std
   for (std::size_t i = 0; i < filled; i += kStep) {
     const __m512i digits = digits_of(symbols + i / step, size);
     const __mmask64 those = _mm512_mask_cmpeq_epi8_mask(there(filled - i), digits, last);
-    store(codes + i, _mm512_mask_expand_epi8(_mm512_add_epi8(digits, first), those,
-                                             load_first(next)));
+    store(codes + i,
+          _mm512_mask_expand_epi8(_mm512_add_epi8(digits, first), those, load_first(next)));
     next += ones(those);
   }
   listed = next;
