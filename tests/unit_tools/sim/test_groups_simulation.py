@@ -12,7 +12,7 @@ from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import SimulationSettings
 
 
 def simulate(**changes):

@@ -18,11 +18,10 @@ from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
 from fsl_async.roles.sync.client_state import SERVER
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim import settings as module
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 from fsl_async.tools.sim.split_training import STEPS, CheckedTraining
-from fsl_async.tools.sim.world import FaultProfile
 
 WORSE = FaultProfile(
     server_kill_every_s=150.0,
