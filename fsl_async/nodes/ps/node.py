@@ -56,7 +56,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.roles.sync.round import GRACE_MADS
+from fsl_async.roles.sync.ps_state import GRACE_MADS
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.deltas.seed_step import directions_of

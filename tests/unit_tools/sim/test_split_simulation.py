@@ -5,11 +5,12 @@ Complete runs with production machines, and proof that the invariants can fail.
 
 import attrs
 import pytest
+from fsl_async.roles.sync.client_state import SERVER
 
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.roles.machine import Note, Send
+from fsl_async.roles.machine import SERVER, Note, Send
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
@@ -17,7 +18,6 @@ from fsl_async.roles.split.methods import METHODS, names_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import settings as module
 from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
