@@ -5,7 +5,6 @@ Complete runs with production machines, and proof that the invariants can fail.
 
 import attrs
 import pytest
-from fsl_async.roles.sync.client_state import SERVER
 
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.model_parts import Optimizer, ServerPart
