@@ -221,9 +221,9 @@ def open_npz(path: Path, *, split: str = "train", classes: int | None = None) ->
     with _reading(path), path.open("rb") as raw, NpzFile(raw, allow_pickle=False) as archive:
         pair = next((pair for pair in pairs if set(pair) <= set(archive.files)), None)
         if pair is None:
-            held = ", ".join(sorted(archive.files))[:200] or "no arrays"
+            names = ", ".join(sorted(archive.files))[:200] or "no arrays"
             wanted = ", ".join(f"{x} and {y}" for x, y in pairs)
-            raise DataError(f"{str(path)!r} holds {held}; for {split} it needs one of: {wanted}")
+            raise DataError(f"{str(path)!r} holds {names}; for {split} it needs one of: {wanted}")
         # What is no array comes as bytes.
         values, labels = map(np.asarray, (archive[pair[0]], archive[pair[1]]))
     return Arrays(str(path), [values], labels, classes)

@@ -56,9 +56,9 @@ class PartitionSpec:
     clients: int
     seed: int = 0
     alpha: float = 1.0
-    """For dirichlet and dirichlet-equal only."""
+    """Used by dirichlet and dirichlet-equal only."""
     pieces: int = 2
-    """For sorted only: of each client."""
+    """Pieces of each client; used by sorted only."""
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in (kinds := get_args(Kind)):
