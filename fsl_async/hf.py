@@ -82,7 +82,10 @@ def patch(
     address = loops.address(server, fed, options)
     if fed is None and address is None:
         return None
-    _check(trainer, _ranks() if fed is None else fed.ranks)
+    from fsl_async.nodes.client.gang_joining import Place
+
+    place = Place.here() if fed is None else None
+    _check(trainer, fed.ranks if fed is not None else 1 if place is None else place.world)
     with contextlib.ExitStack() as leaving:
         if address is not None:
             fed = leaving.enter_context(fsl_async.join(address, **options))
@@ -102,14 +105,6 @@ def patch(
         log = options.get("log", print)
         _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else lambda _: None)
     return fed
-
-
-def _ranks() -> int:
-    """Number of processes of the client that `fsl_async.join` makes of this one."""
-    from fsl_async.nodes.client.gang_joining import Place
-
-    place = Place.here()
-    return 1 if place is None else place.world
 
 
 def _check(trainer: Any, ranks: int) -> None:
@@ -302,7 +297,7 @@ class Resume:
             self._position = self.fed.position_in(self._position.check)
             self.fed.keep_position(self._facts)
         if self._asked:
-            state = self._state(self._asked)
+            state = self._state()
             self.log(
                 f"{self._asked}: the optimizer is taken from there, and the weights are version"
                 f" {self.fed.version} of the run"
@@ -341,10 +336,10 @@ class Resume:
             raise TaskError(f"resume_from_checkpoint={str(asked)!r} has no {STATE}")
         return str(Path(asked))
 
-    def _state(self, folder: str) -> Any:
+    def _state(self) -> Any:
         made = extra("transformers").TrainerState
-        if folder:
-            return made.load_from_json(str(Path(folder) / STATE))
+        if self._asked:
+            return made.load_from_json(str(Path(self._asked) / STATE))
         keeps = extra("transformers.trainer_callback", "transformers").ExportableState
         handler = self.trainer.callback_handler
         stateful = [
@@ -353,7 +348,7 @@ class Resume:
         return made(stateful_callbacks=stateful)
 
     def _write_state(self) -> None:
-        trainer, state = self.trainer, self._state(self._asked)
+        trainer, state = self.trainer, self._state()
         state.global_step = self._position.drawn
         state.train_batch_size = trainer.args.train_batch_size
         state.compute_steps(trainer.args, state.max_steps)

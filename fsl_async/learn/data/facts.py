@@ -172,10 +172,8 @@ def labeled(data: Dataset) -> Dataset:
 
 def partition_spec(config: Config, clients: int | None = None) -> PartitionSpec:
     """How the run divides data sets of samples."""
-    data = config.data
-    return PartitionSpec(
-        data.partition, clients or config.shards, config.run.seed, data.alpha, data.pieces
-    )
+    data, seed = config.data, config.run.seed
+    return PartitionSpec(data.partition, clients or config.shards, seed, data.alpha, data.pieces)
 
 
 def partition_of(config: Config, data: Dataset, clients: int) -> Partition:
