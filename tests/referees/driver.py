@@ -30,7 +30,8 @@ from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.ring.events import Decision
-from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.messages import delta_stream

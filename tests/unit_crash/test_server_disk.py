@@ -18,7 +18,8 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.learn.split.server_disk import KEPT, LEDGER, ServerDisk
 from fsl_async.observe.ledger_audit import audit_split
-from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 
 FOLDER = Path("/server")
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]

@@ -35,7 +35,8 @@ from torch import Tensor
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.files import Files
 from fsl_async.files.safetensors_header import header_of, read_header
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.store.disk.folders import NumberedFolders, make_durable_folder
 from fsl_async.store.disk.ledger import Ledger, Position
 from fsl_async.store.errors import Damage, StoreError

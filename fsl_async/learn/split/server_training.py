@@ -36,7 +36,7 @@ from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import (
     Activations,

@@ -12,7 +12,8 @@ from attrs import mutable
 from fsl_async.roles.machine import Deadlines, Effect, Note
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKey
+from fsl_async.roles.split.events import SplitProgress, SplitRecovered
+from fsl_async.roles.split.messages import UploadKey
 
 RETRY_S = 30.0
 

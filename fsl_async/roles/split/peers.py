@@ -16,7 +16,8 @@ from attrs import Factory, define, field, frozen, mutable
 from fsl_async.roles.machine import Effect, Greeted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import ClientProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress
+from fsl_async.roles.split.messages import UploadKey
 
 REMEMBERED = 16
 """Declined keys of a client that get the same answer again; it has fewer under way."""

@@ -95,7 +95,8 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import RETRY_S, Checkpoints, resumed
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of, replicas_due
 from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown

@@ -47,7 +47,8 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.client import RETAIN
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
 from fsl_async.tools.sim.training import VirtualTraining
@@ -314,7 +315,7 @@ class CheckedSplitTraining(SplitTraining):
         self.lineage = lineage
         self.auxiliary = START.tobytes()
         """Content of the auxiliary model that it was given last."""
-        self._applied: set[UploadKey] = set()
+        self._applied: set[StepKey] = set()
         self._gradients = np.zeros(VALUES, np.float32)
         self._owner = run.name, run.incarnation
 
@@ -327,14 +328,21 @@ class CheckedSplitTraining(SplitTraining):
             assert self.lineage.sent.setdefault(named, values) == values, "an upload stays as it is"
         return found
 
-    def hand(self, key: UploadKey, values: Values, loss: float) -> None:
-        """See `SplitTraining.hand`."""
-        assert values.tobytes() in self.lineage.answers[key], "the answer to this very upload"
-        assert key not in self._applied, "an answer is applied once"
-        self._applied.add(key)
-        if key.leg == self.method.legs - 1:
-            self._gradients += values.reshape(-1, VALUES).sum(0)
-        super().hand(key, values, loss)
+    def settle_upload(
+        self, key: StepKey, answer: tuple[Vector, float] | None, *, waits: bool
+    ) -> None:
+        """See `SplitTraining.settle_upload`."""
+        if answer is not None:
+            values, named = answer[0], UploadKey(*self._owner, *key)
+            assert values.tobytes() in self.lineage.answers[named], "the answer to this very upload"
+            assert key not in self._applied, "an answer is applied once"
+            self._applied.add(key)
+            if named.leg == self.method.legs - 1:
+                self._gradients += values.reshape(-1, VALUES).sum(0)
+        super().settle_upload(key, answer, waits=waits)
+        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
+        bound = self.method.in_flight + RETAIN
+        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
 
     def check_change(self, change: Vector) -> None:
         """Check what a round did to the weights: by split servers' gradients, that is known."""
@@ -343,16 +351,10 @@ class CheckedSplitTraining(SplitTraining):
             found = change[:VALUES]
             assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "every gradient is applied"
 
-    def free_slot(self) -> None:
-        """See `SplitTraining.free_slot`."""
-        super().free_slot()
-        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
-        bound = self.method.in_flight + RETAIN
-        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
-
-    def install(self, vector: Values) -> None:
+    def install(self, vector: Vector | None) -> None:
         """See `SplitTraining.install`."""
-        self.auxiliary = vector.tobytes()
+        if vector is not None:
+            self.auxiliary = vector.tobytes()
         super().install(vector)
 
 

@@ -23,7 +23,8 @@ from fsl_async.learn.split.server_training import (
 )
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 
 KEY = UploadKey("a", 1, 0, 0)

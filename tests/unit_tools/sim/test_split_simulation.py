@@ -192,22 +192,22 @@ def _keep_every_answer(monkeypatch):
 
 
 def _settle_twice(monkeypatch):
-    original = SplitClientMachine._answer_received
+    original = SplitClientMachine._settle
 
-    def received(self, event, now):
-        effects = original(self, event, now)
-        return effects + [each for each in effects if each.tag == "free_slot"]
+    def settle(self, sent, settlement, now):
+        effects = original(self, sent, settlement, now)
+        return effects + [each for each in effects if each.tag == "settle_upload"]
 
-    monkeypatch.setattr(SplitClientMachine, "_answer_received", received)
+    monkeypatch.setattr(SplitClientMachine, "_settle", settle)
 
 
 def _keep_everything(monkeypatch):
     original = SplitClientMachine._settle
 
-    def settle(self, sent, now):
+    def settle(self, *arguments):
         with monkeypatch.context() as keeping:
             keeping.setattr("fsl_async.roles.split.client.RETAIN", 10)
-            return original(self, sent, now)
+            return original(self, *arguments)
 
     monkeypatch.setattr(SplitClientMachine, "_settle", settle)
     monkeypatch.setattr(SplitClientMachine, "_durable", lambda self, event, now: [])
