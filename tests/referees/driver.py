@@ -313,16 +313,17 @@ def play_split_server(folder, last, *, kills=False):
     """
     disk = ServerDisk(folder, Quiet())
     state = disk.recover()
+    before = state.recovered
     found = {
-        "book": state.book.to_plain(),
-        "lost": [key.text for key in state.lost],
-        "auxiliary": dict(state.auxiliary_seen),
+        "book": before.progress.to_plain(),
+        "lost": [key.text for key in before.lost],
+        "auxiliary": dict(before.auxiliary_seen),
         "tensors": {"common": tensors_digest(state.common or {})}
         | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
-    for key in state.lost:
+    for key in before.lost:
         disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
-    for uploads in range(state.book.uploads + 1, last + 1):
+    for uploads in range(before.progress.uploads + 1, last + 1):
         disk.append("upload", key=upload(uploads - 1).text, outcome="trained", reason="")
         if uploads % 2:
             continue

@@ -138,13 +138,13 @@ class ForgetSteps(Effect, tag="forget_steps"):
 
 @frozen
 class Checkpoint(Effect, tag="checkpoint"):
-    """Copy the state in order with the training, and write it with `book` in the background.
+    """Copy the state in order with the training, and write it with `progress` in the background.
 
     One at a time. Ends in CheckpointWritten or CheckpointFailed.
     """
 
     number: int
-    book: SplitProgress = field(factory=SplitProgress)
+    progress: SplitProgress = field(factory=SplitProgress)
 
 
 # --- client towards the split server ---

@@ -52,8 +52,8 @@ class SplitProgress:
         """As values that JSON has."""
         made = asdict(self, recurse=False)
         made["clients"] = {
-            name: {**asdict(book, recurse=False), "last": book.last.text if book.last else ""}
-            for name, book in self.clients.items()
+            name: {**asdict(one, recurse=False), "last": one.last.text if one.last else ""}
+            for name, one in self.clients.items()
         }
         return made
 
@@ -62,9 +62,9 @@ class SplitProgress:
         """Read `to_plain` back; raises KeyError, TypeError or ValueError for anything else."""
         clients = {
             name: ClientProgress(
-                **{**book, "last": UploadKey.parse(book["last"]) if book["last"] else None}
+                **{**one, "last": UploadKey.parse(one["last"]) if one["last"] else None}
             )
-            for name, book in plain["clients"].items()
+            for name, one in plain["clients"].items()
         }
         return cls(**{**plain, "clients": clients})
 
@@ -74,13 +74,13 @@ class SplitProgress:
 
 @frozen
 class SplitRecovered(Event, tag="split_recovered"):
-    """The disk was read at start: the newest good checkpoint's book, and the ledger after it.
+    """The disk was read at start: the newest good checkpoint's progress, and the ledger after it.
 
     lost: uploads whose last line is "trained". auxiliary_seen: client -> highest version in the
     ledger.
     """
 
-    book: SplitProgress
+    progress: SplitProgress
     lost: tuple[UploadKey, ...] = ()
     auxiliary_seen: Mapping[str, int] = field(factory=dict)
 

@@ -47,8 +47,8 @@ from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import RETAIN, SplitClientMachine
 from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import Peer
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import SimulationSettings
@@ -208,7 +208,7 @@ class SplitSimulation(SplitServerSimulation):
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
         if not machine.method.replicas:
             return
-        done = [peer.book.done_round for peer in machine.peers.values()]
+        done = [peer.progress.done_round for peer in machine.peers.values()]
         if any(machine.averaged < number < key.round for number in done):
             self.world.violated(f"{key.text} is trained before the round before it is averaged")
 

@@ -129,7 +129,7 @@ class Held:
 class Moment:
     """The state that a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
 
-    book: SplitProgress = field(factory=SplitProgress)
+    progress: SplitProgress = field(factory=SplitProgress)
     trained: int = 0
     parts: Mapping[str, Held] = field(factory=dict)
     auxiliary: Mapping[str, tuple[int, bytes]] = field(factory=dict)
@@ -160,7 +160,7 @@ class SplitLineage:
         """Go back to checkpoint `number`, which a new process has loaded."""
         assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
         moment = self.moments[number]
-        assert found.book == moment.book, "a checkpoint holds the progress of its moment"
+        assert found.progress == moment.progress, "a checkpoint holds the progress of its moment"
         lost = set(self.trained[moment.trained :])
         assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
         del self.trained[moment.trained :]
@@ -282,16 +282,16 @@ class CheckedTraining(ServerTraining):
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """See `ServerTraining.copy`."""
-        lineage, book = self.lineage, effect.book
+        lineage, progress = self.lineage, effect.progress
         number = max(self.disk.checkpoints.numbers(), default=0) + 1
         seal = super().copy(effect)
-        assert book.uploads == len(lineage.trained), "progress and tensors are of one moment"
-        for name, client in book.clients.items():
+        assert progress.uploads == len(lineage.trained), "progress and tensors are of one moment"
+        for name, client in progress.clients.items():
             assert client.last == self._last.get(name), "the progress has what was trained"
             kept = lineage.auxiliary.get(name, (-1, b""))[0]
             assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
         lineage.moments[number] = Moment(
-            book, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
+            progress, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
         )
 
         def write() -> None:

@@ -119,7 +119,7 @@ def test_a_checkpoint_of_another_model_is_one_line(training):
     with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
         training(*sets, "data.classes=6").recover()
     assert "\n" not in caught.value.message
-    assert training(*sets, "data.classes=4").recover().book == SplitProgress()
+    assert training(*sets, "data.classes=4").recover().progress == SplitProgress()
 
 
 def test_labels_out_of_range_are_refused(training):
