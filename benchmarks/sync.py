@@ -59,7 +59,7 @@ import limits
 import numpy as np
 from attrs import define
 from blake3 import blake3
-from server_process import Server, serving
+from node_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
 from fsl_async.observe.journal import JournalReader

@@ -34,6 +34,8 @@ from fsl_async.tools.compare.choices import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fsl_async.tools.compare.runner import Comparison
+
     Command = Callable[..., None]
 
 _COUNT = Whole(1, 1 << 30)
@@ -183,7 +185,8 @@ def command(
         _check_writable("--png", png_path)
     if json_path is not None:
         _check_writable("--json", json_path)
-    comparison = choices.checked()
+    comparison = _comparison(choices)
+    comparison.check()
     folder = _make_folder(out)
     output = Output()
     clients = counted(len(choices.names), "client")
@@ -245,6 +248,18 @@ def _choices(
     fields = _fields(TuningChoices, given, "is of split learning, and --base tunes a model")
     model, paths = str(check_base(base)), tuple(map(check_data, data))
     return TuningChoices(methods=found, base=model, data=paths, **fields)
+
+
+def _comparison(choices: Choices) -> Comparison:
+    from fsl_async.tools.compare.tune import TuningChoices
+
+    if isinstance(choices, TuningChoices):
+        from fsl_async.tools.compare.alone import TuningComparison
+
+        return TuningComparison(choices)
+    from fsl_async.tools.compare.split import SplitComparison
+
+    return SplitComparison(choices)
 
 
 def _fields(kind: type[Choices], given: dict[str, Any], otherwise: str) -> dict[str, Any]:

@@ -419,7 +419,7 @@ CONSTANTS = {
     "transfer.stall_s",
     "transfer.drain_cap_s",
     "split.max_stale_rounds",
-    "ring.timeout_s",
+    "groups.timeout_s",
 }
 """Keys that were settings; files of earlier commits have them."""
 

@@ -133,10 +133,10 @@ RECIPES: tuple[Recipe, ...] = (
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
-    Recipe("groups (`ring.roster`)", lambda c: c.ring.is_on,
+    Recipe("groups (`groups.roster`)", lambda c: c.groups.is_on,
            "groups merge pretraining runs by the clock", {
-        "split.method": Only(("none",), "remove ring.roster"),
-        "tune.method": Only(("none",), "remove ring.roster"),
+        "split.method": Only(("none",), "remove groups.roster"),
+        "tune.method": Only(("none",), "remove groups.roster"),
         "sync.trigger": Only(("clock",)),
     }),
     Recipe("split learning by rates that fall",

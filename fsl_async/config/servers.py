@@ -40,10 +40,10 @@ def with_split_server(config: Config, key: str = "") -> Config:
     return attrs.evolve(config, split=attrs.evolve(split, server=at))
 
 
-def ring_host(config: Config) -> str:
+def groups_host(config: Config) -> str:
     """The IP address at which the reduction listens. Raises ConfigError."""
-    if config.ring.bind:
-        return config.ring.bind
+    if config.groups.bind:
+        return config.groups.bind
     host = parse_listen(config.listen.address).host
     host = "127.0.0.1" if host == "localhost" else host
     try:
@@ -52,36 +52,36 @@ def ring_host(config: Config) -> str:
         is_one = False
     if not is_one:
         raise ConfigError(
-            f"ring.bind: listen.address has no IP address of its own ({host}); set ring.bind to the"
-            " address of this machine in the network of the other parameter servers",
-            "ring.bind",
+            f"groups.bind: listen.address has no IP address of its own ({host}); set groups.bind to"
+            " the address of this machine in the network of the other parameter servers",
+            "groups.bind",
         )
     return host
 
 
-def check_ring(config: Config) -> None:
+def check_groups(config: Config) -> None:
     """Raise ConfigError, in one line, if this run cannot have groups as it is configured."""
-    ring, name = config.ring, config.run.name
-    if not ring.is_on:
+    groups, name = config.groups, config.run.name
+    if not groups.is_on:
         return
-    servers = ring.servers
+    servers = groups.servers
     if name not in servers:
         raise ConfigError(
-            f"run.name: {name} is not in ring.roster ({', '.join(servers)}); say which one this is"
-            " with --name",
+            f"run.name: {name} is not in groups.roster ({', '.join(servers)}); say which one this"
+            " is with --name",
             "run.name",
         )
-    if ring.hold_s <= ring.grace_s:
+    if groups.hold_s <= groups.grace_s:
         raise ConfigError(
-            f"ring.hold_s: must be above ring.grace_s, {ring.grace_s:g} s, or every global round"
-            " comes too late",
-            "ring.hold_s",
+            f"groups.hold_s: must be above groups.grace_s, {groups.grace_s:g} s, or every global"
+            " round comes too late",
+            "groups.hold_s",
         )
-    host = ring_host(config)
+    host = groups_host(config)
     address = ipaddress.ip_address(host)
-    if address.is_global and not ring.insecure:
+    if address.is_global and not groups.insecure:
         raise ConfigError(
-            f"ring.bind: {host} is a public address, and a reduction is neither encrypted nor"
-            " authenticated: bind an address of a VPN or VPC, or accept it with ring.insecure",
-            "ring.bind",
+            f"groups.bind: {host} is a public address, and a reduction is neither encrypted nor"
+            " authenticated: bind an address of a VPN or VPC, or accept it with groups.insecure",
+            "groups.bind",
         )

@@ -37,7 +37,7 @@ from fsl_async.config.settings_training import (
 )
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
-from fsl_async.roles.ring.messages import LEAST_PIECE_VALUES, PIECE_VALUES
+from fsl_async.roles.groups.messages import LEAST_PIECE_VALUES, PIECE_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -432,15 +432,17 @@ def roster_of(text: str) -> dict[str, Address]:
     for entry in text.split(",") if text.strip() else ():
         name, separator, address = entry.strip().partition("=")
         if not separator or must_be_name(name):
-            raise SettingError("ring.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}")
+            raise SettingError(
+                "groups.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}"
+            )
         if name in found:
-            raise SettingError("ring.roster", f"names {name} twice")
+            raise SettingError("groups.roster", f"names {name} twice")
         try:
             found[name] = parse(address)
         except AddressError as error:
-            raise SettingError("ring.roster", f"{name}: {error.message}") from None
+            raise SettingError("groups.roster", f"{name}: {error.message}") from None
     if len(found) == 1:
-        raise SettingError("ring.roster", "must have two parameter servers or more, or be empty")
+        raise SettingError("groups.roster", "must have two parameter servers or more, or be empty")
     return found
 
 
@@ -454,7 +456,7 @@ def must_be_ip(value: Any) -> str | None:
 
 
 @frozen(kw_only=True)
-class RingConfig:
+class GroupsConfig:
     """Groups: parameter servers that average what their groups gained, now and then."""
 
     roster: str = setting(
@@ -513,7 +515,7 @@ class RingConfig:
     def __attrs_post_init__(self) -> None:
         roster_of(self.roster)
         if not self.every and not self.every_s:
-            raise SettingError("ring.every", "must not be 0 where ring.every_s is 0")
+            raise SettingError("groups.every", "must not be 0 where groups.every_s is 0")
 
 
 @frozen(kw_only=True)
@@ -535,7 +537,7 @@ class Config:
     store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
     tune: TuneConfig = attrs.field(factory=TuneConfig)
-    ring: RingConfig = attrs.field(factory=RingConfig)
+    groups: GroupsConfig = attrs.field(factory=GroupsConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -545,7 +547,7 @@ class Config:
     @property
     def leads(self) -> bool:
         """Whether this parameter server is alone, or the first of its roster."""
-        return not self.ring.is_on or self.ring.coordinator == self.run.name
+        return not self.groups.is_on or self.groups.coordinator == self.run.name
 
     def transport(self, max_connections: int | None = None) -> TransportSettings:
         """Return the transport's settings. max_connections: of a listener."""

@@ -61,7 +61,7 @@ def _may_be_zeroth(config: Config) -> bool:
 RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.*", "split.method", lambda c: c.split.is_on),
     ("tune.*", "tune.method", lambda c: c.tune.is_on),
-    ("ring.*", "ring.roster", lambda c: c.ring.is_on),
+    ("groups.*", "groups.roster", lambda c: c.groups.is_on),
     # When deltas are collected.
     ("sync.every_s", "sync.trigger = clock or buffer",
      lambda c: c.sync.trigger in {"clock", "buffer"}),
@@ -176,7 +176,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
 )  # fmt: skip
 """Keys of settings, with * for any characters; what they need, in words; and that condition."""
 
-_DECIDES = {"split.method", "tune.method", "ring.roster"}
+_DECIDES = {"split.method", "tune.method", "groups.roster"}
 """Settings that choose the kind of a run."""
 
 

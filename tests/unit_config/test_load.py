@@ -20,7 +20,7 @@ from fsl_async.errors import ConfigError
 
 TABLE_LIST = (
     "run, listen, sync, guard, outer, codec, session, transfer, exchange, data, model, train, "
-    "store, split, tune, ring"
+    "store, split, tune, groups"
 )
 
 DEFAULTS = Path(__file__).parent.parent / "vectors" / "default_settings.toml"
@@ -495,5 +495,5 @@ def test_sizes_choose_no_code(sizes):
 
 def test_a_setting_that_became_a_constant_is_named_as_one():
     """A similar key would be followed, and would change something else."""
-    with pytest.raises(ConfigError, match=r"ring\.timeout_s: this is a constant now: leave it out"):
-        load(None, ["ring.timeout_s=5"])
+    with pytest.raises(ConfigError, match=r"groups\.timeout_s: this is a constant now"):
+        load(None, ["groups.timeout_s=5"])

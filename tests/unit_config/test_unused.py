@@ -100,7 +100,7 @@ def named(*overrides):
          {"guard.max_share"}),
         (["guard.least=3", "guard.clip_median=0", "guard.max_tokens_median=0"], {"guard.least"}),
         (["guard.least=3", "guard.release=true", "guard.outlier_median=4"], set()),
-        (["ring.every=3"], {"ring.every"}),
+        (["groups.every=3"], {"groups.every"}),
     ],
 )  # fmt: skip
 def test_settings_without_effect_are_named(overrides, unused):

@@ -140,7 +140,7 @@ class GangShell:
             if isinstance(order, SnapshotOrder) and order in self._orders:
                 return
             self._orders.append(order)
-        self._ring()
+        self._groups()
 
     def resume(self) -> None:
         """Let the ranks train on after an order that held them."""
@@ -166,14 +166,14 @@ class GangShell:
 
     def _post(self, event: Event) -> None:
         self._events.put(event)
-        self._ring()
+        self._groups()
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
 
-    def _ring(self) -> None:
+    def _groups(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it needs nothing
             self._wake.send(b"!")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 from attrs import frozen
@@ -14,9 +14,6 @@ from fsl_async.config.load import load, parse_override
 from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
-
-if TYPE_CHECKING:
-    from fsl_async.tools.compare.runner import Comparison
 
 COMMON: Mapping[str, Any] = {
     "session.heartbeat_every_s": 1.0,
@@ -123,13 +120,6 @@ class Choices(ABC):
     @abstractmethod
     def run(self, method: str) -> Run:
         """Return the run of a method. Raises UsageError and ConfigError in one line."""
-
-    @abstractmethod
-    def checked(self) -> Comparison:
-        """Build everything once, so that errors are raised before anything is started.
-
-        Raises FslError in one line.
-        """
 
     def used(self, run: Run) -> dict[str, Any]:
         """Return all choices by name, for rows; settings with the values that the run has."""

@@ -9,13 +9,12 @@ import pytest
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.roles.machine import Note, Send
+from fsl_async.roles.machine import SERVER, Note, Send
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import METHODS, names_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.server_state import Checkpoints, Peer, SplitShutdown
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
