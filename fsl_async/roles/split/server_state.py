@@ -4,7 +4,7 @@ A client's uploads are trained in the order of their keys, so that its last trai
 all before it. A received upload waits for those offered before it; uploads behind one that was not
 received are dropped with the session, and the client offers them again.
 
-A checkpoint is due every `checkpoint_every` changes, and when one is requested and anything has
+A checkpoint is due every `CHECKPOINT_EVERY` changes, and when one is requested and anything has
 changed. It is made between two trainings, so that progress and tensors are consistent. One is
 written at a time; a failed one is tried again after `RETRY_S`.
 
@@ -46,6 +46,7 @@ from fsl_async.roles.split.messages import PS_ROLE, UploadKey, UploadRefused
 
 REMEMBERED = 16
 """Declined keys of a client that get the same answer again; it has fewer under way."""
+CHECKPOINT_EVERY = 100
 RETRY_S = 30.0
 ALONE = "alone"
 """Name of the deadline of a split server without any session."""
@@ -228,7 +229,7 @@ class Checkpoints:
     """The split server's checkpoints. They share its deadlines; "retry" is theirs."""
 
     deadlines: Deadlines
-    every: int
+    every: int = CHECKPOINT_EVERY  # uploads
     number: int = 0  # of the last one in this process
     since: int = 0  # changes since it was begun
     is_due: bool = False
