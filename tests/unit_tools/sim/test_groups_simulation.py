@@ -109,9 +109,8 @@ def _count_again(monkeypatch):
 
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
-    monkeypatch.setattr(
-        "fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0
-    )  # rounds do not end then
+    # Rounds do not end then.
+    monkeypatch.setattr("fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0)
 
     def short(config):
         return GroupsMachine(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
