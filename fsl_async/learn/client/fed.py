@@ -480,8 +480,7 @@ class Fed:
         """The learning rate as a share of its peak, by the run's progress and `train.schedule`.
 
         It rises from 0 over this client's first steps: `train.warmup_steps` at the start of the
-        run, `train.rewarm_steps` for a client that joins later. See
-        `fsl_async.learn.client.schedule`.
+        run, 20 for a client that joins later. See `fsl_async.learn.client.schedule`.
         """
         return Schedule.of(self.config.get("train", {})).factor(
             self.progress,

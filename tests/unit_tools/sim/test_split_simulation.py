@@ -44,7 +44,7 @@ and a second away."""
 def run(method, *, clients=3, hours=0.15, seed=2, faults="storm", lockstep=False, **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
-    rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
+    rules = {"upload_every": 3, "align_every": 2, **rules}
     simulation = SplitSimulation(
         settings, SplitConfig(method=method, mode="lockstep" if lockstep else "free", **rules)
     )
