@@ -53,7 +53,8 @@ Rules
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          TakeCut, Adopt, ResumeMerges, same         TakeGroupCut, CommitGlobal: `group_hold`
+    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
+                 ResumeMerges,
                  CommitGlobal has failed
     ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
