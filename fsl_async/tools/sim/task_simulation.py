@@ -32,9 +32,8 @@ from fsl_async.nodes.wire import Welcome, exchanged_category
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import peak_bytes
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
+from fsl_async.roles.machine import Done, DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -318,8 +317,8 @@ class TaskSimulation(WindowedSimulation):
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
             self._add_point(machine)
-        if isinstance(event, ev.CommitFailed):
-            self._commit_failed = event.reason
+        if isinstance(event, Done) and event.topic is do.Commit:
+            self._commit_failed = event.problem
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged = effect.merged
