@@ -129,18 +129,16 @@ class SplitServerSimulation(Simulation):
         """Take a process of the split server before it starts."""
 
     def _kill_split(self) -> None:
-        """Kill the split server, and plan the next time."""
-        if self.split_shell is not None and not self._calm:
+        """Kill the split server."""
+        if self.split_shell is not None:
             self.counts.fault("split server killed")
             self._end_split(in_order=False)
-        self._plan(self.profile.server_kill_every_s, self._kill_split)
 
     def _ask_split(self) -> None:
         """Ask it to end, as SIGTERM does: it ends in good order, and another process goes on."""
-        if self.split_shell is not None and not self._calm:
+        if self.split_shell is not None:
             self.counts.fault("split server asked to end")
             self.split_shell.node.feed(DrainAsked("SIGTERM"))
-        self._plan(self.profile.server_kill_every_s, self._ask_split)
 
     def _close_split(self) -> None:
         """End the process as kill -9 does, also where it has ended by itself."""
