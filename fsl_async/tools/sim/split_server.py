@@ -70,8 +70,8 @@ class SplitServerSimulation(Simulation):
         """Make the machine and the training of a process of the split server."""
         raise NotImplementedError
 
-    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
-        """Open the books of a process of the split server."""
+    def _open_split_journal(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+        """Open the journal of a process of the split server, and what counts its bytes."""
         return self.server_traffic, self.journal
 
     def _split_failed(self, text: str) -> None:
@@ -105,7 +105,7 @@ class SplitServerSimulation(Simulation):
         incarnation = self._next_incarnation(SPLIT_NAME)
         self.split_files = MemoryFiles(self.split_disk)
         machine, training = self._split_server(self.split_files)
-        traffic, journal = self._split_books(clock)
+        traffic, journal = self._open_split_journal(clock)
         link = CountedLink(self.split_network.listener(SPLIT_NAME), traffic, at_client=False)
         shell = SplitServerShell(
             machine,
