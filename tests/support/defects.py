@@ -1,5 +1,7 @@
 """Faults of the code under test, which show that the checks of a simulation find them."""
 
+from fsl_async.store.vectors import vectors
+
 
 def defect(owner, name):
     """Make a function (original, *arguments) a defect: it takes `monkeypatch`, and replaces the
@@ -17,3 +19,11 @@ def defect(owner, name):
         return inject
 
     return decorate
+
+
+@defect(vectors, "decode_into")
+def double_weights(original, frame, out):
+    """Decode twice the values that were sent."""
+    count = original(frame, out)
+    out *= 2
+    return count

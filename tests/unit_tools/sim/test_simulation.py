@@ -5,7 +5,7 @@ import json
 import pytest
 from attrs import evolve
 from click.testing import CliRunner
-from defects import defect
+from defects import defect, double_weights
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.files.memory_files import MemoryFiles
@@ -15,7 +15,6 @@ from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
-from fsl_async.store.vectors import vectors
 from fsl_async.tools.sim.settings import PROFILES, FaultProfile, SimulationSettings
 from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.training import VirtualTraining
@@ -134,19 +133,8 @@ def _forget_acknowledged(original, self, key):
     return result
 
 
-@defect(vectors, "decode_into")
-def _apply_twice(original, frame, out):
-    count = original(frame, out)
-    out *= 2
-    return count
-
-
-def _prune_early(monkeypatch):
-    """Remove the spooled deltas of a version before a checkpoint holds it."""
-    retire = Spool.retire
-    monkeypatch.setattr(Spool, "retire", lambda self, keep: retire(self, ()))
-
-
+# The spooled deltas of a version are removed before a checkpoint holds it.
+_prune_early = defect(Spool, "retire")(lambda original, self, keep: original(self, ()))
 _sync_nothing = defect(MemoryFiles, "sync")(lambda *_: None)
 _acknowledge_early = defect(DeltaBook, "is_acknowledged")(lambda _, self, key: True)
 
@@ -184,7 +172,7 @@ def _forget_sent_work(original, self, event, now):
     "defect",
     [
         _forget_acknowledged,
-        _apply_twice,
+        double_weights,
         _prune_early,
         _sync_nothing,
         _lose_steps,
