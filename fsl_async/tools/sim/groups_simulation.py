@@ -77,7 +77,7 @@ class GroupSimulation(Simulation):
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
         self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
-        self._check(self.shell.node, self._after_groups)
+        self._check_events(self.shell.node, self._after_groups)
 
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]

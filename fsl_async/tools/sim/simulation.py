@@ -90,7 +90,7 @@ class Run:
         """Return a chance that the seed and these names decide."""
         return random.Random("/".join(map(str, (self.settings.seed, *names))))  # noqa: S311
 
-    def _check(self, node: Node, after: Callable[..., None], *given: object) -> None:
+    def _check_events(self, node: Node, after: Callable[..., None], *given: object) -> None:
         """Count each event of a node, and call `after` with `given`, the event and its effects."""
 
         def check(event: Event, effects: list[Effect]) -> None:
@@ -391,7 +391,7 @@ class Simulation(Run):
                 count=self._count,
             ),
         )
-        self._check(shell.node, self._after_server, machine)
+        self._check_events(shell.node, self._after_server, machine)
         self.processes[name] = Process(clock, shell)
         self._prepare(clock, shell, store, incarnation)
         try:
@@ -500,7 +500,7 @@ class Simulation(Run):
             on_end=functools.partial(self._run_over, name),
             announced=training.announced,
         )  # fmt: skip
-        self._check(shell.node, self._after_client, machine, training)
+        self._check_events(shell.node, self._after_client, machine, training)
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
         training.begin(chance)

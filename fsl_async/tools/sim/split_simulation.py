@@ -113,7 +113,7 @@ class SplitSimulation(SplitServerSimulation):
         return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_launched(self, shell: SplitServerShell) -> None:
-        self._check(shell.node, self._after_split, shell.machine, shell.training)
+        self._check_events(shell.node, self._after_split, shell.machine, shell.training)
 
     def _split_says(self, note: Note) -> None:
         """A line of a split server, or of a client."""
@@ -140,7 +140,7 @@ class SplitSimulation(SplitServerSimulation):
         training = self.trainings[name]
         facts = Facts(welcome.run, welcome.shard, self.architecture)
         shell = self._open_session(name, training.incarnation, training.split, facts)
-        self._check(shell.node, self._after_session, shell.machine, training.split)
+        self._check_events(shell.node, self._after_session, shell.machine, training.split)
         shell.dial()
 
     # --- checks ---
