@@ -34,7 +34,7 @@ def row(**values: object) -> None:
 
 def start(nodes: Nodes, arguments: argparse.Namespace) -> None:
     """Start a parameter server, and one client of several ranks with this file's task."""
-    settings = {"sync.every_s": arguments.every, "sync.clients": 1, "sync.grace_min_s": 0.3}
+    settings = {"sync.every_s": arguments.every, "sync.clients": 1}
     words = ("--run-dir", "run", "--json", *sets_of({**settings, "train.task": "own"}))
     nodes.start("server", "--role", "ps", "tcp://127.0.0.1:0", *words)
     nodes.start(

@@ -143,8 +143,8 @@ class Plain:
         if self.one is not None:
             self.steps[id(self.one)] = self._optimizer(self.one)
         for found in self.nets.values():
-            own = config.split.auxiliary_rate or config.train.learning_rate
-            rate = config.split.align_rate if method == "fsl-sage" else own
+            split, train = config.split, config.train
+            rate = split.align_rate if method == "fsl-sage" else train.learning_rate
             betas = (0.9, 0.999) if method == "fsl-sage" else (0.9, 0.95)
             self.steps[id(found)] = torch.optim.Adam(found.parameters(), lr=rate, betas=betas)
         self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in self.sites}

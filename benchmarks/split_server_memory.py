@@ -56,7 +56,6 @@ def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
         "split.upload_every": 1,
         "split.align_every": 1,
         "split.align_passes": 1,
-        "split.checkpoint_every": 10,
         "listen.address": "tcp://127.0.0.1:0",
         "sync.clients": clients,
         "sync.min_clients": clients,

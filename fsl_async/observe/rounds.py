@@ -22,7 +22,7 @@ from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 from fsl_async.roles.sync.facts import RoundFact, VersionFact
-from fsl_async.roles.sync.movement import ALARM_AFTER, CAUSES
+from fsl_async.roles.sync.training_trouble import ALARM_AFTER, CAUSES
 
 LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import define
 
 import fsl_transport as tp
-from fsl_async.config.servers import groups_host
+from fsl_async.config.recipes import groups_host
 from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
 from fsl_async.nodes.runtime import Node
 from fsl_async.nodes.wire import Sink, Source, problem_of

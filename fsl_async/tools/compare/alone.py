@@ -19,8 +19,8 @@ from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.tune.base import load_base

@@ -19,7 +19,14 @@ from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.roles.split.methods import METHODS, method_of
 from fsl_async.tools.compare import server
-from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run, words_of
+from fsl_async.tools.compare.choices import (
+    SPLIT_DEFAULTS,
+    SPLIT_ROWS,
+    SPLIT_SETTINGS,
+    Choices,
+    Run,
+    words_of,
+)
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
 
@@ -49,6 +56,7 @@ class SplitChoices(Choices):
         "split.method": "--methods",
         **SPLIT_SETTINGS,
     }
+    ROWS = SPLIT_ROWS
 
     model: str = ""
     clients: int = 4
@@ -87,7 +95,6 @@ class SplitChoices(Choices):
             "sync.min_clients": self.clients,
             "data.path": self.data[0],
             "split.method": method,
-            "split.checkpoint_every": 1 << 20,
             "train.device": "cpu",
         }
         if self.model.startswith(GPT):

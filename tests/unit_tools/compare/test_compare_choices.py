@@ -199,7 +199,7 @@ def test_rules_and_methods_of_split_learning_are_not_mixed():
     ("more", "words"),
     [
         (("--methods", "fedit"), "--methods fedit: needs --base"),
-        (("--methods", "fedit", "--base", ".", "--cut", "1"), "--cut is of split learning"),
+        (("--methods", "fedit", "--base", ".", "--auxiliary", "x"), "--auxiliary is of split"),
         (("--methods", "fedit", "--base", ".", "--format", "fp32"), "--format is of split"),
         (("--methods", "fedit", "--base", "."), "--base .: there is no config.json"),
         (("--methods", "sl", "--ranks", "2"), "--ranks needs --base MODEL_DIR"),
