@@ -32,6 +32,7 @@ Rules
     REDUCING   Failed, PeerGone, LedgerFailed,   IDLE        Send Dropped; timer "again"
                other digest, timer "report"
     DECIDING   DecisionKept                      IDLE        Send Decided to all
+    any        Adopted                           same        Send Decided to all, if it is G_0
     any        AskGlobal                         same        Send Decided; Poll if POLLING
     any        FetchGlobal                       same        SendGlobal, or Decided if it is older
     any        VersionMade, Ending               same        Send Poll if a round is due by that
