@@ -30,10 +30,11 @@ from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
 from fsl_async.files.files import Files
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.training import Training
@@ -93,12 +94,15 @@ class ReferenceFed(LocalFed):
             self.curve.append((done * self.spec.total_steps // self.all_steps, loss))
         return running
 
-    def _text(
-        self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
-    ) -> Iterator[torch.Tensor]:
+    def shard(
+        self, data: Any, *, batch: int | None = None, context: int | None = None
+    ) -> Iterator[Any]:
+        """Draw the windows of all clients, of one after another where they train alone."""
         if self.spec.mode == "alone" and self.spec.text == "code":
-            return super()._text(corpus, mine, batch, start)
-        drawn = [self._windows_of(index, corpus.window_bytes - 1, batch) for index in self._sites]
+            return super().shard(data, batch=batch, context=context)
+        assert isinstance(data, Corpus)
+        assert batch is not None
+        drawn = [self._windows_of(index, data.window_bytes - 1, batch) for index in self._sites]
 
         def endless() -> Iterator[torch.Tensor]:
             while self.running:

@@ -66,8 +66,7 @@ if TYPE_CHECKING:
 
     from fsl_async.files.files import BytesLike
     from fsl_async.roles.groups.events import Decision
-    from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
-    from fsl_async.roles.sync.outcomes import Outcome
+    from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind

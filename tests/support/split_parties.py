@@ -17,7 +17,6 @@ SETTINGS = {
     "split.align_every": 2,
     "split.align_passes": 2,
     "split.buffer_samples": 8,
-    "split.checkpoint_every": 7,
     "session.heartbeat_every_s": 0.5,
     "session.expire_after_s": 4,
     "model.layers": 2,
@@ -113,8 +112,12 @@ class Parties:
 
     def acknowledged(self, name):
         """Return the keys of the uploads whose acknowledgement a client received."""
-        kinds = {"trained", "answer_received"}
-        return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
+        lines = self.journal(name)
+        return {
+            line["key"]
+            for line in lines
+            if line.get("type") == "trained" or line.get("answer") == "here"
+        }
 
     def problems(self):
         """Return one sentence for each violation in ledgers and journals.

@@ -19,8 +19,8 @@ import torch
 from attrs import evolve, frozen
 
 from fsl_async.errors import FslError, TaskError
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.gang.link import Link, NodeLostError, address_of
 from fsl_async.learn.gang.orders import CHECK_S, RankOrders, RankTraining, store_of_ranks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import define
 
 import fsl_transport as tp
-from fsl_async.config.servers import groups_host
+from fsl_async.config.recipes import groups_host
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess

@@ -22,8 +22,7 @@ from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
-from fsl_async.config.recipes import with_implied
-from fsl_async.config.servers import check_groups, with_split_server
+from fsl_async.config.recipes import check_groups, with_implied, with_split_server
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import needs_of
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
@@ -56,7 +55,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.roles.sync.round import GRACE_MADS
+from fsl_async.roles.sync.ps_state import GRACE_MADS
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.deltas.seed_step import directions_of
@@ -107,6 +106,10 @@ class Options:
     """Encrypt with this pair, and admit the keys on this list."""
 
 
+SNAPSHOT_BYTES_PER_S = 2e8
+"""Checkpoints that are not late are written at most this fast."""
+
+
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
     codec, adapters = config.codec, adapter_rule_of(config)
@@ -129,9 +132,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
         ),
-        snapshot_every=config.store.snapshot_every,
-        snapshot_every_s=config.store.snapshot_every_s,
-        snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
+        snapshot_bytes_per_s=SNAPSHOT_BYTES_PER_S,
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,

@@ -149,10 +149,12 @@ class ReductionProcess:
                 for frame in frames:
                     if self._task is task:
                         self._take(frame)
-        finally:
+        except BaseException:  # the parameter server ends
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            code = await process.wait()
+            await process.wait()
+            raise
+        code = await process.wait()
         if self._task is not task:
             return
         if self._attempt:

@@ -63,6 +63,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.groups import effects as groups
 from fsl_async.roles.groups.events import AdoptFailed
 from fsl_async.roles.machine import (
@@ -86,27 +87,22 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Counting, DeltaBook
 from fsl_async.roles.sync.group_hold import GroupHold
-from fsl_async.roles.sync.membership import Membership
+from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.ps_state import (
-    EXIT_DAMAGED,
-    EXIT_FAILED,
     Member,
     Merging,
     Phase,
+    Round,
 )
-from fsl_async.roles.sync.publishing import Publishing
-from fsl_async.roles.sync.round import Round
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
-from fsl_async.roles.sync.shards import ShardLeases
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
 from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
@@ -115,7 +111,7 @@ from fsl_async.roles.sync.weighting import Weighting
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
 
-__all__ = ["EXIT_FAILED", "Member", "Merging", "ParameterServerMachine", "Phase"]
+__all__ = ["Member", "Merging", "ParameterServerMachine", "Phase"]
 
 
 class ParameterServerMachine(RoleMachine):
@@ -456,9 +452,12 @@ class ParameterServerMachine(RoleMachine):
         return self.rounds.try_again(f"{text}; {advice}" if advice else text, now)
 
     def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
-        """Finish, but do not stop clients: the run continues after the operator's repair."""
+        """Finish, but do not stop clients: the run continues after the operator's repair.
+
+        A restart may fail again, so the exit code asks for no relaunch.
+        """
         self.deadlines.clear()
-        return [Finish(event.reason, EXIT_DAMAGED)]
+        return [Finish(event.reason, ExitCode.BAD_INPUT)]
 
     # --- timers ---
 

@@ -25,7 +25,7 @@ means here.
 
 The book does not grow with the run. It has each key of the newest `keep_versions` versions, to
 which a rollback can go back, and of the newest accepted deltas. Of all before, it has the newest
-settled key of each client, which stands for those before it (`fsl_async.roles.sync.outcomes`). A
+settled key of each client, which stands for those before it (`fsl_async.roles.sync.delta`). A
 line with "rollback" has what a book that forgot the versions in between needs: `digest`,
 `tokens_total`, `settled`, the newest settled key of each client at version `to`, and `latest`,
 where a rule uses deltas again (fsl_async.store.book.latest_book).
@@ -36,10 +36,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.roles.sync.delta import POSITION, DeltaKey, StoredDelta
+from fsl_async.roles.sync.delta import POSITION, DeltaKey, Outcomes, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
-from fsl_async.roles.sync.outcomes import Outcomes
 from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.book.latest_book import LatestBook
 from fsl_async.store.book.records import decay_from, from_fact, to_fact
@@ -49,7 +48,7 @@ from fsl_async.store.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fsl_async.roles.sync.outcomes import Outcome
+    from fsl_async.roles.sync.delta import Outcome
     from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.book.records import VersionRecord
 

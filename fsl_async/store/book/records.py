@@ -113,7 +113,7 @@ class VersionRecord:
     average_norm: float = 0.0
     """L2 norm of the average; 0 for full weights."""
     cosine: float | None = None
-    """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.agreement`."""
+    """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.delta`."""
     mean_share: float = 0.0
     """Share by which the mean of versions moved towards it; 0: no mean is kept."""
     learning_rate: float = 1.0

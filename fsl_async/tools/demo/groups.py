@@ -83,14 +83,11 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
     settings: scenario.Settings = {
         **chosen.common(per_group),
         "sync.every_s": every_s,
-        "sync.grace_min_s": 0.3,
-        "sync.first_grace_s": 2.0,
         "data.shards": per_group,
         **chosen.of_text(),
         "model.preset": chosen.preset or "0.5m",
         "groups.roster": ", ".join(f"{name}={address}" for name, address in servers.items()),
         "groups.every_s": 4 * every_s,
-        "groups.grace_s": 5.0,
         "groups.hold_s": 30.0,
         # So slow that a reduction can be met in its middle.
         "groups.bytes_per_s": 1e6,

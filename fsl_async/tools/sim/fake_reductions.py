@@ -229,7 +229,7 @@ class FakeReductions:
             self._answer(helper, attempt, at, total)
 
     def _result(self, helpers: list[FakeHelper]) -> Vector:
-        """The sum, as `nodes.reduction_helper.reduction` computes it, in the order of ranks."""
+        """The sum, as `nodes.reduction_helper` computes it, in the order of ranks."""
         parts = {helper.job.rank: helper.gained() for helper in helpers if helper.job is not None}
         total = np.zeros_like(parts[0])
         for rank in sorted(parts):
