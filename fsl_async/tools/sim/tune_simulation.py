@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector, Work
 from fsl_async.nodes.runtime import Journal
-from fsl_async.roles.machine import Effect, Event, Received
+from fsl_async.roles.machine import Done, Effect, Event, Received
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -401,8 +401,8 @@ class TuneSimulation(Simulation):
         for effect in effects:
             if isinstance(effect, do.SendVersion):
                 self.happened[effect.kind] += 1
-        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
-            self._is_full = isinstance(event, ev.CommitFailed)
+        if event.topic in {ev.VersionCommitted, do.Commit}:
+            self._is_full = event.topic is do.Commit
         if isinstance(event, ev.VersionCommitted) and event.version:
             store = self.invariants.store
             assert store is not None, "a version is of a store"
@@ -430,8 +430,9 @@ class TuneSimulation(Simulation):
         self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
     ) -> None:
         super()._after_client(machine, training, event, effects)
-        if isinstance(event, ev.FetchFailed):
-            self.world.violated(f"{machine.name} lost version {event.version}: {event.reason}")
+        if isinstance(event, Done) and isinstance(event.of, do.ReplaceBase):
+            lost = event.of.version
+            self.world.violated(f"{machine.name} lost version {lost}: {event.problem}")
         elif isinstance(event, Received) and isinstance(event.message, msg.Declined):
             self.happened[event.message.code] += 1
 

@@ -42,9 +42,8 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import LEDGER
 from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import peak_bytes, share_one_heap
-from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
+from fsl_async.roles.machine import Done, DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.events import Recovered
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -415,8 +414,8 @@ class OwnSimulation(Simulation):
         newest = self._points[-1].version if self._points else -1
         if machine.version > newest:
             self._add_point(machine)
-        if isinstance(event, ev.CommitFailed):
-            self._commit_failed = event.reason
+        if isinstance(event, Done) and event.topic is do.Commit:
+            self._commit_failed = event.problem
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged = effect.merged
