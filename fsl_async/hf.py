@@ -106,7 +106,7 @@ def patch(
 
 def _ranks() -> int:
     """Number of processes of the client that `fsl_async.join` makes of this one."""
-    from fsl_async.nodes.client.gang_joining import Place
+    from fsl_async.learn.gang.link import Place
 
     place = Place.here()
     return 1 if place is None else place.world

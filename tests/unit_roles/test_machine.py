@@ -7,7 +7,6 @@ import pytest
 from attrs import frozen
 from configs import config_of, roster_of
 
-from fsl_async.roles.gang import GangMachine
 from fsl_async.roles.machine import Effect, Event, Offered, Received
 from fsl_async.roles.messages import Message, MessageError, Table
 from fsl_async.roles.ring import messages as ring_messages
@@ -75,7 +74,6 @@ MACHINES = [
     SplitClientMachine(SPLIT, "a", 1),
     RingCoordinator(RING[0]),
     RingMember(RING[1]),
-    GangMachine(),
 ]
 
 
