@@ -20,8 +20,7 @@ from fsl_codecs.codec import MAXIMUM_THREADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from codec_limits import MemoryLimits
-    from codec_timing import Action, Rounds
+    from codec_timing import Action, MemoryLimits, Rounds
     from numpy.typing import NDArray
 
     from fsl_codecs.dispatch import Implementation
@@ -37,6 +36,11 @@ if TYPE_CHECKING:
 
 
 Call = TypeVar("Call", bound="Callable[..., int]")
+CHUNK_VALUES = 131072
+HEADLINE_TENSOR = "pseudo_gradients"
+"""What clients of a pretraining run send; measured first, so that its rows come early."""
+NUMPY = "numpy"
+"""The path that has one thread only."""
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 _CODE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes of one code before the entropy stage; one where a format is not named."""

@@ -3,8 +3,6 @@
     python benchmarks/dsl.py
         50 M parameters, `dsl`, ten syncs of 120 s; needs root, 25-40 minutes
     python benchmarks/dsl.py --profile wireless --syncs 3 --layers 2 --width 128 --every 20
-    python benchmarks/dsl.py --read FOLDER
-        the row of a run kept by --folder
 
 Both runs, each a parameter server and two clients as processes, go at the same time on the same
 cores, so that other work on the machine slows both equally. In one, each client and the parameter
@@ -22,19 +20,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
-from attrs import define, field
+from attrs import define
 from netlab.laboratory import Laboratory
+from node_process import Nodes, sets_of
 
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
@@ -45,65 +42,25 @@ POLL_S = 5.0
 
 @define
 class Arm:
-    """One run. `lab`: None on loopback."""
+    """One run. `nodes`: its processes, on loopback or in a laboratory."""
 
     name: str
-    folder: Path
-    settings: Mapping[str, Any]
-    lab: Laboratory | None
-    processes: list[subprocess.Popen[bytes]] = field(factory=list)
+    nodes: Nodes
 
-    def start(self) -> None:
+    @property
+    def folder(self) -> Path:
+        """Where its processes write."""
+        return self.nodes.folder
+
+    def start(self, settings: Mapping[str, Any]) -> None:
         """Start the parameter server, then its clients once it listens."""
-        self.folder.mkdir(parents=True)
-        host = "127.0.0.1" if self.lab is None else self.lab.address("server")
-        sets = [
-            part
-            for key, value in self.settings.items()
-            for part in ("--set", f"{key}={json.dumps(value)}")
-        ]
-        run_dir = str(self.folder / "ps")
-        self._node(
-            "server", ["--role", "ps", f"tcp://{host}:0", "--run-dir", run_dir, "--json", *sets]
-        )
-        address = self._address()
+        lab, sets = self.nodes.lab, sets_of(settings)
+        at = f"tcp://{'127.0.0.1' if lab is None else lab.address('server')}:0"
+        self.nodes.start("server", "--role", "ps", at, "--run-dir", "ps", "--json", *sets)
+        address = self.nodes.address("server")
         for name in CLIENTS:
-            folder = str(self.folder / name)
-            self._node(
-                name,
-                [
-                    "--role",
-                    "client",
-                    address,
-                    "--name",
-                    name,
-                    "--run-dir",
-                    folder,
-                    "--allow",
-                    "deltas,metrics",
-                ],
-            )
-
-    def _node(self, site: str, arguments: Sequence[str]) -> None:
-        words = [sys.executable, "-P", "-m", "fsl_async.cli", *arguments]
-        if self.lab is not None:
-            words = list(self.lab.command(site, [*words, "--insecure"]))
-        log = (self.folder / f"{site}.log").open("wb")
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=env)
-        log.close()
-        self.processes.append(process)
-
-    def _address(self) -> str:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for line in (self.folder / "server.log").read_text().splitlines():
-                if line.startswith("{") and "address" in (reported := json.loads(line)):
-                    return str(reported["address"])
-            time.sleep(0.2)
-        raise SystemExit(
-            f"{self.name}: the parameter server does not listen; see {self.folder}/server.log"
-        )
+            words = ("--role", "client", address, "--name", name, "--run-dir", name)
+            self.nodes.start(name, *words, "--allow", "deltas,metrics")
 
     def facts(self, kind: str) -> list[dict[str, Any]]:
         """Facts of the parameter server's ledger."""
@@ -111,37 +68,14 @@ class Arm:
         facts, _ = read_ledger(path) if path.exists() else ([], [])
         return [fact for fact in facts if fact["fact"] == kind]
 
-    def deaths(self) -> list[str]:
+    def deaths(self) -> int:
         """Sessions that did not end in order, by the parameter server's journal."""
         journal = JournalReader(self.folder / "ps" / "journal.jsonl", having=(b'"client_left"',))
         ended = [line for line in journal.read_all() if line["type"] == "client_left"]
-        return [json.dumps(line) for line in ended if line["reason"] != "bye"]
-
-    def stop(self) -> None:
-        """End the run, clients last; they receive the last version."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + 60
-        for process in self.processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        return sum(line["reason"] != "bye" for line in ended)
 
 
-@contextmanager
-def running(arm: Arm) -> Iterator[Arm]:
-    """Start the run; end it in any case."""
-    try:
-        arm.start()
-        yield arm
-    finally:
-        arm.stop()
-
-
-def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
+def result_of(arm: Arm, deaths: int) -> dict[str, Any]:
     """The result by a run's ledger; version 0 is the initial model, so counting starts after it."""
     merged = [fact for fact in arm.facts("version") if fact["version"] >= 1]
     sizes = [fact["update_bytes"] for fact in merged]
@@ -150,7 +84,7 @@ def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
     made = [one for name in CLIENTS for one in snapshots(arm, name)[:-2]]
     return {
         "syncs": len(merged),
-        "deaths": len(deaths),
+        "deaths": deaths,
         "both_in": sum(len(names) == len(CLIENTS) for names in taking_part),
         "merged_share": round(
             sum(taken.get(one.key, 0) for one in made) / max(1, sum(one.tokens for one in made)), 4
@@ -213,27 +147,12 @@ def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
 @click.command()
 @click.option("--profile", default="dsl", show_default=True)
 @click.option("--syncs", default=10, show_default=True)
-@click.option(
-    "--every",
-    "every_s",
-    default=120.0,
-    show_default=True,
-    help="Seconds from one sync to the next.",
-)
+@click.option("--every", "every_s", default=120.0, help="Seconds from one sync to the next.")
 @click.option("--layers", default=16, show_default=True)
-@click.option(
-    "--width", default=512, show_default=True, help="16 layers of 512 are 50 M parameters."
-)
+@click.option("--width", default=512, help="16 layers of 512 are 50 M parameters.")
 @click.option("--format", "number_format", default="e4m3", show_default=True)
-@click.option(
-    "--limit",
-    "limit_s",
-    default=5400.0,
-    show_default=True,
-    help="Seconds until the run is given up.",
-)
+@click.option("--limit", "limit_s", default=5400.0, help="Seconds until the run is given up.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the runs here.")
-@click.option("--read", type=click.Path(exists=True, path_type=Path), help="Run nothing.")
 def main(
     *,
     profile: str,
@@ -244,22 +163,8 @@ def main(
     number_format: str,
     limit_s: float,
     folder: Path | None,
-    read: Path | None,
 ) -> None:
     """Print a row."""
-    head = {
-        "bench": "dsl",
-        "profile": profile,
-        "layers": layers,
-        "width": width,
-        "format": number_format,
-        "every_s": every_s,
-    }
-    if read is not None:
-        arms = [Arm(name, read / name, {}, None) for name in ("line", "near")]
-        deaths = json.loads((read / "deaths.json").read_text())
-        print(json.dumps({**head, **row_of(arms, deaths)}))
-        return
     settings = {
         "sync.every_s": every_s,
         "sync.clients": len(CLIENTS),
@@ -279,29 +184,31 @@ def main(
     begun = time.monotonic()
     with ExitStack() as stack:
         home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fsl-dsl-")))
-        lab = stack.enter_context(Laboratory(["server", *CLIENTS], profile=profile))
-        line = stack.enter_context(running(Arm("line", home / "line", settings, lab)))
-        near = stack.enter_context(running(Arm("near", home / "near", settings, None)))
-        reported = (-1, -1)
+        arms = []
+        for name in ("line", "near"):
+            (home / name).mkdir(parents=True)
+            lab = Laboratory(["server", *CLIENTS], profile=profile) if name == "line" else None
+            where = lab and stack.enter_context(lab)
+            arms.append(Arm(name, stack.enter_context(Nodes(home / name, where))))
+            arms[-1].start(settings)
+        reported: list[int] = []
         while time.monotonic() - begun < limit_s:
-            done = tuple(len(arm.facts("version")) - 1 for arm in (line, near))
+            done = [len(arm.facts("version")) - 1 for arm in arms]
             if done != reported:
-                print(
-                    f"{time.monotonic() - begun:6.0f} s  syncs: line {done[0]}, near {done[1]}",
-                    file=sys.stderr,
-                )
-                reported = (done[0], done[1])
-            if min(done) >= syncs or any(
-                p.poll() is not None for arm in (line, near) for p in arm.processes
-            ):
+                print(f"{time.monotonic() - begun:6.0f} s  syncs: {done}", file=sys.stderr)
+                reported = done
+            if min(done) >= syncs or any(arm.nodes.ended() for arm in arms):
                 break
             time.sleep(POLL_S)
-        deaths = {arm.name: arm.deaths() for arm in (line, near)}  # the end of the run is no death
-        (home / "deaths.json").write_text(json.dumps(deaths))
-        print(json.dumps({**head, **row_of([line, near], deaths)}))
+        deaths = {arm.name: arm.deaths() for arm in arms}  # the end of the run is no death
+        for arm in arms:
+            arm.nodes.interrupt()  # clients receive the last version
+        head = {"bench": "dsl", "profile": profile, "layers": layers, "width": width}
+        head |= {"format": number_format, "every_s": every_s}
+        print(json.dumps({**head, **row_of(arms, deaths)}))
 
 
-def row_of(arms: Sequence[Arm], deaths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def row_of(arms: Sequence[Arm], deaths: Mapping[str, int]) -> dict[str, Any]:
     """Both runs beside each other."""
     rows = {arm.name: result_of(arm, deaths[arm.name]) for arm in arms}
     tokens_per_s, seconds = speeds(arms)

@@ -16,18 +16,15 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from node_process import Nodes, sets_of
+
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.tools.demo.fsdp import ranks_of
-
-NODE = [sys.executable, "-m", "fsl_async.cli"]
-LIMIT_S = 300.0
 
 
 def row(**values: object) -> None:
@@ -35,84 +32,18 @@ def row(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
-class Run:
-    """A parameter server, and one client of `ranks` ranks with this file's task."""
-
-    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
-        self.folder = folder
-        self.ranks = arguments.ranks
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            "GANG_LAYERS": str(arguments.layers),
-            "GANG_WIDTH": str(arguments.width),
-            "GANG_ROWS": str(arguments.rows),
-            "GANG_ALONE": str(arguments.alone if arguments.what == "cost" else 0),
-        }
-        sets = [
-            f"sync.every_s={arguments.every}",
-            "sync.clients=1",
-            "sync.grace_min_s=0.3",
-            "train.task=own",
-        ]
-        options = [part for one in sets for part in ("--set", one)]
-        self.server = self._start(
-            "server",
-            ["--role", "ps", "tcp://127.0.0.1:0", "--run-dir", "run", *options],
-            environment,
-        )
-        address = self.wait("server", "listening at ").split("listening at ")[1].split(",")[0]
-        task = f"{Path(__file__).resolve()}:train"
-        client = ["--role", "client", address, "--name", "gang", "--task", task]
-        client += [
-            "--ranks",
-            str(self.ranks),
-            "--max-restarts",
-            "1000",
-            "--allow",
-            "deltas,metrics",
-        ]
-        self.client = self._start("client", client, environment)
-
-    def _start(
-        self, name: str, arguments: list[str], environment: dict[str, str]
-    ) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(
-                [*NODE, *arguments],
-                cwd=self.folder,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def text(self, name: str) -> str:
-        """A node's output so far."""
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def wait(self, name: str, words: str, times: int = 1) -> str:
-        """Wait until a node's output has `words` so many times; returns the last such line."""
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            lines = [line for line in self.text(name).splitlines() if words in line]
-            if len(lines) >= times:
-                return lines[times - 1]
-            time.sleep(0.05)
-        raise SystemExit(f"{words!r} never came:\n{self.text(name)[-4000:]}")
-
-    def end(self) -> None:
-        """End the run in good order."""
-        self.server.send_signal(signal.SIGINT)
-        self.server.wait(LIMIT_S)
-        self.client.wait(LIMIT_S)
-
-    def kill(self) -> None:
-        """End what is left."""
-        for process in (self.client, self.server):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+def start(nodes: Nodes, arguments: argparse.Namespace) -> None:
+    """Start a parameter server, and one client of several ranks with this file's task."""
+    settings = {"sync.every_s": arguments.every, "sync.clients": 1}
+    words = ("--run-dir", "run", "--json", *sets_of({**settings, "train.task": "own"}))
+    nodes.start("server", "--role", "ps", "tcp://127.0.0.1:0", *words)
+    nodes.start(
+        "client", "--role", "client", nodes.address("server"), "--name", "gang",
+        "--task", f"{Path(__file__).resolve()}:train", "--ranks", arguments.ranks,
+        "--max-restarts", 1000, "--allow", "deltas,metrics",
+        GANG_LAYERS=arguments.layers, GANG_WIDTH=arguments.width, GANG_ROWS=arguments.rows,
+        GANG_ALONE=arguments.alone if arguments.what == "cost" else 0,
+    )  # fmt: skip
 
 
 def shared_memory() -> set[str]:
@@ -121,32 +52,34 @@ def shared_memory() -> set[str]:
     return {name for name in names if name.startswith(("psm", "torch"))}
 
 
-def cost(run: Run, arguments: argparse.Namespace) -> None:
+def cost(nodes: Nodes, arguments: argparse.Namespace) -> None:
     """Let it train for some seconds, and print what rank 0 has measured."""
-    run.wait("client", "published the initial weights")
+    nodes.line("client", "published the initial weights")
     time.sleep(arguments.seconds)
-    run.end()
-    found = next(line for line in run.text("client").splitlines() if line.startswith('{"gang"'))
-    row(**{**json.loads(found), "ranks": run.ranks, "load_1min": round(os.getloadavg()[0], 1)})
+    nodes.interrupt("server")
+    found = nodes.line("client", '{"gang"')
+    row(
+        **{**json.loads(found), "ranks": arguments.ranks, "load_1min": round(os.getloadavg()[0], 1)}
+    )
 
 
-def kills(run: Run, arguments: argparse.Namespace) -> None:
+def kills(nodes: Nodes, arguments: argparse.Namespace) -> None:
     """Kill ranks, and audit the ledger."""
     before = shared_memory()
     took = []
-    run.wait("client", "published the initial weights")
+    nodes.line("client", "published the initial weights")
     for number in range(1, arguments.kills + 1):
-        run.wait("server", "client merged", number)
+        nodes.line("server", "client merged", number)
         time.sleep(0.37 * number % 2.0)
-        pids = ranks_of(run.client.pid)
+        pids = ranks_of(nodes.processes["client"].pid)
         begun = time.monotonic()
         os.kill(pids[number % len(pids)], signal.SIGKILL)
-        run.wait("client", "ranks are here", number + 1)
+        nodes.line("client", "ranks are here", number + 1)
         took.append(time.monotonic() - begun)
         row(kill=number, back_s=round(took[-1], 2))
-    run.wait("server", "client merged", arguments.kills + 2)
-    run.end()
-    audit = audit_run(run.folder / "run")
+    nodes.line("server", "client merged", arguments.kills + 2)
+    nodes.interrupt("server")
+    audit = audit_run(nodes.folder / "run")
     row(
         kills=arguments.kills,
         back_median_s=round(statistics.median(took), 2),
@@ -155,9 +88,9 @@ def kills(run: Run, arguments: argparse.Namespace) -> None:
         lost=len(audit.lost),
         doubled=len(audit.doubled),
         complaints=len(audit.complaints()),
-        torn=run.text("server").count("quarantined"),
+        torn=nodes.text("server").count("quarantined"),
         left_in_dev_shm=len(shared_memory() - before),
-        client_exit=run.client.returncode,
+        client_exit=nodes.processes["client"].returncode,
         load_1min=round(os.getloadavg()[0], 1),
     )
 
@@ -236,12 +169,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="cost: of training in the run")
     parser.add_argument("--kills", type=int, default=20)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fsl-gang-") as folder:
-        run = Run(Path(folder), arguments)
-        try:
-            {"cost": cost, "kills": kills}[arguments.what](run, arguments)
-        finally:
-            run.kill()
+    with tempfile.TemporaryDirectory(prefix="fsl-gang-") as folder, Nodes(Path(folder)) as nodes:
+        start(nodes, arguments)
+        {"cost": cost, "kills": kills}[arguments.what](nodes, arguments)
 
 
 if __name__ == "__main__":

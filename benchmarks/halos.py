@@ -25,9 +25,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -35,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import node_process
 import torch
 from netlab.laboratory import Laboratory
+from node_process import Nodes
 
 from fsl_async.config.load import load, to_wire
 from fsl_async.learn.client import pretrain
@@ -97,9 +96,9 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
                 "sync.clients": 2,
                 "sync.min_clients": 2,
                 "data.shards": 2,
-                "ring.roster": roster,
-                "ring.every_s": GLOBAL_S,
-                "ring.insecure": True,
+                "groups.roster": roster,
+                "groups.every_s": GLOBAL_S,
+                "groups.insecure": True,
             }
     return sets
 
@@ -121,75 +120,39 @@ class Play:
     """One run."""
 
     def __init__(self, way: str, seed: int, folder: Path, lab: Laboratory) -> None:
-        self.way, self.folder, self.lab = way, folder, lab
+        self.way, self.folder = way, folder
         self.sets = sets_of(way, seed, lab)
         self.servers = SITES if way == "groups" else SITES[:1]
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def _start(self, site: str, name: str, words: list[str], step_s: float = 0.0) -> None:
-        argv = [sys.executable, "-P", "-m", "fsl_async.cli", *words, "--insecure"]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HALOS_WAY": self.way,
-            "HALOS_STEP_S": str(step_s),
-            "HALOS_KEEP": str(self.folder / "kept") if name == WATCHED else "",
-        }
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
-                self.lab.command(site, argv), stdout=log, stderr=subprocess.STDOUT, env=environment
-            )
+        self.at = {site: f"tcp://{lab.address(site)}:{PORT}" for site in SITES}
+        self.nodes = Nodes(folder, lab)
 
     def play(self, seconds: float) -> list[tuple[float, float]]:
         """Run for so long after the first version; returns the watched client's curve."""
         kept = self.folder / "kept"
         kept.mkdir()
-        try:
+        with self.nodes:
             for site in self.servers:
-                words = ["--role", "ps", f"tcp://{self.lab.address(site)}:{PORT}", "--name", site]
-                words += ["--run-dir", str(self.folder / site)]
-                for key, value in self.sets.items():
-                    words += ["--set", f"{key}={json.dumps(value)}"]
-                self._start(site, site, words)
+                words = ("--name", site, "--run-dir", site, *node_process.sets_of(self.sets))
+                self.nodes.start(site, "--role", "ps", self.at[site], *words)
             for site in SITES:
                 server = site if self.way == "groups" else SITES[0]
                 for number, speed in enumerate(SPEEDS[site], 1):
                     name = f"{site}-{number}"
-                    words = ["--role", "client", f"tcp://{self.lab.address(server)}:{PORT}"]
-                    words += ["--name", name, "--task", f"{Path(__file__).resolve()}:train"]
-                    words += ["--allow", "deltas,metrics"]
-                    self._start(site, name, words, STEP_S / speed)
-            deadline = time.monotonic() + 180.0
-            while not (first := sorted(kept.glob("*.pt"))):
-                if time.monotonic() > deadline or self._ended():
-                    raise SystemExit(f"{self.way} does not begin: see {self._failed()}")
-                time.sleep(0.1)
-            begun = float(first[0].stem)
+                    self.nodes.start(
+                        name, "--role", "client", self.at[server], "--name", name,
+                        "--task", f"{Path(__file__).resolve()}:train", "--allow", "deltas,metrics",
+                        site=site, HALOS_WAY=self.way, HALOS_STEP_S=STEP_S / speed,
+                        HALOS_KEEP=kept if name == WATCHED else "",
+                    )  # fmt: skip
+            begun, deadline = math.inf, time.monotonic() + 180.0
             while time.time() < begun + seconds:
-                if self._ended():
-                    raise SystemExit(f"{self.way} ended early: see {self._failed()}")
-                time.sleep(0.5)
-        finally:
-            self._end()
+                if self.nodes.ended() or (begun == math.inf and time.monotonic() > deadline):
+                    raise SystemExit(f"{self.way} does not go on: {self.nodes.ended()}")
+                if begun == math.inf:
+                    begun = min((float(one.stem) for one in kept.glob("*.pt")), default=math.inf)
+                time.sleep(0.1)
+            self.nodes.interrupt(*self.servers)
         return curve_of(kept, begun)
-
-    def _ended(self) -> bool:
-        return any(one.poll() is not None for one in self.processes.values())
-
-    def _failed(self) -> str:
-        ended = [name for name, one in self.processes.items() if one.poll() is not None]
-        return "\n".join((self.folder / f"{name}.log").read_text()[-600:] for name in ended)
-
-    def _end(self) -> None:
-        for server in self.servers:
-            if server in self.processes:
-                self.processes[server].send_signal(signal.SIGINT)
-        for process in self.processes.values():
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def complaints(self) -> list[str]:
         """What the ledgers say."""

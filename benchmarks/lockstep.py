@@ -25,28 +25,22 @@ import copy
 import json
 import struct
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from node_threads import play
 from torch import Tensor, nn
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.task import open_samples
-from fsl_async.nodes.client import joining
-from fsl_async.nodes.client.parts import ClientOptions
-from fsl_async.nodes.ps import node as node_ps
-from fsl_async.nodes.split_server import node as node_server
-from fsl_async.process.stopper import Stopper
 from fsl_async.roles.split.methods import method_of
 from fsl_async.tools.versions import load_last
 
@@ -109,53 +103,6 @@ def _data(model: str, folder: Path) -> Path:
     return folder / "images"
 
 
-def play(config: Config, folder: Path) -> None:
-    """Run to the end. Shards follow the order in which clients join."""
-    stop, listening, lines = Stopper(), threading.Event(), list[str]()
-    address: list[str] = []
-    failures: list[BaseException] = []
-
-    def announce(bound: str) -> None:
-        address.append(bound)
-        listening.set()
-
-    def serve() -> None:
-        rest: dict[str, Any] = {"log": lines.append, "stop": stop}
-        if config.split.method == "fedavg":
-            node_ps.serve(config, folder, from_version=None, announce=announce, **rest)
-            return
-        only_ps = lambda role, bound: announce(bound) if role == "ps" else None  # noqa: E731
-        node_server.serve(config, folder, with_ps=True, announce=only_ps, **rest)
-
-    def join(name: str) -> None:
-        everything = SitePolicy(frozenset(KINDS))
-        options = ClientOptions(address[0], name, data=config.data.path or None, policy=everything)
-        joining.join_run(options, stop=stop, log=lines.append)
-
-    def start(job: Any, *arguments: str) -> threading.Thread:
-        def work() -> None:
-            try:
-                job(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failures.append(error)
-                listening.set()
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        return thread
-
-    threads = [start(serve)]
-    listening.wait(60)
-    for name in NAMES if address else ():
-        threads.append(start(join, name))
-        while not any(f"as {name}" in line for line in lines) and not failures:
-            threads[-1].join(0.02)
-    for thread in threads:
-        thread.join(120)
-    if failures:
-        raise failures[0]
-
-
 # --- the same, written out ----------------------------------------------------------------------
 
 
@@ -196,8 +143,8 @@ class Plain:
         if self.one is not None:
             self.steps[id(self.one)] = self._optimizer(self.one)
         for found in self.nets.values():
-            own = config.split.auxiliary_rate or config.train.learning_rate
-            rate = config.split.align_rate if method == "fsl-sage" else own
+            split, train = config.split, config.train
+            rate = split.align_rate if method == "fsl-sage" else train.learning_rate
             betas = (0.9, 0.999) if method == "fsl-sage" else (0.9, 0.95)
             self.steps[id(found)] = torch.optim.Adam(found.parameters(), lr=rate, betas=betas)
         self.buffers: dict[str, list[tuple[Tensor, Tensor]]] = {site: [] for site in self.sites}
@@ -396,7 +343,8 @@ def row(method: str, model: str, optimizer: str) -> dict[str, Any]:
         folder = Path(name)
         config = configured(method, model, optimizer, folder)
         (folder / "run").mkdir()
-        play(config, folder / "run")
+        split = method != "fedavg"
+        play(config, folder / "run", NAMES, with_split_server=split, limit_s=120)
         complete = described(config)
         found = found_by(complete, folder / "run")
         exact = compared(found, wanted_by(complete, torch.float64))

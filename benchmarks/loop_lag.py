@@ -27,12 +27,12 @@ from typing import Any, SupportsFloat
 
 import click
 import torch
-from server_process import serving
+from node_process import serving
 
 from fsl_async.config.load import to_wire
 from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.runtime import LoopLag

@@ -2,11 +2,16 @@
 
     python benchmarks/mutants.py --count 20 fsl_async/store/rules/outer.py
     python benchmarks/mutants.py --count 300 --tests "pytest -q -x tests/unit_store" fsl_async/store
+    python benchmarks/mutants.py --reached --tests "pytest -q tests/unit_roles" fsl_async/roles
 
 A mutant is one file with one change in a function: a comparison is inverted, a number is one larger
 or smaller, `and` becomes `or`, None is returned, or a statement is dropped. --count of all mutants
 are chosen by --seed. Each runs --tests, a pytest command, in a copy of the working tree. It is
 killed when the command fails, and timed out after three times what the command takes otherwise.
+
+--reached runs the tests once with the package `coverage` (pip install coverage), and each mutant
+then has only the tests that reach its lines; one that no test reaches has survived. Tests in other
+processes, and what a module does when it is imported, are not seen.
 
 Prints one JSON row. Some survivors behave as the original does: compare two sets of tests by their
 survivors with one seed, not by a share.
@@ -38,6 +43,13 @@ INVERSE |= {after: before for before, after in INVERSE.items()}
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # An installed checkout finds its packages by a hook, also from within a copy of it.
+PLUGIN = """import coverage, pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    coverage.Coverage.current().switch_context(item.nodeid.partition("[")[0])
+    return (yield)
+"""
 UNHOOK = """import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "ScikitBuild" not in type(one).__name__]
 """
@@ -95,6 +107,23 @@ def copy_tree(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(UNHOOK)
 
 
+def tests_of_lines(folder: Path, words: list[str]) -> dict[str, dict[int, list[str]]]:
+    """Run the tests in a copy; map each file's lines to the tests that reach them."""
+    (folder / "reached.py").write_text(PLUGIN)
+    run = ["coverage", "run", "--source=fsl_async", "-m", *words, "-p", "reached"]
+    if verdict(folder, run, None) != "survived":
+        sys.exit(f"The tests fail without a mutant:\n{(folder / 'output.txt').read_text()}")
+    data = __import__("coverage").CoverageData(str(folder / ".coverage"))
+    data.read()
+    return {
+        str(Path(file).relative_to(folder.resolve())): {
+            line: sorted({one for one in tests if one})
+            for line, tests in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+
+
 def verdict(folder: Path, words: list[str], limit_s: float | None) -> str:
     """Run the tests in a copy and return "killed", "survived" or "timed_out"."""
     places = os.pathsep.join(str(folder / one) for one in (".", "codecs", "transport"))
@@ -119,6 +148,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", default="pytest -q -x tests/unit_store")
+    parser.add_argument("--reached", action="store_true", help="only tests that reach the line")
     options = parser.parse_args()
     everything: dict[tuple[Path, int, int, str], str] = {}
     for path in options.paths:
@@ -130,17 +160,27 @@ def main() -> None:
     counts = dict.fromkeys(("killed", "survived", "timed_out"), 0)
     with tempfile.TemporaryDirectory() as temporary:
         copy_tree(folder := Path(temporary))
-        begun = time.monotonic()
-        if verdict(folder, words, None) != "survived":
+        begun, reached = time.monotonic(), {}
+        if options.reached:
+            reached = tests_of_lines(folder, words)
+        elif verdict(folder, words, None) != "survived":
             sys.exit(f"The tests fail without a mutant:\n{(folder / 'output.txt').read_text()}")
         limit_s = 10 + 3 * (time.monotonic() - begun)
         for number, ((path, start, end, after), text) in enumerate(chosen, 1):
-            file, source = folder / path.relative_to(ROOT), path.read_bytes()
+            file, source = folder / (name := path.relative_to(ROOT)), path.read_bytes()
+            run = words
+            if options.reached:
+                first = source[:start].count(b"\n") + 1
+                lines = range(first, first + source[start:end].count(b"\n") + 1)
+                tests = {one for line in lines for one in reached[str(name)].get(line, ())}
+                run = ["pytest", "-q", "-x", *sorted(tests)]
             file.write_bytes(source[:start] + after.encode() + source[end:])
             os.utime(file, (number, number))  # equal sizes and times would share their bytecode
-            counts[how := verdict(folder, words, limit_s)] += 1
+            how = verdict(folder, run, limit_s) if run[3:] or not options.reached else "survived"
+            counts[how] += 1
             survivors += [text] * (how == "survived")
             file.write_bytes(source)
+            print(f"{number} of {count}: {how} {text}"[:100], file=sys.stderr)
     row = {"paths": [str(one) for one in options.paths], "seed": options.seed}
     print(json.dumps(row | {"of": len(everything)} | counts | {"survivors": survivors}))
 

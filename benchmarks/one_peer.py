@@ -53,17 +53,16 @@ import attrs
 import click
 import numpy as np
 from attrs import frozen
+from node_process import serving
 from numpy.typing import NDArray
-from server_process import serving
 from sync_clients import Crowd, LightClient, LightLearner, SharedModel
 from under_attack import drain
 
 from fsl_async.config.load import load
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-from fsl_async.roles.machine import Received
+from fsl_async.roles.machine import SERVER, Received
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import SERVER
 from fsl_async.roles.sync.delta import BALANCE
 from fsl_async.roles.sync.weighting import LEAST_BALANCE
 from fsl_async.store.model.manifest import Manifest

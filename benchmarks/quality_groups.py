@@ -1,6 +1,6 @@
 """Global rounds between the parameter servers of `quality_run`, without a network.
 
-Real: the store's cuts, results, decisions and versions of global weights (`RingStore`). Not real:
+Real: the store's cuts, results, decisions and versions of global weights (`GroupsStore`). Not real:
 the sum, which NumPy adds in the order of the groups; gloo's ring adds in another one.
 """
 
@@ -22,7 +22,7 @@ class Group(Protocol):
     store: Store
 
 
-class Ring:
+class Groups:
     """Averages groups. momentum: "keep" or "reset", of each group at an adoption."""
 
     def __init__(self, groups: list[Group], codec: CodecSpec, momentum: str) -> None:
@@ -33,31 +33,31 @@ class Ring:
         """Make the groups' version 0, the same at all, global weights 0."""
         digests = set()
         for number, group in enumerate(self._groups):
-            group.store.ring.open(coordinates=number == 0)
-            digests.add(group.store.ring.begin().digest)
+            group.store.groups.open(coordinates=number == 0)
+            digests.add(group.store.groups.begin().digest)
         assert len(digests) == 1, "all groups begin with the same weights"
         self.round = 0
 
     def average(self) -> str:
         """Play a global round; returns the digest of the weights that all groups hold then."""
-        rings = [group.store.ring for group in self._groups]
+        groups = [group.store.groups for group in self._groups]
         attempt = self.round + 1
-        cuts = [ring.take_cut(self.round) for ring in rings]
+        cuts = [one.take_cut(self.round) for one in groups]
         tokens = [cut.end - cut.begin for cut in cuts]
-        rings[0].keep_attempt(self.round, attempt)
-        jobs = [ring.begin_result(attempt) for ring in rings]
+        groups[0].keep_attempt(self.round, attempt)
+        jobs = [one.begin_result(attempt) for one in groups]
         total = sum(tokens)
         gained = sum(_gained(job, one / total) for job, one in zip(jobs, tokens, strict=True))
         for job in jobs:
             head = Path(job["base"]).read_bytes()[: job["skip"]]
             Path(job["out"]).write_bytes(head + np.asarray(gained, "<f4").tobytes())
-        digests = {ring.finish_result(attempt, self._codec) for ring in rings}
+        digests = {one.finish_result(attempt, self._codec) for one in groups}
         assert len(digests) == 1, "all groups make the same weights of one sum"
         (digest,) = digests
         names = {f"group-{n}": (cut.begin, cut.end) for n, cut in enumerate(cuts)}
         self.round += 1
-        rings[0].keep_decision(self.round, attempt, digest, names)
-        decided = rings[0].state.decided
+        groups[0].keep_decision(self.round, attempt, digest, names)
+        decided = groups[0].state.decided
         assert decided is not None
         for group in self._groups:
             group.store.adopt_global(decided, counted=True, keeps_momentum=self._momentum == "keep")

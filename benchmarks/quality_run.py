@@ -23,17 +23,18 @@ from typing import Any, Literal, SupportsFloat, cast
 
 import attrs
 import torch
-from quality_groups import Ring
+from quality_groups import Groups
 from quality_spec import PROTOCOL, Spec, code_digest
 
 from fsl_async.config.settings_training import InnerOptimizer, TrainConfig
 from fsl_async.files.files import Files
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.training import Training
@@ -93,12 +94,15 @@ class ReferenceFed(LocalFed):
             self.curve.append((done * self.spec.total_steps // self.all_steps, loss))
         return running
 
-    def _text(
-        self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
-    ) -> Iterator[torch.Tensor]:
+    def shard(
+        self, data: Any, *, batch: int | None = None, context: int | None = None
+    ) -> Iterator[Any]:
+        """Draw the windows of all clients, of one after another where they train alone."""
         if self.spec.mode == "alone" and self.spec.text == "code":
-            return super()._text(corpus, mine, batch, start)
-        drawn = [self._windows_of(index, corpus.window_bytes - 1, batch) for index in self._sites]
+            return super().shard(data, batch=batch, context=context)
+        assert isinstance(data, Corpus)
+        assert batch is not None
+        drawn = [self._windows_of(index, data.window_bytes - 1, batch) for index in self._sites]
 
         def endless() -> Iterator[torch.Tensor]:
             while self.running:
@@ -347,7 +351,7 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         ]
         clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
-        ring = Ring(list(servers), spec.codec, spec.group_momentum)
+        joined_groups = Groups(list(servers), spec.codec, spec.group_momentum)
         tokens = 0
         for number in range(rounds):
             if spec.late_joiner and number == rounds // 2:
@@ -358,11 +362,11 @@ def run_clients(spec: Spec) -> dict[str, Any]:
                 for client in mine:
                     client.turn()
             if spec.groups > 1 and number == 0:
-                ring.begin()
+                joined_groups.begin()
             for group, mine in zip(servers, groups, strict=True):
                 group.merge(mine, spec.stale)
             if spec.groups > 1 and ((number + 1) % spec.global_every == 0 or number == rounds - 1):
-                ring.average()
+                joined_groups.average()
                 for group, mine in zip(servers, groups, strict=True):
                     group.adopted(mine)
             tokens = sum(one.store.tokens_total for one in servers)

@@ -24,7 +24,7 @@ from scaling import (
     flat,
     grouped,
     groups_of,
-    ring_s,
+    reduction_s,
     stalled,
     sync_s,
 )
@@ -33,7 +33,7 @@ from fsl_async.roles.machine import Send
 from fsl_async.roles.sync.events import Rebased
 from fsl_async.roles.sync.messages import Call
 from fsl_async.store.model.manifest import Manifest
-from fsl_async.tools.sim import fake_ring
+from fsl_async.tools.sim import fake_reductions
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
@@ -173,13 +173,13 @@ def check() -> None:
     report("flat, 1 B, 4 sites, 1 Gbit/s: sync", sync_s(sites, no_work, sites.line), median(found))
 
     sites = Sites(1e9, 16, 1e9 / 8, groups=4)
-    fake_ring.REDUCTION_S = (ring_s(sites), ring_s(sites))
+    fake_reductions.REDUCTION_S = (reduction_s(sites), reduction_s(sites))
     several = GroupsSimulation(evolve(settings, groups=4))
     several.run()
     assert not several.violations, several.violations
     facts = several.facts()
     held = facts["held_s_per_group_and_round"]
-    report("groups, 1 B, 4 x 4, 1 Gbit/s: pause without disks", ring_s(sites), held)
+    report("groups, 1 B, 4 x 4, 1 Gbit/s: pause without disks", reduction_s(sites), held)
     print(f"  {facts}")
 
 

@@ -72,7 +72,7 @@ def sync_s(sites: Sites, known: Measured, rate: float) -> float:
     return max(carried, values * known.stored_s) + sites.parameters * known.committed_s + carried
 
 
-def ring_s(sites: Sites) -> float:
+def reduction_s(sites: Sites) -> float:
     """The sum of a global round: 2 (G-1)/G fp32 models over each server's line."""
     if sites.groups == 1:
         return 0.0
@@ -87,18 +87,18 @@ def flat(sites: Sites, known: Measured) -> Costs:
 
 
 def grouped(sites: Sites, known: Measured) -> Costs:
-    """A parameter server near the sites of each group, and a ring over the lines between them.
+    """A parameter server near the sites of each group, and reductions over the lines between them.
 
     The cut and the result are written and read once each: four models of disk in a pause.
     """
     delta = sites.parameters * known.bits / 8
     seconds = sync_s(sites, known, sites.near)
-    pause = ring_s(sites) + 4 * FP32 * sites.parameters / known.disk
+    pause = reduction_s(sites) + 4 * FP32 * sites.parameters / known.disk
     fetch = sites.members * sites.parameters * known.bits / 8 / sites.near
     # Of `global_every` syncs one waits for a pause, and its version is one more coded update.
     cycle = sites.global_every * seconds + pause + fetch
-    ring_bytes = 2 * (sites.groups - 1) / sites.groups * FP32 * sites.parameters
-    moved = 2 * delta * sites.members + (ring_bytes + fetch * sites.near) / sites.global_every
+    reduction_bytes = 2 * (sites.groups - 1) / sites.groups * FP32 * sites.parameters
+    moved = 2 * delta * sites.members + (reduction_bytes + fetch * sites.near) / sites.global_every
     return Costs(delta, moved, seconds, pause, cycle / sites.global_every / LINK_SHARE)
 
 

@@ -38,8 +38,8 @@ from netlab.laboratory import Laboratory
 from fsl_async.config.load import load, to_dict
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.gpt import GPT, gpt_config
 from fsl_async.observe.evaluations import kept
 from fsl_async.tools.versions import load_last

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from lockstep import Plain
+from node_process import Nodes, sets_of
 
 from fsl_async.config.load import load
 from fsl_async.learn.data.facts import described, facts_of
@@ -38,7 +39,6 @@ from fsl_async.learn.split.task import open_samples
 
 SITES = ("site-a", "site-b", "site-c")
 ROUNDS = 6
-NODE = (sys.executable, "-m", "fsl_async.cli")
 
 
 def settings(method: str, rounds: int, data: str) -> list[str]:
@@ -79,36 +79,19 @@ def plain(method: str, rounds: int, data: str) -> None:
 
 def ours(method: str, rounds: int, data: str, folder: Path) -> None:
     """Run the nodes to their end."""
+    ends = {"listen.address": "tcp://127.0.0.1:0", "split.listen": "tcp://127.0.0.1:0"}
     sets = [word for one in settings(method, rounds, data) for word in ("--set", one)]
-    ends = ["--set", "listen.address=tcp://127.0.0.1:0", "--set", "split.listen=tcp://127.0.0.1:0"]
-    started = []
-
-    def node(name: str, *words: str) -> Any:
-        out = (folder / f"{name}.out").open("wb+")
-        started.append(
-            subprocess.Popen([*NODE, *words], stdout=out, stderr=subprocess.STDOUT, cwd=folder)
-        )
-        return started[-1]
-
-    server = node("server", "--role", "server", "--with-ps", "--run-dir", str(folder / "run"),
-                  "--insecure", *sets, *ends)  # fmt: skip
-    address = _address(folder / "server.out", server)
-    for site in SITES:
-        node(site, "--role", "client", "--name", site, "--data", data, "--insecure",
-             "--allow", "deltas,activations,labels", address)  # fmt: skip
-        time.sleep(0.2)
-    for process in started:
-        if process.wait(600):
-            raise RuntimeError("\n".join(one.read_text() for one in folder.glob("*.out")))
-
-
-def _address(path: Path, server: Any) -> str:
-    while server.poll() is None:
-        for line in path.read_text().splitlines():
-            if "--role client" in line:
-                return line.split()[-1]
-        time.sleep(0.1)
-    raise RuntimeError(path.read_text())
+    with Nodes(folder) as nodes:
+        words = ("--role", "server", "--with-ps", "--run-dir", "run", "--insecure")
+        nodes.start("server", *words, *sets, *sets_of(ends))
+        address = nodes.line("server", "--role client").split()[-1]
+        for site in SITES:
+            joins = ("--role", "client", "--name", site, "--data", data, "--insecure")
+            nodes.start(site, *joins, "--allow", "deltas,activations,labels", address)
+            time.sleep(0.2)
+        for process in nodes.processes.values():
+            if process.wait(600):
+                raise RuntimeError(nodes.ended())
 
 
 def cpu_s(who: str, method: str, rounds: int, data: str) -> float:

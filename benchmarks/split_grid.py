@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from fsl_async.tools.compare.choices import SPLIT_SETTINGS
+from fsl_async.tools.compare.choices import SPLIT_ROWS, SPLIT_SETTINGS
 from fsl_async.tools.compare.split import SplitChoices
 
 SEEDS = (0, 1, 2)
@@ -58,7 +58,7 @@ USUAL: dict[str, Any] = {
     "stops_at_target": False,
 }
 """All values of a row; kept rows are found by them."""
-SETTINGS = {key.partition(".")[2]: key for key in SPLIT_SETTINGS}
+SETTINGS = {key.partition(".")[2]: key for key in (*SPLIT_SETTINGS, *SPLIT_ROWS)}
 SETS = {"models": "split.models", "step_log2": "codec.step_log2"}
 COMMON: dict[str, Any] = {
     "model": "small-cnn",

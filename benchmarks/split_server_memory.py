@@ -22,28 +22,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
 import struct
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from node_process import Server, serving
+from node_threads import play
 
 from fsl_async.config.load import load
-from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.split import build
-from fsl_async.nodes.client import joining
-from fsl_async.nodes.client.parts import ClientOptions
-from fsl_async.nodes.ps import node as node_ps
-from fsl_async.process.stopper import Stopper
 
 RESULTS = Path(__file__).parent / "results" / "split_server_memory.jsonl"
 SIDE = 32
@@ -64,7 +56,6 @@ def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
         "split.upload_every": 1,
         "split.align_every": 1,
         "split.align_passes": 1,
-        "split.checkpoint_every": 10,
         "listen.address": "tcp://127.0.0.1:0",
         "sync.clients": clients,
         "sync.min_clients": clients,
@@ -114,87 +105,22 @@ def write_images(folder: Path, samples: int) -> None:
         (folder / f"train-{name}-ubyte").write_bytes(head + values.astype(np.uint8).tobytes())
 
 
-def memory_bytes(pid: int, name: str) -> int:
-    """VmRSS (now) or VmHWM (the peak so far) of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(name):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError(f"no {name} of process {pid}: it has ended")
-
-
-@contextlib.contextmanager
-def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Start a split server; yield its process id and its address."""
-    sets = [
-        part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")
-    ]
-    with (folder / "server.log").open("w") as errors:
-        program = [sys.executable, "-m", "fsl_async.cli", "--role", "server", "--json"]
-        process = subprocess.Popen(
-            [*program, "--run-dir", str(folder / "split"), *sets],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            reported = json.loads(line) if line.startswith("{") else {}
-            if reported.get("event") == "listening":
-                yield process.pid, reported["address"]
-                return
-        problem = (folder / "server.log").read_text()
-        raise RuntimeError(problem or "the split server reported nothing")
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-
-
-def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> int:
-    """Run the parameter server and the clients until the last round is nearly over; return
-    `watch()` at that time.
-    """
+def train(folder: Path, chosen: Mapping[str, Any], server: Server) -> int:
+    """Run parameter server and clients to the end; return the split server's peak memory."""
     overrides = [
-        f"{key}={json.dumps(value)}" for key, value in {**chosen, "split.server": server}.items()
+        f"{key}={json.dumps(value)}"
+        for key, value in {**chosen, "split.server": server.address}.items()
     ]
-    config, stop, listening = load(None, overrides), Stopper(), threading.Event()
-    address: list[str] = []
-    lines: list[str] = []
-
-    def announce(bound: str) -> None:
-        address.append(bound)
-        listening.set()
-
     (folder / "ps").mkdir()
-
-    def serve() -> None:
-        node_ps.serve(
-            config,
-            folder / "ps",
-            from_version=None,
-            announce=announce,
-            log=lines.append,
-            stop=stop,
-        )
-
-    def join(name: str) -> None:
-        policy = SitePolicy(frozenset(KINDS))
-        options = ClientOptions(address[0], name, data=config.data.path or None, policy=policy)
-        joining.join_run(options, stop=stop, log=lines.append)
-
-    threads = [threading.Thread(target=serve, daemon=True)]
-    threads[0].start()
-    listening.wait(60)
-    for number in range(chosen["sync.clients"]):
-        threads.append(threading.Thread(target=join, args=(f"site-{number}",), daemon=True))
-        threads[-1].start()
     highest = 0
-    while any(thread.is_alive() for thread in threads):
-        threads[0].join(0.05)
+
+    def watch() -> None:
+        nonlocal highest
         with contextlib.suppress(RuntimeError, OSError):
-            highest = max(highest, watch())
+            highest = max(highest, server.memory_bytes("VmHWM"))
+
+    names = [f"site-{number}" for number in range(chosen["sync.clients"])]
+    play(load(None, overrides), folder / "ps", names, with_split_server=False, watch=watch)
     return highest
 
 
@@ -206,9 +132,9 @@ def row(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
         write_images(folder, clients * chosen["split.buffer_samples"])
         chosen = chosen | {"data.path": str(folder)}
         kept = kept_bytes(chosen)
-        with serving(folder, chosen) as (pid, address):
-            start = memory_bytes(pid, "VmRSS")
-            highest = train(folder, chosen, address, lambda: memory_bytes(pid, "VmHWM"))
+        with serving(folder / "split", chosen, "server", listen="") as server:
+            start = server.start_bytes
+            highest = train(folder, chosen, server)
     return {
         "bench": "split_server_memory",
         "method": method,

@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,44 +71,22 @@ async def until(ready: Callable[[], object], seconds: float, what: str) -> None:
 
 
 class Play:
-    """One run."""
+    """One run: a parameter server and clients behind proxies, and the chaos command beside them."""
 
-    def __init__(self, given: argparse.Namespace, seed: int, folder: Path) -> None:
-        self.given = given
-        self.seed = seed
-        self.run_dir = folder / "run"
-        self.task = folder / "task.py"
-        self.task.write_text(TASK)
-        self.names = [f"client-{number}" for number in range(1, given.clients + 1)]
+    def __init__(self, folder: Path, names: Sequence[str], faults_per_hour: float) -> None:
+        self.run_dir, self.names, self.faults = folder / "run", names, faults_per_hour
         self.address = ""
         # A fixed port: the parameter server gets the same one again after it dies.
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.place = f"127.0.0.1:{free.getsockname()[1]}"
 
-    def server(self) -> Child:
-        """The parameter server."""
-        settings = {
-            "sync.every_s": self.given.every,
-            "sync.clients": self.given.clients,
-            "data.shards": self.given.clients,
-            "session.heartbeat_every_s": 0.5,
-            "session.expire_after_s": 3.0,
-        }
-        sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        return node(SERVER, "--role", "ps", self.place, "--run-dir", self.run_dir, "--json", *sets)
+    def server_words(self) -> Iterator[object]:
+        """Options of the parameter server."""
+        raise NotImplementedError
 
-    def client(self, name: str, address: str) -> Child:
-        """A client that dials its link."""
-        where = self.run_dir / "clients" / name
-        task = f"{self.task}:train"
-        return node(
-            name, "--role", "client", "--name", name, "--run-dir", where, "--task", task, address
-        )
-
-    def line(self, name: str, line: str) -> None:
-        """Wait for the server's address."""
-        if name == SERVER and not self.address and '"listening"' in line:
-            self.address = json.loads(line)["address"]
+    def client_words(self, name: str) -> Iterator[object]:
+        """Options of a client."""
+        raise NotImplementedError
 
     def versions(self) -> list[dict[str, Any]]:
         """The ledger's versions so far."""
@@ -116,48 +94,98 @@ class Play:
         facts, _ = read_ledger(path) if path.exists() else ([], [])
         return [fact for fact in facts if fact["fact"] == "version"]
 
-    def all_joined(self) -> bool:
-        """Whether a version has merged every client."""
-        return any(len(fact["merged"]) >= self.given.clients for fact in self.versions())
+    def has_begun(self) -> bool:
+        """Whether the run is ready for faults."""
+        raise NotImplementedError
 
-    async def play(self) -> dict[str, Any]:
+    async def calm(self) -> dict[str, Any]:
+        """Wait without faults; return what was measured."""
+        return {}
+
+    def has_ended(self) -> bool:
+        """Whether the storm may end before its time."""
+        return False
+
+    def _line(self, name: str, line: str) -> None:
+        if name == SERVER and not self.address and '"listening"' in line:
+            self.address = json.loads(line)["address"]
+
+    async def play(self, seed: int, storm_s: float) -> dict[str, Any]:
         """Run one storm from start to end; return the chaos command's report, and more."""
-        given = self.given
         async with Supervisor(
-            log_path=self.run_dir.parent / "children.log", on_line=self.line, rules=RULES
+            log_path=self.run_dir.parent / "children.log", on_line=self._line, rules=RULES
         ) as supervisor:
-            supervisor.start(self.server())
+            listen = ("--role", "ps", self.place, "--run-dir", self.run_dir, "--json")
+            supervisor.start(node(SERVER, *listen, *self.server_words()))
             await until(lambda: self.address, START_S, "listening")
             place = addresses.parse(self.address)
             links = []
             for name in self.names:
-                follow = self.run_dir / "links" / name
-                links.append(Proxy((place.host, place.port), follow=follow))
-                supervisor.start(self.client(name, links[-1].address))
-            await until(self.all_joined, START_S, "a sync of all clients")
-            begun = time.time()
-            await asyncio.sleep(given.calm)
-            calm = [fact for fact in self.versions() if fact["at"] >= begun]
-            if len(calm) < 2:
-                raise SystemExit("--calm is shorter than two syncs")
-            seconds = calm[-1]["at"] - calm[0]["at"]
-            before = (calm[-1]["tokens_total"] - calm[0]["tokens_total"]) / seconds
+                links.append(Proxy((place.host, place.port), follow=self.run_dir / "links" / name))
+                dial = ("--run-dir", self.run_dir / "clients" / name, links[-1].address)
+                words = ("--role", "client", "--name", name, *self.client_words(name))
+                supervisor.start(node(name, *words, *dial))
+            await until(self.has_begun, START_S, "the first version of all clients")
+            found = await self.calm()
+            begun = time.monotonic()
             chaos = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
-                "--faults-per-hour", str(given.faults_per_hour), "--for", f"{given.storm}s",
-                "--kill", "--stop", "--partition", "--slow", "--seed", str(self.seed), "--json",
+                "--faults-per-hour", str(self.faults), "--for", f"{storm_s}s",
+                "--kill", "--stop", "--partition", "--slow", "--seed", str(seed), "--json",
                 stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            out, _ = await chaos.communicate()
+            report = asyncio.create_task(chaos.communicate())
+            await until(lambda: report.done() or self.has_ended(), storm_s + START_S, "the end")
+            seconds = time.monotonic() - begun
+            if not report.done():
+                chaos.send_signal(signal.SIGINT)
+            out, _ = await report
             launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
             await supervisor.stop_child(SERVER, 60.0, signal.SIGINT)
             for link in links:
                 link.close()
-        return {
-            **json.loads(out.splitlines()[-1]),
-            "calm_tokens_per_s": round(before, 1),
-            "relaunches": launches,
-        }
+        reported = json.loads(out.splitlines()[-1]) if out.strip() else {}
+        return {**reported, **found, "relaunches": launches, "storm_s": round(seconds, 1)}
+
+
+class SleepingPlay(Play):
+    """Clients whose steps take their time without computing."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        names = [f"client-{number}" for number in range(1, given.clients + 1)]
+        super().__init__(folder, names, given.faults_per_hour)
+        self.given = given
+        self.task = folder / "task.py"
+        self.task.write_text(TASK)
+
+    def server_words(self) -> Iterator[object]:
+        """Options of the parameter server."""
+        for key, value in {
+            "sync.every_s": self.given.every,
+            "sync.clients": self.given.clients,
+            "data.shards": self.given.clients,
+            "session.heartbeat_every_s": 0.5,
+            "session.expire_after_s": 3.0,
+        }.items():
+            yield from ("--set", f"{key}={value}")
+
+    def client_words(self, name: str) -> Iterator[object]:
+        """Options of a client."""
+        yield from ("--task", f"{self.task}:train")
+
+    def has_begun(self) -> bool:
+        """Whether a version has merged every client."""
+        return any(len(fact["merged"]) >= self.given.clients for fact in self.versions())
+
+    async def calm(self) -> dict[str, Any]:
+        """Return the tokens a second without faults."""
+        begun = time.time()
+        await asyncio.sleep(self.given.calm)
+        calm = [fact for fact in self.versions() if fact["at"] >= begun]
+        if len(calm) < 2:
+            raise SystemExit("--calm is shorter than two syncs")
+        tokens = calm[-1]["tokens_total"] - calm[0]["tokens_total"]
+        return {"calm_tokens_per_s": round(tokens / (calm[-1]["at"] - calm[0]["at"]), 1)}
 
 
 def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -165,7 +193,7 @@ def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) if given.keep is None else given.keep / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        row = asyncio.run(Play(given, seed, folder).play())
+        row = asyncio.run(SleepingPlay(given, folder).play(seed, given.storm))
         audit = audit_run(folder / "run")
     return {
         "asked_per_hour": given.faults_per_hour,

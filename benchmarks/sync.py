@@ -21,7 +21,7 @@ server's journal:
                  the coded change)
     download_s   until all clients held it
     checkpoint_s from the last version until its weights were on disk too, in the background, at
-                 most at `store.snapshot_bytes_per_s`; null if versions go from disk to disk
+                 most at SNAPSHOT_BYTES_PER_S; null if versions go from disk to disk
     s_per_gb_per_client   sync_s / (fp32 size of the model in GB) / clients
     lag_*_ms     how late the server's event loop ran a timer, ten times a second, over all rounds
 Memory is the parameter server's VmHWM at the end minus its VmRSS when it began to listen, divided
@@ -59,7 +59,7 @@ import limits
 import numpy as np
 from attrs import define
 from blake3 import blake3
-from server_process import Server, serving
+from node_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
 from fsl_async.observe.journal import JournalReader

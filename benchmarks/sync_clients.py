@@ -38,7 +38,8 @@ from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import ClientMachine, Held
+from fsl_async.roles.sync.client import ClientMachine
+from fsl_async.roles.sync.version_sync import Held
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
     chunk_digest,

@@ -15,16 +15,14 @@ import importlib
 import json
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from statistics import fmean
-from subprocess import PIPE, Popen
 from typing import Any
 
 import click
 import torch
 import tuning_data
-from storm import node
+from node_process import Nodes, sets_of
 from torch import nn
 
 from fsl_async.learn.client.buffers import ModelWeights
@@ -36,33 +34,25 @@ RESULTS = Path(__file__).parent / "results" / "tuning_head.jsonl"
 sys.path.insert(0, str(ROOT / "examples"))
 
 
-def start(*words: object) -> Popen[str]:
-    """A node as a process that prints JSON."""
-    argv = node("", *words, "--json").argv
-    return Popen(argv, stdout=PIPE, text=True)
-
-
-def play(sites: tuple[Path, ...], run_dir: Path, settings: dict[str, object]) -> list[Any]:
+def play(sites: tuple[Path, ...], folder: Path, settings: dict[str, object]) -> list[Any]:
     """Run to the end; returns the clients' results."""
-    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    base = ("--base", tuning_data.minilm())
-    server = start("--role", "ps", "127.0.0.1:0", "--run-dir", run_dir, *base, *sets)
-    assert server.stdout is not None
-    address = next(json.loads(line)["address"] for line in server.stdout if '"listening"' in line)
-    threading.Thread(target=server.stdout.read, daemon=True).start()
-    clients = [
-        start(
-            "--role", "client", address, "--name", f"site-{number}", "--data", path, *base,
-            "--task", f"{ROOT / 'examples' / 'zeroth_head.py'}:train",
-            "--allow", "deltas,scalars,metrics", "--threads", 1,
-        )
-        for number, path in enumerate(sites)
-    ]  # fmt: skip
-    found = [json.loads(client.communicate()[0].splitlines()[-1]) for client in clients]
+    base = ("--base", tuning_data.minilm(), "--json")
+    names = [f"site-{number}" for number in range(len(sites))]
+    with Nodes(folder) as nodes:
+        words = ("--role", "ps", "127.0.0.1:0", "--run-dir", "run", *base, *sets_of(settings))
+        nodes.start("server", *words)
+        address = nodes.address("server")
+        for name, path in zip(names, sites, strict=True):
+            nodes.start(
+                name, "--role", "client", address, "--name", name, "--data", path, *base,
+                "--task", f"{ROOT / 'examples' / 'zeroth_head.py'}:train",
+                "--allow", "deltas,scalars,metrics", "--threads", 1,
+            )  # fmt: skip
+        for process in nodes.processes.values():
+            process.wait()
+        found = [json.loads(nodes.text(name).splitlines()[-1]) for name in names]
     if any("error" in one for one in found):
-        server.kill()
         raise SystemExit(str(found))
-    server.wait(60)
     return found
 
 
@@ -103,7 +93,7 @@ def main(*, cache: Path, seeds: str, rounds: int, steps: int, probes: int, rate:
         }
         with tempfile.TemporaryDirectory(prefix="tuning-head-") as made:
             run_dir = Path(made) / "run"
-            results = play(dealt.sites, run_dir, settings)
+            results = play(dealt.sites, Path(made), settings)
             facts = read_ledger(run_dir / LEDGER)[0]
             row = {
                 "bench": "tuning_head",

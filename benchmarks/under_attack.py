@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 from attacks import ATTACKS, Attack, Recording, record
-from server_process import Server, serving
+from node_process import Server, serving
 from sync import manifest_of
 from sync_clients import Crowd, SharedModel
 

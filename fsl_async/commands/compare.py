@@ -13,150 +13,121 @@ import attrs
 import click
 
 from fsl_async.commands.client import check_base, check_columns, check_data, check_task
-from fsl_async.commands.options import Finite, Setting, Whole, Words
+from fsl_async.commands.options import Finite, Options, Setting, Whole, Words, option, takes
 from fsl_async.commands.output import Output, encoded
-from fsl_async.config.load import setting_choices
 from fsl_async.config.rules import is_own
-from fsl_async.config.settings import TABLES
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.config.site_policy import Order
 from fsl_async.errors import UsageError
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.methods import names_of
-from fsl_async.tools.compare.choices import (
-    SPLIT_DEFAULTS,
-    SPLIT_SETTINGS,
-    Choices,
-    parse_names,
-    parse_numbers,
-)
+from fsl_async.tools.compare.choices import Choices, parse_names, parse_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Command = Callable[..., None]
+    from fsl_async.tools.compare.runner import Comparison
 
 _COUNT = Whole(1, 1 << 30)
-_FILE = click.Path(path_type=Path)
 
 
-def settings_of_split(command: Command) -> Command:
-    """Add the options that give a setting of split learning under a shorter name."""
-    choices = setting_choices()
-    for key, option in reversed(list(SPLIT_SETTINGS.items())):
-        table, _, name = key.partition(".")
-        field = attrs.fields_dict(TABLES[table])[name]
-        if table == "train" or option == "--format":
-            continue  # they have lines of their own
-        default = SPLIT_DEFAULTS.get(key, field.default)
-        shown = "" if default == "" else f" [default: {default}]"
-        kind = Words(*choices[key]) if choices[key] else None
-        add = click.option(option, type=kind, help=f"{field.metadata['help']}.{shown}")
-        command = add(command)
-    return command
+class CompareOptions(Options):
+    """The options of `fsl-node compare`. Those of `Choices` have its fields' names."""
+
+    methods: str = option(
+        f"{', '.join(names_of())}. With --base: {', '.join(get_args(AdapterRuleName))}.",
+        metavar="A,B,...", required=True,
+    )  # fmt: skip
+    data: tuple[str, ...] = option(
+        "Images or other labeled samples with a test part; or text. With --base records as of"
+        " --role client, once for each site.",
+        metavar="PATH", required=True,
+    )  # fmt: skip
+    base: Path | None = option(
+        "Tune this base model by rules of federated LoRA, and beside them on all records in one"
+        " process, and at each site alone.",
+        metavar="MODEL_DIR",
+    )
+    ranks: str | None = option(
+        "With --base: the rank of each site's adapters, where the rule allows unequal ones.",
+        metavar="A,B,...",
+    )
+    orders: str | None = option(
+        "With --base: the order of each site's steps, first or zeroth.", metavar="A,B,..."
+    )
+    columns: str | None = option(
+        "With --base: columns of the records by name, as of --role client.",
+        metavar="NAME=COLUMN,...",
+    )
+    held_out: str | None = option(
+        "With --base: records that versions are scored on. [default: what sites hold out,"
+        " together]",
+        metavar="PATH", name="--eval",
+    )  # fmt: skip
+    score_every: int | None = option(
+        "Score every so-manieth round, and the last.  [default: 1]", Whole(1), "ROUNDS"
+    )
+    sets: tuple[str, ...] = option(
+        "A setting of the runs that no option makes, such as split.cut=layer2,"
+        " split.preset=published-fsl-sage or, with --base, tune.objective=classify.",
+        Setting(), "TABLE.KEY=VALUE", name="--set",
+    )  # fmt: skip
+    seeds: str = option("Repeat everything for each seed.", metavar="A,B,...", default="")
+    model: str | None = option(
+        "small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...; or your own, FILE.py:FUNCTION."
+        " [default: small-cnn]",
+        metavar="NAME",
+    )
+    auxiliary: str | None = option(
+        "Auxiliary model: linear, blocks:N or FILE.py:FUNCTION. [default: blocks:1]"
+    )
+    optimizer: str | None = option(
+        "Of both parts of a cut model. [default: adamw]", Words("adamw", "adam", "sgd")
+    )
+    batch: str | None = option("Samples in a step. [default: 32; with --base 16]")
+    learning_rate: str | None = option("[default: 0.001]")
+    weight_decay: str | None = option("[default: 0.0001]")
+    format: str | None = option(
+        "Number format of activations and gradients. [default: bf16]",
+        Words("fp32", "bf16", "e4m3", "e5m2", "uniform"),
+    )
+    clients: int | None = option("[default: 4]", Whole(1, 64))
+    rounds: int | None = option("[default: 10]", _COUNT)
+    target_accuracy: float | None = option(
+        "Accuracy on the held-out set. [default: 0.5; with --base none]",
+        Finite(0, 1, min_open=True), "A",
+    )  # fmt: skip
+    target_loss: float | None = option(
+        "With --base and tune.objective = lm: the loss down to which, instead.",
+        Finite(0, min_open=True), "L",
+    )  # fmt: skip
+    stops_at_target: bool = option("End a method's run at the target.", name="--stop-at-target")
+    alpha: float | None = option(
+        "Divide by Dirichlet(alpha) over classes. [default: IID]", Finite(0, min_open=True)
+    )
+    seed: int | None = option("[default: 0]", Whole(0, 2**62))
+    net: str | None = option(
+        "Links between clients and servers: a profile of the network laboratory, with changes if"
+        " needed (transatlantic:loss=0%; needs root), or a rate and one-way delay like"
+        " 200mbit,45ms.",
+        metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
+    )
+    json_path: Path | None = option(
+        "Write one JSON object for each method.", metavar="FILE", name="--json"
+    )
+    png_path: Path | None = option(
+        "Draw accuracy, or loss, against bytes, rounds and seconds.", metavar="FILE", name="--png"
+    )
+    out: Path | None = option(
+        "Directory of the runs. [default: runs/compare-DATE-TIME]", metavar="DIR"
+    )
+
+
+_OWN = ("methods", "data", "base", "seeds", "net", "json_path", "png_path", "out")
+"""Options that are no field of `Choices`, and no setting."""
 
 
 @click.command("compare")
-@click.option(
-    "--methods", required=True, metavar="A,B,...",
-    help=f"{', '.join(names_of())}. With --base: {', '.join(get_args(AdapterRuleName))}.",
-)  # fmt: skip
-@click.option(
-    "--data", required=True, multiple=True, metavar="PATH",
-    help="Images or other labeled samples with a test part; or text. With --base records as of"
-    " --role client, once for each site.",
-)  # fmt: skip
-@click.option(
-    "--base", type=_FILE, metavar="MODEL_DIR",
-    help="Tune this base model by rules of federated LoRA, and beside them on all records in one"
-    " process, and at each site alone.",
-)  # fmt: skip
-@click.option(
-    "--ranks", default="", metavar="A,B,...",
-    help="With --base: the rank of each site's adapters, where the rule allows unequal ones.",
-)  # fmt: skip
-@click.option(
-    "--orders", default="", metavar="A,B,...",
-    help="With --base: the order of each site's steps, first or zeroth.",
-)  # fmt: skip
-@click.option(
-    "--columns", metavar="NAME=COLUMN,...",
-    help="With --base: columns of the records by name, as of --role client.",
-)  # fmt: skip
-@click.option(
-    "--eval", "held_out", metavar="PATH",
-    help="With --base: records that versions are scored on. [default: what sites hold out,"
-    " together]",
-)  # fmt: skip
-@click.option(
-    "--score-every", type=Whole(1), metavar="ROUNDS",
-    help="Score every so-manieth round, and the last.  [default: 1]",
-)  # fmt: skip
-@click.option(
-    "--set", "sets", multiple=True, type=Setting(), metavar="TABLE.KEY=VALUE",
-    help="A setting of the runs that no option makes, such as split.align_batch=256,"
-    " split.preset=published-fsl-sage or, with --base, tune.objective=classify.",
-)  # fmt: skip
-@click.option("--seeds", default="", metavar="A,B,...", help="Repeat everything for each seed.")
-@click.option(
-    "--model", metavar="NAME",
-    help="small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...; or your own, FILE.py:FUNCTION."
-    " [default: small-cnn]",
-)  # fmt: skip
-@settings_of_split
-@click.option("--batch", help="Samples in a step. [default: 32; with --base 16]")
-@click.option("--learning-rate", help="[default: 0.001]")
-@click.option("--weight-decay", help="[default: 0.0001]")
-@click.option(
-    "--format", type=Words("fp32", "bf16", "e4m3", "e5m2", "uniform"),
-    help="Number format of activations and gradients. [default: bf16]",
-)  # fmt: skip
-@click.option("--clients", type=Whole(1, 64), help="[default: 4]")
-@click.option("--rounds", type=_COUNT, help="[default: 10]")
-@click.option(
-    "--target-accuracy", type=Finite(0, 1, min_open=True), metavar="A",
-    help="Accuracy on the held-out set. [default: 0.5; with --base none]",
-)  # fmt: skip
-@click.option(
-    "--target-loss", type=Finite(0, min_open=True), metavar="L",
-    help="With --base and tune.objective = lm: the loss down to which, instead.",
-)  # fmt: skip
-@click.option(
-    "--stop-at-target", "stops_at_target", is_flag=True, help="End a method's run at the target."
-)
-@click.option(
-    "--alpha", type=Finite(0, min_open=True),
-    help="Divide by Dirichlet(alpha) over classes. [default: IID]",
-)  # fmt: skip
-@click.option("--seed", type=Whole(0, 2**62), help="[default: 0]")
-@click.option(
-    "--net", metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
-    help="Links between clients and servers: a profile of the network laboratory, with changes if"
-    " needed (transatlantic:loss=0%; needs root), or a rate and one-way delay like 200mbit,45ms.",
-)  # fmt: skip
-@click.option(
-    "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."
-)
-@click.option(
-    "--png", "png_path", type=_FILE, metavar="FILE",
-    help="Draw accuracy, or loss, against bytes, rounds and seconds.",
-)  # fmt: skip
-@click.option(
-    "--out", type=_FILE, metavar="DIR",
-    help="Directory of the runs. [default: runs/compare-DATE-TIME]",
-)  # fmt: skip
-def command(
-    *,
-    methods: str,
-    data: tuple[str, ...],
-    base: Path | None,
-    net: str | None,
-    json_path: Path | None,
-    png_path: Path | None,
-    out: Path | None,
-    seeds: str,
-    **options: Any,
-) -> None:
+@takes(CompareOptions)
+def command(options: CompareOptions) -> None:
     """Train with each method on the same data, from the same weights, and compare the costs.
 
     Real nodes on this machine, each a process: a parameter server, a split server and clients, over
@@ -172,10 +143,10 @@ def command(
     from fsl_async.tools.demo.places import net_of
     from fsl_async.tools.demo.scenario import Stage
 
-    given = {name: value for name, value in options.items() if value not in {None, "", ()}}
-    choices = _choices(methods, data, base, given)
-    all_seeds = tuple(dict.fromkeys(parse_numbers("--seeds", seeds))) or (choices.seed,)
-    between = net_of(net, choices.names)
+    json_path, png_path = options.json_path, options.png_path
+    choices = _choices(options)
+    all_seeds = tuple(dict.fromkeys(parse_numbers("--seeds", options.seeds))) or (choices.seed,)
+    between = net_of(options.net, choices.names)
     if png_path is not None:
         from fsl_async.tools.compare.table import check_plot
 
@@ -183,8 +154,9 @@ def command(
         _check_writable("--png", png_path)
     if json_path is not None:
         _check_writable("--json", json_path)
-    comparison = choices.checked()
-    folder = _make_folder(out)
+    comparison = _comparison(choices)
+    comparison.check()
+    folder = _make_folder(options.out)
     output = Output()
     clients = counted(len(choices.names), "client")
     output.say(f"{', '.join(choices.methods)}: {clients}, {between.words}; files: {folder}")
@@ -214,12 +186,12 @@ def command(
         output.say(f"picture: {png_path}")
 
 
-def _choices(
-    methods: str, data: tuple[str, ...], base: Path | None, given: dict[str, Any]
-) -> Choices:
+def _choices(options: CompareOptions) -> Choices:
     """Read the options of one kind of comparison. Raises UsageError and ConfigError."""
     from fsl_async.tools.compare.tune import METHODS, TuningChoices, is_tuning
 
+    methods, data, base = options.methods, options.data, options.base
+    given = {name: one for name, one in vars(options).items() if one and name not in _OWN}
     tunes = is_tuning(methods)
     if base is None and not tunes:
         from fsl_async.tools.compare.split import SplitChoices
@@ -247,19 +219,32 @@ def _choices(
     return TuningChoices(methods=found, base=model, data=paths, **fields)
 
 
+def _comparison(choices: Choices) -> Comparison:
+    from fsl_async.tools.compare.tune import TuningChoices
+
+    if isinstance(choices, TuningChoices):
+        from fsl_async.tools.compare.alone import TuningComparison
+
+        return TuningComparison(choices)
+    from fsl_async.tools.compare.split import SplitComparison
+
+    return SplitComparison(choices)
+
+
 def _fields(kind: type[Choices], given: dict[str, Any], otherwise: str) -> dict[str, Any]:
     """Return the fields of `kind` that the options decide.
 
     Raises UsageError for an option of the other kind of comparison.
     """
-    options = {param.name: param.opts[0] for param in click.get_current_context().command.params}
     fields = attrs.fields_dict(kind)
     found = {name: value for name, value in given.items() if name in fields}
     for name, value in given.items():
         if name not in fields:
-            keys = [key for key, option in kind.OPTIONS.items() if option == options[name]]
+            option = f"--{name.replace('_', '-')}"
+            keys = [key for key, one in kind.OPTIONS.items() if one == option]
             if not keys:
-                raise UsageError(f"{options[name]} {otherwise}")
+                declared = CompareOptions.declared()[name]
+                raise UsageError(f"{declared.name or option} {otherwise}")
             found.setdefault("settings", {}).update(dict.fromkeys(keys, value))
     return found
 

@@ -11,8 +11,9 @@ import click
 from attrs import evolve, fields_dict
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
-from fsl_async.commands.options import Finite, Options, Preset, Whole, argument, option, takes
+from fsl_async.commands.options import Finite, Options, Whole, Words, argument, option, takes
 from fsl_async.commands.output import Output
+from fsl_async.config.presets import SIZES
 from fsl_async.config.settings_tuning import AdapterRuleName
 from fsl_async.errors import ExitCode, UsageError
 from fsl_async.process.program import need_benchmarks
@@ -67,7 +68,7 @@ class DemoOptions(Options):
     )  # fmt: skip
     seed: int = option("", Whole(0, 2**62), default=0)
     preset: str = option(
-        "The model's size. [default: 0.5m; split: 8 blocks, 0.4m]", Preset(), default=""
+        "The model's size. [default: 0.5m; split: 8 blocks, 0.4m]", Words(*SIZES), default=""
     )
     run_dir: Path | None = option(
         "Where the run is kept; default: runs/demo-DATE-TIME.", metavar="DIR"

@@ -14,8 +14,8 @@ given several times, or is a path. attrs would double the time of `fsl-node --he
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -224,26 +224,14 @@ class RunDir(click.Path):
 def _runs_beginning(text: str) -> list[str]:
     """The run directories whose path begins with `text`, newest first."""
     above, slash, beginning = text.rpartition("/")
-    folder = Path(f"{above}{slash}" or ".").expanduser()
     found: list[tuple[float, str]] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not (entry.name.startswith(beginning) and entry.name.isprintable()):
-                    continue
-                times = [_changed_at(Path(entry.path, file)) for file in _RUN_FILES]
-                if max(times):
-                    found.append((-max(times), f"{above}{slash}{entry.name}"))
-    except OSError:
-        return []
+    with contextlib.suppress(OSError):
+        for path in Path(f"{above}{slash}" or ".").expanduser().iterdir():
+            if path.name.startswith(beginning) and path.name.isprintable():
+                files = [path / one for one in _RUN_FILES if (path / one).is_file()]
+                times = [one.stat().st_mtime for one in files]
+                found += [(-max(times), f"{above}{slash}{path.name}")] if times else []
     return [name for _, name in sorted(found)[:_MOST]]
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 class Words(click.types.StringParamType):
@@ -282,13 +270,3 @@ class Setting(Words):
         if not equals:
             return [f"{one}=" for one in choices]
         return [f"{key}={value}" for value in choices.get(key, ())]
-
-
-class Preset(Words):
-    """A model's size. A shell completes those of the built-in model."""
-
-    def words(self, incomplete: str) -> Iterable[str]:
-        """See Words."""
-        from fsl_async.config.presets import SIZES
-
-        return SIZES

@@ -13,13 +13,13 @@ from attrs import asdict
 
 from fsl_async.accounting.sizes import account_lines
 from fsl_async.errors import RunDirError
-from fsl_async.observe.clients import News, client_dict, lost_words
+from fsl_async.observe.clients import News, NodeState, client_dict, lost_words
 from fsl_async.observe.evaluations import Evaluation, kept, line_of, newest
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.ledger_audit import audit_run, audit_split_dir
 from fsl_async.observe.node_folders import alive_words
 from fsl_async.observe.rounds import idle_lines, site_lines
-from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, NodeState, RunState
+from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, RunState
 from fsl_async.observe.table import client_lines, header, legend, news_line
 from fsl_async.roles.phrasing import counted, megabytes
 

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from fsl_async.config.load import resolved
+from fsl_async.config.recipes import plain
 from fsl_async.config.rules import is_own, show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import RunDirError, disk_words
@@ -72,12 +73,8 @@ def keep_settings(run_dir: Path, config: Config, version: int) -> None:
     raise RunDirError(
         f"{run_dir} holds a run with {key} = {show(before[key])}, and this start has"
         f" {show(now[key])}{more}: to go on with that run, drop what changes it or add --set"
-        f" {key}={_plain(before[key])}; for a new run give another --run-dir"
+        f" {key}={plain(before[key])}; for a new run give another --run-dir"
     )
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
 
 
 def read_settings(run_dir: Path) -> dict[str, dict[str, Any]] | None:

@@ -414,12 +414,14 @@ def _choices(kind: Any) -> tuple[str, ...]:
 
 
 CONSTANTS = {
-    "sync.grace_mad_factor",
-    "transfer.stripes_first",
-    "transfer.stall_s",
-    "transfer.drain_cap_s",
-    "split.max_stale_rounds",
-    "ring.timeout_s",
+    *("sync.grace_mad_factor", "sync.grace_min_s", "sync.first_grace_s", "sync.least_s"),
+    *("sync.staleness_exponent", "guard.least", "codec.block_values"),
+    *("data.pieces", "data.label_counts", "transfer.stripes_first", "transfer.stall_s"),
+    *("transfer.drain_cap_s", "transfer.window_bytes", "store.snapshot_every"),
+    *("store.snapshot_every_s", "store.snapshot_bytes_per_s", "train.final_rate"),
+    *("train.hang_factor", "train.rewarm_steps", "split.max_stale_rounds"),
+    *("split.auxiliary_optimizer", "split.auxiliary_rate", "split.auxiliary_decay"),
+    *("split.checkpoint_every", "groups.timeout_s", "groups.grace_s"),
 }
 """Keys that were settings; files of earlier commits have them."""
 

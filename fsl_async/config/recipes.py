@@ -3,17 +3,20 @@
 `check` and the comments of `fsl-node init` read it, and the table of docs/ASYNCHRONOUS.md is made
 of it. A row is a kind of run: when it holds, why it limits settings, and the values that it leaves
 them. A run may be of several kinds. Settings that no row names are free. How many clients an
-aggregation needs is in `fsl_async.nodes.ps.aggregation`.
+aggregation needs is in `fsl_async.nodes.ps.aggregation`. Below are the checks of the addresses of a
+run's servers: its split server's, and those of groups.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
+from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
@@ -79,7 +82,7 @@ def _tunes(config: Config, rules: tuple[str, ...]) -> bool:
 
 
 _LEFT_OUT = "leave it out, or choose buffer"
-_DEFAULTS = {"buffer": 0, "least_s": 0, "local_steps": 0, "dylu": False, "pace": "run"}
+_DEFAULTS = {"buffer": 0, "local_steps": 0, "dylu": False, "pace": "run"}
 _UNUSED = {f"sync.{key}": Only((value,), _LEFT_OUT) for key, value in _DEFAULTS.items()}
 _ROUNDS = {
     "sync.trigger": Only(("rounds",), "leave it out"),
@@ -106,11 +109,6 @@ RECIPES: tuple[Recipe, ...] = (
         "outer.optimizer": Only(("growing", "average", OWN),
                                 f"choose average, or outer.momentum <= {MOST_MOMENTUM:g}"),
     }),
-    Recipe("`buffer` with versions further apart than `every_s`",
-           lambda c: c.sync.trigger == "buffer" and c.sync.least_s > c.sync.every_s,
-           "must not be above sync.every_s, {sync.every_s:g} s, after which a version is made", {
-        "sync.least_s": Only((), "lower it"),
-    }),
     Recipe("`sync.pace = own`", lambda c: c.sync.pace == "own",
            "with sync.pace = own each task calls fed.send when it likes", {
         "sync.dylu": Only((False,), "leave out one of them"),
@@ -133,10 +131,10 @@ RECIPES: tuple[Recipe, ...] = (
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
-    Recipe("groups (`ring.roster`)", lambda c: c.ring.is_on,
+    Recipe("groups (`groups.roster`)", lambda c: c.groups.is_on,
            "groups merge pretraining runs by the clock", {
-        "split.method": Only(("none",), "remove ring.roster"),
-        "tune.method": Only(("none",), "remove ring.roster"),
+        "split.method": Only(("none",), "remove groups.roster"),
+        "tune.method": Only(("none",), "remove groups.roster"),
         "sync.trigger": Only(("clock",)),
     }),
     Recipe("split learning by rates that fall",
@@ -264,3 +262,73 @@ def with_implied(config: Config) -> Config:
     made: Config = attrs.evolve(config, sync=sync, **changes)
     check(made)
     return made
+
+
+def with_split_server(config: Config, key: str = "") -> Config:
+    """Add the address of a split server in another process, from `split.listen`.
+
+    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError
+    where the split server listens at any free port, and where clients would come here encrypted and
+    go there unencrypted.
+    """
+    split = config.split
+    if not split.has_server:
+        return config
+    if split.server:
+        address = parse_announced(split.server)
+        if key and not address.key and not address.is_loopback and not config.listen.insecure:
+            raise ConfigError(
+                f"split.server: {split.server} has no key, so clients would reach the split server"
+                " unencrypted; give the address that it prints, fsl://...?key=...",
+                "split.server",
+            )
+        return config
+    if parse_listen(split.listen).port == 0:
+        raise ConfigError(
+            "split.server is empty: say where clients reach the split server, which prints its"
+            " address when it starts",
+            "split.server",
+        )
+    at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
+    return attrs.evolve(config, split=attrs.evolve(split, server=at))
+
+
+def groups_host(config: Config) -> str:
+    """The IP address at which the reduction listens. Raises ConfigError."""
+    if config.groups.bind:
+        return config.groups.bind
+    host = parse_listen(config.listen.address).host
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        is_one = not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"groups.bind: listen.address has no IP address of its own ({host}); set groups.bind to"
+            " the address of this machine in the network of the other parameter servers",
+            "groups.bind",
+        )
+    return host
+
+
+def check_groups(config: Config) -> None:
+    """Raise ConfigError, in one line, if this run cannot have groups as it is configured."""
+    groups, name = config.groups, config.run.name
+    if not groups.is_on:
+        return
+    servers = groups.servers
+    if name not in servers:
+        raise ConfigError(
+            f"run.name: {name} is not in groups.roster ({', '.join(servers)}); say which one this"
+            " is with --name",
+            "run.name",
+        )
+    host = groups_host(config)
+    address = ipaddress.ip_address(host)
+    if address.is_global and not groups.insecure:
+        raise ConfigError(
+            f"groups.bind: {host} is a public address, and a reduction is neither encrypted nor"
+            " authenticated: bind an address of a VPN or VPC, or accept it with groups.insecure",
+            "groups.bind",
+        )

@@ -126,8 +126,6 @@ must_be_betas = like(",".join([r"\s*(0|0?\.[0-9]{1,12})\s*"] * 2), "must be like
 must_be_shape = like(r"([1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7})?", "must be like 3x32x32")
 """Checks the shape of a sample; an empty text is allowed."""
 must_be_fingerprint = like(r"([0-9a-f]{32})?", "must be 32 hexadecimal digits")
-must_be_counts = like(r"([0-9]{1,15}(,[0-9]{1,15})*)?", "must be like 500,500,480")
-"""Checks the counts of labels; an empty text is allowed."""
 
 ACTIVATION_FUNCTIONS = (
     "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu",
@@ -163,12 +161,6 @@ def must_be_sizes(value: Any) -> str | None:
         "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (hidden_act and"
         " activation_function take a name such as silu)"
     )
-
-
-def must_be_power_of_two(value: Any) -> str | None:
-    """Check the number of values that share a scale."""
-    fits = 16 <= value <= 1024 and value & (value - 1) == 0
-    return None if fits else "must be a power of two from 16 to 1,024"
 
 
 def problem_of(attribute: attrs.Attribute[Any], value: Any) -> str | None:

@@ -24,7 +24,6 @@ from fsl_async.config.rules import (
     SettingError,
     must_be_directory,
     must_be_name,
-    must_be_power_of_two,
     setting,
     span,
 )
@@ -37,7 +36,7 @@ from fsl_async.config.settings_training import (
 )
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import AddressError
-from fsl_async.roles.ring.messages import LEAST_PIECE_VALUES, PIECE_VALUES
+from fsl_async.roles.groups.messages import LEAST_PIECE_VALUES, PIECE_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,16 +51,13 @@ Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
+BLOCK_VALUES = 128
+"""Values that share one scale, in formats that have scales."""
 
 _LEAST_SHARE_OF_PERIOD = 0.02
 """Least time between two versions, in sync.every_s: each writes files of the model's size."""
 _LEAST_RETRY_CAP_S = 10.0
 _PIECE_S = 0.5
-
-# The largest chunk must fit into the credit window
-# (`fsl_transport.TransportSettings.chunk_limit_bytes`).
-_SMALLEST_WINDOW_BYTES = 2 << 20
-_LARGEST_WINDOW_BYTES = 64 << 20
 
 
 @frozen(kw_only=True)
@@ -124,9 +120,6 @@ class SyncConfig:
         " at least 2",
         span(least=0, most=100_000),
     )
-    least_s: float = setting(
-        0.0, "of buffer: seconds between two versions at least; 0 = 0.02 x every_s", span(least=0)
-    )
     pace: Literal["run", "own"] = setting(
         "run",
         "of buffer: when a client sends: run (by local_steps, or every_s) | own (when its task"
@@ -148,10 +141,6 @@ class SyncConfig:
     quorum: float = setting(
         0.5, "part of the called clients that must answer before a merge", span(above=0, most=1)
     )
-    grace_min_s: float = setting(1.0, "wait at least this long after the quorum", span(least=0))
-    first_grace_s: float = setting(
-        60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
-    )
     weighting: Weighting = setting(
         "auto",
         "a delta's weight: auto (batch, or tokens for full weights) | batch (tokens a step) |"
@@ -163,9 +152,6 @@ class SyncConfig:
         "refuse deltas whose base is more than this many versions old, and use none again"
         " (outer.aggregation = latest); -1 = 4, with buffer 20",
         span(least=-1),
-    )
-    staleness_exponent: float = setting(
-        0.5, "a delta s versions old weighs 1 / (1 + s)^this", span(least=0, most=16)
     )
     clients: int = setting(3, "planned number of clients", span(least=1, most=100_000))
     min_clients: int = setting(
@@ -187,7 +173,17 @@ class SyncConfig:
     @property
     def version_gap_s(self) -> float:
         """Seconds from one version to the next at least, with trigger = buffer."""
-        return self.least_s or _LEAST_SHARE_OF_PERIOD * self.every_s
+        return _LEAST_SHARE_OF_PERIOD * self.every_s
+
+    @property
+    def grace_min_s(self) -> float:
+        """Seconds that a round waits after its quorum at least."""
+        return min(1.0, 0.06 * self.every_s)
+
+    @property
+    def first_grace_s(self) -> float:
+        """Seconds that a round waits after its quorum while there are no earlier arrival times."""
+        return min(60.0, 0.4 * self.every_s)
 
     @property
     def send_every_s(self) -> float:
@@ -232,12 +228,6 @@ class GuardConfig:
         "quarantine deltas whose norm is above this x the median of the clients' newest; 0 = never",
         span(least=0),
     )
-    least: int = setting(
-        5,
-        "deltas that must have been accepted before medians of earlier versions count, and clients"
-        " with whose newest a version of fewer is completed",
-        span(least=1, most=64),
-    )
     release: bool = setting(
         False, "check quarantined deltas again after each version, until they are too stale"
     )
@@ -252,7 +242,6 @@ class GuardConfig:
         " newest; 0 = all",
         span(least=0),
     )
-
     max_share: float = setting(
         0.33,
         "of three clients or more one has at most this share of a version's weights, or 1.5 x an"
@@ -299,9 +288,6 @@ class CodecConfig:
     down: Format = setting(
         "uniform", "from the parameter server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
-    block_values: int = setting(
-        128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
-    )
     step_log2: int = setting(
         14,
         "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; the error of 14"
@@ -332,7 +318,7 @@ class CodecConfig:
     def _spec(self, name: Format) -> CodecSpec:
         from fsl_codecs import CodecSpec
 
-        return CodecSpec(format=name, block_values=self.block_values, step_log2=self.step_log2)
+        return CodecSpec(format=name, block_values=BLOCK_VALUES, step_log2=self.step_log2)
 
 
 @frozen(kw_only=True)
@@ -369,30 +355,17 @@ class SessionConfig:
 class TransferConfig:
     """How large transfers are paced."""
 
-    window_bytes: int = setting(
-        4 << 20,
-        "credit of a stream: bytes that may be sent and not yet written; twice the path's"
-        " bandwidth-delay product, as measured, where that is more",
-        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
-    )
     window_limit_bytes: int = setting(
         64 << 20,
-        "the largest credit of a stream, which limits memory",
-        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
+        "the largest credit of a stream, bytes sent and not yet written, which limits memory; it"
+        " begins with 4.2 MB and grows to twice the path's bandwidth-delay product",
+        span(least=4 << 20, most=64 << 20),
     )
     stripes_limit: int = setting(
         64,
         "at most this many bulk connections of a link; measurements decide how many",
         span(least=1, most=64),
     )
-
-    def __attrs_post_init__(self) -> None:
-        if self.window_limit_bytes < self.window_bytes:
-            raise SettingError(
-                "transfer.window_limit_bytes",
-                f"must not be below transfer.window_bytes ({self.window_bytes}),"
-                f" got {self.window_limit_bytes}",
-            )
 
 
 @frozen(kw_only=True)
@@ -404,19 +377,6 @@ class StoreConfig:
         True,
         "keep the newest version in memory, 3.4 models (4.4 without a planned end), if there is as"
         " much; else, and with false, map it from scratch files in the run directory",
-    )
-    snapshot_every: int = setting(
-        10, "versions after which one must be whole on disk", span(least=1, most=1000)
-    )
-    snapshot_every_s: float = setting(
-        1800.0,
-        "seconds after which one must be whole on disk before the next is made",
-        span(above=0),
-    )
-    snapshot_bytes_per_s: float = setting(
-        2e8,
-        "write checkpoints at most this fast while they are not late; 0: no limit",
-        span(least=0),
     )
 
 
@@ -432,15 +392,17 @@ def roster_of(text: str) -> dict[str, Address]:
     for entry in text.split(",") if text.strip() else ():
         name, separator, address = entry.strip().partition("=")
         if not separator or must_be_name(name):
-            raise SettingError("ring.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}")
+            raise SettingError(
+                "groups.roster", f"must be like {_ROSTER}, got {entry.strip()[:80]!r}"
+            )
         if name in found:
-            raise SettingError("ring.roster", f"names {name} twice")
+            raise SettingError("groups.roster", f"names {name} twice")
         try:
             found[name] = parse(address)
         except AddressError as error:
-            raise SettingError("ring.roster", f"{name}: {error.message}") from None
+            raise SettingError("groups.roster", f"{name}: {error.message}") from None
     if len(found) == 1:
-        raise SettingError("ring.roster", "must have two parameter servers or more, or be empty")
+        raise SettingError("groups.roster", "must have two parameter servers or more, or be empty")
     return found
 
 
@@ -454,7 +416,7 @@ def must_be_ip(value: Any) -> str | None:
 
 
 @frozen(kw_only=True)
-class RingConfig:
+class GroupsConfig:
     """Groups: parameter servers that average what their groups gained, now and then."""
 
     roster: str = setting(
@@ -484,9 +446,6 @@ class RingConfig:
         "wait with merges at most this long for a global round under way",
         span(above=0, most=86_400),
     )
-    grace_s: float = setting(
-        10.0, "wait this long for the cuts of other groups", span(above=0, most=3600)
-    )
     bytes_per_s: float = setting(0.0, "limit of a reduction's rate; 0: none", span(least=0))
 
     @property
@@ -498,6 +457,11 @@ class RingConfig:
     def coordinator(self) -> str:
         """The name of the first parameter server."""
         return next(iter(self.servers))
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that a global round waits for the contributions of other groups."""
+        return self.hold_s / 12
 
     @property
     def piece_values(self) -> int:
@@ -513,7 +477,7 @@ class RingConfig:
     def __attrs_post_init__(self) -> None:
         roster_of(self.roster)
         if not self.every and not self.every_s:
-            raise SettingError("ring.every", "must not be 0 where ring.every_s is 0")
+            raise SettingError("groups.every", "must not be 0 where groups.every_s is 0")
 
 
 @frozen(kw_only=True)
@@ -535,7 +499,7 @@ class Config:
     store: StoreConfig = attrs.field(factory=StoreConfig)
     split: SplitConfig = attrs.field(factory=SplitConfig)
     tune: TuneConfig = attrs.field(factory=TuneConfig)
-    ring: RingConfig = attrs.field(factory=RingConfig)
+    groups: GroupsConfig = attrs.field(factory=GroupsConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -545,7 +509,7 @@ class Config:
     @property
     def leads(self) -> bool:
         """Whether this parameter server is alone, or the first of its roster."""
-        return not self.ring.is_on or self.ring.coordinator == self.run.name
+        return not self.groups.is_on or self.groups.coordinator == self.run.name
 
     def transport(self, max_connections: int | None = None) -> TransportSettings:
         """Return the transport's settings. max_connections: of a listener."""

@@ -18,7 +18,6 @@ from fsl_async.config.rules import (
     SettingError,
     is_own,
     must_be_betas,
-    must_be_counts,
     must_be_date,
     must_be_device,
     must_be_family,
@@ -35,7 +34,6 @@ from fsl_async.roles.split.methods import (
     AUXILIARY,
     GRADIENTS,
     METHODS,
-    TRAINED,
     WHOLE,
     names_of,
 )
@@ -94,8 +92,9 @@ class DataConfig:
     partition: Literal["iid", "dirichlet", "dirichlet-equal", "sorted"] = setting(
         "iid",
         "with sharding = disjoint, of data sets of samples: iid | dirichlet (each class by shares)"
-        " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (a few classes"
-        " each); derived from run.seed, the same at all nodes",
+        " | dirichlet-equal (each client's classes by shares, equal sizes) | sorted (two pieces"
+        " of the samples in order of their classes for each client); derived from run.seed, the"
+        " same at all nodes",
         fixed=True,
     )
     alpha: float = setting(
@@ -103,12 +102,6 @@ class DataConfig:
         "of dirichlet and dirichlet-equal: a small value gives clients few classes, a large one"
         " tends to iid",
         span(above=0, most=1e6),
-        fixed=True,
-    )
-    pieces: int = setting(
-        2,
-        "of sorted: pieces that a client gets of the samples in order of their classes",
-        span(least=1, most=100_000),
         fixed=True,
     )
     flip: bool = setting(
@@ -129,12 +122,6 @@ class DataConfig:
         0,
         "labels (of text: tokens) are below this; 0 = from data.path, 256 for text",
         span(least=0, most=1 << 20),
-    )
-    label_counts: str = setting(
-        "",
-        "samples of each class, like 500,500: a site with other counts stops; empty = from"
-        " data.path",
-        must_be_counts,
     )
     fingerprint: str = setting(
         "",
@@ -218,7 +205,7 @@ class TrainConfig:
     weight_decay: float = setting(0.1, "decay of matrices", span(least=0, most=10))
     schedule: ScheduleName = setting(
         "wsd",
-        "rates by the run's progress: wsd (constant, then linear to final_rate) | cosine |"
+        "rates by the run's progress: wsd (constant, then linear to 0.02) | cosine |"
         " constant; without run.tokens, run.rounds and run.seconds all are constant",
     )
     decay_share: float = setting(
@@ -233,17 +220,10 @@ class TrainConfig:
         " when fsl-node decay is called",
         must_be_date,
     )
-    final_rate: float = setting(
-        0.02, "rate at the end of the run, as a part of the peak", span(least=0, most=1)
-    )
     warmup_steps: int = setting(
         20,
-        "steps over which a client's rate rises from 0 at the start of the run",
-        span(least=0, most=1 << 30),
-    )
-    rewarm_steps: int = setting(
-        20,
-        "the same for a client that joins later or was relaunched: its optimizer has no moments",
+        "steps over which a client's rate rises from 0 at the start of the run; of a client that"
+        " joins later, or was relaunched, over 20: its optimizer has no moments",
         span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
@@ -258,13 +238,10 @@ class TrainConfig:
         " client overrides it)",
         span(least=0, most=4096),
     )
-    hang_factor: float = setting(
-        20.0,
-        "a step hangs after this x the median step, and train.hang_least_s; 0 = never",
-        span(least=0, most=1e6),
-    )
     hang_least_s: float = setting(
-        120.0, "no step counts as hanging before this time", span(least=0.1, most=86_400 * 7)
+        120.0,
+        "a step hangs after 20 x the median step, and not before this time; 0 = never",
+        span(least=0, most=86_400 * 7),
     )
     hang_restart: bool = setting(
         False,
@@ -358,7 +335,7 @@ class SplitConfig:
     schedule: ScheduleName = setting(
         "constant",
         "rates of both parts by the share of run.rounds that is done: constant | wsd (constant,"
-        " then linear to train.final_rate over the last train.decay_share) | cosine",
+        " then linear to 0.02 over the last train.decay_share) | cosine",
     )
     warmup_steps: int = setting(
         0,
@@ -371,13 +348,6 @@ class SplitConfig:
         "share of a label that is spread over all classes, in training and alignment",
         span(least=0, most=0.9),
     )
-    auxiliary_optimizer: SplitOptimizer = setting(
-        "adam", f"auxiliary model of {TRAINED}: adamw | adam | sgd"
-    )
-    auxiliary_rate: float = setting(
-        0.0, f"{TRAINED}: its learning rate; 0 = train.learning_rate", span(least=0, most=10)
-    )
-    auxiliary_decay: float = setting(0.0, f"{TRAINED}: its weight decay", span(least=0, most=10))
     samples: int = setting(
         128,
         "samples of a client in a round; 0 = all its samples, once",
@@ -414,9 +384,6 @@ class SplitConfig:
     )
     in_flight: int = setting(
         2, "unanswered uploads of a client; lockstep has 1", span(least=1, most=64)
-    )
-    checkpoint_every: int = setting(
-        100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
     )
     alone_s: float = setting(
         3600.0,

@@ -27,12 +27,6 @@ def _split_has(which: Callable[[type[Method]], bool]) -> Condition:
     return lambda config: config.split.is_on and which(METHODS[config.split.method])
 
 
-def _trains_auxiliary(config: Config, *optimizers: str) -> bool:
-    """Whether clients train an auxiliary model by one of `optimizers`."""
-    split = config.split
-    return METHODS[split.method].auxiliary == "trained" and split.auxiliary_optimizer in optimizers
-
-
 def _has_images(config: Config) -> bool:
     return config.model.family in {"resnet18", "small-cnn"}
 
@@ -61,21 +55,18 @@ def _may_be_zeroth(config: Config) -> bool:
 RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.*", "split.method", lambda c: c.split.is_on),
     ("tune.*", "tune.method", lambda c: c.tune.is_on),
-    ("ring.*", "ring.roster", lambda c: c.ring.is_on),
+    ("groups.*", "groups.roster", lambda c: c.groups.is_on),
     # When deltas are collected.
     ("sync.every_s", "sync.trigger = clock or buffer",
      lambda c: c.sync.trigger in {"clock", "buffer"}),
     ("sync.round_cap_s", "sync.trigger = rounds",
      lambda c: c.sync.trigger not in {"clock", "buffer"}),
-    ("sync.quorum sync.grace_* sync.first_grace_s", "sync.trigger = clock",
+    ("sync.quorum", "sync.trigger = clock",
      lambda c: c.sync.trigger == "clock"),
     ("sync.weighting", "outer.aggregation = mean or latest",
      lambda c: c.outer.aggregation in {"mean", "latest"}),
     ("sync.max_staleness", "a tune.rule that takes stale deltas",
      lambda c: not (c.tune.is_on and c.tune.by_rounds)),
-    ("sync.staleness_exponent", "sync.max_staleness > 0", lambda c: c.sync.staleness_limit > 0),
-    ("guard.least", "a limit by medians, such as guard.outlier_median",
-     lambda c: bool(c.guard.clip_median or c.guard.outlier_median or c.guard.max_tokens_median)),
     ("guard.clip_median", "deltas that are changes, not full weights",
      lambda c: not c.split.sends_whole),
     ("guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
@@ -94,8 +85,6 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("codec.up codec.feedback_up", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
     ("codec.feedback_up", "a format other than fp32, which loses nothing",
      lambda c: c.codec.up != "fp32"),
-    ("codec.block_values", "a format with scales: e4m3, e5m2, uniform",
-     lambda c: not {c.codec.up, c.codec.down} <= {"fp32", "bf16"}),
     ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),
@@ -106,15 +95,13 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: not c.tune.is_on),
     ("data.shards", "data.sharding = disjoint",
      lambda c: c.data.sharding == "disjoint" and not c.tune.is_on),
-    (("data.partition data.flip data.crop data.sample_shape data.classes data.label_counts"
-      " data.fingerprint"),
+    (("data.partition data.flip data.crop data.sample_shape data.classes data.fingerprint"),
      "split.method", lambda c: c.split.is_on),
-    ("data.partition data.alpha data.pieces", "data.sharding = disjoint",
+    ("data.partition data.alpha", "data.sharding = disjoint",
      lambda c: c.data.sharding == "disjoint"),
     ("data.holdout", "text: data sets have a test part", lambda c: not _has_images(c)),
     ("data.alpha", "data.partition = dirichlet or dirichlet-equal",
      lambda c: c.data.partition.startswith("dirichlet")),
-    ("data.pieces", "data.partition = sorted", lambda c: c.data.partition == "sorted"),
     ("model.*", "no tune.method: the base is the model", lambda c: not c.tune.is_on),
     ("model.*", "no train.task: its script makes the model",
      lambda c: c.split.is_on or not c.train.task),
@@ -131,13 +118,12 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: _pretrains(c) and c.train.optimizer == "muon"),
     ("train.learning_rate", "gradients: tune.zo_rate counts", lambda c: not _by_scalars(c)),
     ("train.weight_decay", "no tune.method: adapters have no decay", lambda c: not c.tune.is_on),
-    ("train.schedule train.warmup_steps train.rewarm_steps train.decay_at",
+    ("train.schedule train.warmup_steps train.decay_at",
      "no split.method: split.schedule and split.warmup_steps count", lambda c: not c.split.is_on),
-    ("train.schedule train.warmup_steps train.rewarm_steps train.final_rate train.decay_*",
+    ("train.schedule train.warmup_steps train.decay_*",
      "gradients: rates of zeroth order are constant", lambda c: not _by_scalars(c)),
     ("train.decay_share train.decay_at", "a schedule wsd, or outer.optimizer = growing",
      lambda c: _schedule(c) == "wsd" or c.outer.optimizer == "growing"),
-    ("train.final_rate", "a schedule wsd or cosine", lambda c: _schedule(c) != "constant"),
     ("train.clip_norm", "pretraining, or tune.method = lora without tune.dp_epsilon",
      lambda c: _pretrains(c) or (c.tune.method == "lora" and not c.tune.is_private)),
     ("train.evaluate_share", "the built-in pretraining or fine-tuning",
@@ -149,14 +135,12 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      _split_has(lambda method: method.auxiliary == "aligned")),
     ("split.align_passes split.align_batch split.align_rate split.buffer_samples",
      "split.align_every > 0", lambda c: c.split.align_every > 0),
-    ("split.auxiliary_*", "a method that trains its auxiliary model",
-     _split_has(lambda method: method.auxiliary == "trained")),
     ("split.betas", "an optimizer adamw or adam",
-     lambda c: c.split.optimizer != "sgd" or _trains_auxiliary(c, "adamw", "adam")),
+     lambda c: c.split.optimizer != "sgd" or METHODS[c.split.method].auxiliary == "trained"),
     ("split.down", "a method that sends gradients back",
      _split_has(lambda method: method.gradients)),
     (("split.cut split.mode split.lora_server split.server split.listen split.up"
-      " split.checkpoint_every split.alone_s split.in_flight"),
+      " split.alone_s split.in_flight"),
      "a method with a split server", _split_has(lambda method: method.has_server)),
     ("split.in_flight", "split.mode = free, without split.labels_at_home",
      lambda c: c.split.mode == "free" and not c.split.labels_at_home),
@@ -176,7 +160,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
 )  # fmt: skip
 """Keys of settings, with * for any characters; what they need, in words; and that condition."""
 
-_DECIDES = {"split.method", "tune.method", "ring.roster"}
+_DECIDES = {"split.method", "tune.method", "groups.roster"}
 """Settings that choose the kind of a run."""
 
 

@@ -18,8 +18,8 @@ from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.messages import MessageError, checked_text, optional
 from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.events import TransfersChecked
+from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.roles.sync.messages import RUN
-from fsl_async.roles.sync.shards import MOST_SHARDS
 from fsl_transport.text import peer_text
 
 MAX_BEAT_ENTRIES = 64

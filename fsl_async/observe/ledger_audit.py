@@ -13,7 +13,7 @@ acknowledged; the ledger and the checkpoints have their outcomes. A delta is
 Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's
 manifest has counts: its folder's name makes a version exist (see `fsl_async.store.store`).
 
-`audit_ring` audits the global rounds of several parameter servers, by their ledgers alone:
+`audit_groups` audits the global rounds of several parameter servers, by their ledgers alone:
 
 one decision for each round         in the ledger of the coordinator
 the same digest at every group      versions made of those weights name it
@@ -296,7 +296,7 @@ def each_fact(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 @mutable
-class RingAudit:
+class GroupsAudit:
     """Figures of the global rounds of all groups. problems: one sentence for each fault."""
 
     decided: dict[int, str] = field(factory=dict)
@@ -340,9 +340,9 @@ class RingAudit:
             self.tokens += end - begin
 
 
-def audit_ring(run_dirs: Mapping[str, Path]) -> RingAudit:
+def audit_groups(run_dirs: Mapping[str, Path]) -> GroupsAudit:
     """Audit groups by name; the first one coordinates. A missing ledger is a problem."""
-    found = RingAudit()
+    found = GroupsAudit()
     ledgers: dict[str, list[dict[str, Any]]] = {}
     for name, run_dir in run_dirs.items():
         try:
@@ -361,20 +361,22 @@ def audit_ring(run_dirs: Mapping[str, Path]) -> RingAudit:
     return found
 
 
-def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: RingAudit) -> int:
+def _adopted(name: str, facts: Iterable[Mapping[str, Any]], found: GroupsAudit) -> int:
     """The newest global weights of a group, after checks of all that it adopted."""
     newest = -1
     for fact in facts:
         if fact["fact"] == "begun":
             newest = 0
-        ring = fact.get("ring") if fact["fact"] == "version" else None
-        if ring is None:
+        groups = fact.get("groups") if fact["fact"] == "version" else None
+        if groups is None:
             continue
-        if ring["digest"] != found.decided.get(ring["round"]):
-            found.problems.append(f"{name} holds other global weights {ring['round']} than decided")
-        if ring["round"] <= newest:
-            found.problems.append(f"{name} went from global weights {newest} to {ring['round']}")
-        newest = ring["round"]
+        if groups["digest"] != found.decided.get(groups["round"]):
+            found.problems.append(
+                f"{name} holds other global weights {groups['round']} than decided"
+            )
+        if groups["round"] <= newest:
+            found.problems.append(f"{name} went from global weights {newest} to {groups['round']}")
+        newest = groups["round"]
     return newest
 
 

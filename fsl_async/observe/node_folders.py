@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from fsl_async.errors import RunDirError
+from fsl_async.observe.clients import NodeState
 from fsl_async.observe.journal import JOURNAL
 from fsl_async.observe.ledger_audit import LEDGER
-from fsl_async.observe.run_state import PS, SPLIT_SERVER, NodeState
+from fsl_async.observe.run_state import PS, SPLIT_SERVER
 
 MAX_NODES = 32
 

@@ -11,21 +11,18 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, mutable
 
-from fsl_async.observe.clients import ClientState, Line, Volume, mean
+from fsl_async.observe.clients import ClientState, Line, NodeAndClients, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.segments import restored
 from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON
 from fsl_async.roles.sync.facts import RoundFact, VersionFact
-from fsl_async.roles.sync.movement import ALARM_AFTER, CAUSES
-
-if TYPE_CHECKING:
-    from fsl_async.observe.run_state import RunState
+from fsl_async.roles.sync.training_trouble import ALARM_AFTER, CAUSES
 
 LOW_COSINE = -0.1
 """Median cosine of the newest rounds at which averaging takes away what clients train.
@@ -178,7 +175,7 @@ class ParameterServerFigures:
 
     # --- the journal's lines, by their types; `run` has the clients ---
 
-    def _on_delta_meta(self, run: RunState, line: Line) -> None:
+    def _on_delta_meta(self, run: NodeAndClients, line: Line) -> None:
         """A delta is offered. A client may end between two heartbeats: deltas count its work too.
 
         Steps without a delta are in heartbeats only.
@@ -210,7 +207,7 @@ class ParameterServerFigures:
                 Evaluation(int(version), loss, bits_per_byte=bits, accuracy=accuracy)
             )
 
-    def _on_version_found(self, run: RunState, line: Line) -> None:
+    def _on_version_found(self, run: NodeAndClients, line: Line) -> None:
         version = int(line["version"])
         if not 0 <= self.version < version:
             return
@@ -219,18 +216,18 @@ class ParameterServerFigures:
         words = counted(len(keys), "delta")
         run.tell("version", f"version {version} was made before the restart, of {words}")
 
-    def _count(self, run: RunState, deltas: Mapping[str, int]) -> None:
+    def _count(self, run: NodeAndClients, deltas: Mapping[str, int]) -> None:
         """Count deltas that a version has."""
         self.deltas_merged += sum(deltas.values())
         for name, count in deltas.items():
             if (client := run.clients.get(name)) is not None:
                 client.deltas_merged += count
 
-    def _on_model_attached(self, run: RunState, line: Line) -> None:
+    def _on_model_attached(self, run: NodeAndClients, line: Line) -> None:
         if line.get("difference") is None:
             self.values = int(line["values"])
 
-    def settled(self, run: RunState, fact: ClientFact) -> None:
+    def settled(self, run: NodeAndClients, fact: ClientFact) -> None:
         """A delta has an outcome."""
         self.held.pop(fact.key, None)
         if fact.outcome == "held":
@@ -242,7 +239,7 @@ class ParameterServerFigures:
         client.deltas_quarantined += fact.outcome == "quarantined"
         client.deltas_refused += fact.outcome not in {"accepted", "quarantined"}
 
-    def noted(self, run: RunState, line: Line) -> bool:
+    def noted(self, run: NodeAndClients, line: Line) -> bool:
         """A note about a round or damage; whether that is all that there is to tell of it."""
         text, facts = str(line.get("text", "")), line.get("facts") or {}
         if "called" in facts:
@@ -256,7 +253,7 @@ class ParameterServerFigures:
             return True
         return False
 
-    def _on_delta_stored(self, run: RunState, line: Line) -> None:
+    def _on_delta_stored(self, run: NodeAndClients, line: Line) -> None:
         client, stored = run.client_of(line), line["stored"]
         for volume in (self.up, client.up):
             volume.add(self.values, int(stored["bytes"]))
@@ -264,17 +261,17 @@ class ParameterServerFigures:
         if line.get("problem") is None:
             saw_norm(run, client, stored)
 
-    def _on_version_sent(self, run: RunState, line: Line) -> None:
+    def _on_version_sent(self, run: NodeAndClients, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))
 
-    def _on_round(self, run: RunState, line: Line) -> None:
+    def _on_round(self, run: NodeAndClients, line: Line) -> None:
         self._window = now = restored(RoundFact, line)
         self._clock = run.node.last_t - float(line["now"])
         run.node.phase, self.round = now.phase, now.number
         self.next_sync_at = self._time(now.next_at)
         self.round_called_at = self._time(now.called_at) or self.round_called_at
 
-    def _on_version(self, run: RunState, line: Line) -> None:
+    def _on_version(self, run: NodeAndClients, line: Line) -> None:
         made = restored(VersionFact, line)
         self.version, self.digest, self.tokens = made.version, made.digest, made.tokens
         if made.made_of == "disk":
@@ -310,7 +307,7 @@ class ParameterServerFigures:
             run.tell("advice", advice)
         run.repeats_may_be_news()
 
-    def _moved(self, run: RunState, made: VersionFact) -> None:
+    def _moved(self, run: NodeAndClients, made: VersionFact) -> None:
         """How far each client has moved weights, or the products of adapters."""
         for name, norm in made.product_norms.items():
             if (client := run.clients.get(name)) is not None:
@@ -336,7 +333,7 @@ class ParameterServerFigures:
             " rates, and look whether the sites' data have anything in common"
         )
 
-    def _merge_words(self, run: RunState, made: VersionFact) -> str:
+    def _merge_words(self, run: NodeAndClients, made: VersionFact) -> str:
         """Which clients were merged, their loss, tokens, and the bytes since the version before."""
         parts = [_round_words(made)]
         if made.before:
@@ -407,7 +404,7 @@ _FACTS = ("rank", "order")
 # --- training that brings nothing ---
 
 
-def saw_norm(run: RunState, client: ClientState, stored: Mapping[str, Any]) -> None:
+def saw_norm(run: NodeAndClients, client: ClientState, stored: Mapping[str, Any]) -> None:
     """Count a stored delta. stored: as in the journal's line delta_stored."""
     if not stored["delta"].get("steps"):
         return
@@ -428,7 +425,7 @@ def unmoved_words(client: ClientState) -> str:
 
 
 def saw_alike(
-    run: RunState, counts: dict[str, int], clients: Iterable[str], found: Mapping[str, Any]
+    run: NodeAndClients, counts: dict[str, int], clients: Iterable[str], found: Mapping[str, Any]
 ) -> None:
     """Count the pairs of a version.
 

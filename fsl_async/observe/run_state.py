@@ -36,68 +36,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import asdict, field, fields, mutable
 
 from fsl_async.accounting.sizes import Account
 from fsl_async.observe import segments
-from fsl_async.observe.clients import REASONS, ClientState, Line, News, client_dict, mean
+from fsl_async.observe.clients import (
+    REASONS,
+    ClientState,
+    Line,
+    News,
+    NodeAndClients,
+    NodeState,
+    client_dict,
+    mean,
+)
 from fsl_async.observe.rounds import ParameterServerFigures
 from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted
-from fsl_async.roles.sync.training_trouble import trouble_in
-
-MAX_NEWS = 100
-
-
-@mutable
-class NodeState:
-    """The process that writes the journal, and those before it in the same directory."""
-
-    role: str = ""
-    run: str = ""
-    name: str = ""
-    """A client's name in the run; empty for a server."""
-    address: str = ""
-    encrypted: bool | None = None
-    """None: its journal is of a release that did not record it."""
-    pid: int = 0
-    host: str = ""
-    starts: int = 0
-    started_at: float = 0.0
-    last_t: float = 0.0
-    phase: str = "unknown"  # starting | waiting | ready | collecting | merging | serving | ended
-    ending: str = ""
-    ended_at: float | None = None
-    exit_code: int = 0
-    garbage: int = 0
-    """Messages from the network that were not of this program."""
-    _garbage_before: int = 0
-
-    def start(self, line: Line) -> None:
-        """A new process."""
-        self.role = str(line.get("role", ""))
-        self.run = str(line.get("run", self.run))
-        self.name = str(line.get("name", ""))
-        self.address = str(line.get("address", ""))
-        self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
-        self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
-        self.starts += 1
-        self.started_at = self.started_at or self.last_t
-        self._garbage_before = self.garbage
-        self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
-
-    @property
-    def keeps_deltas(self) -> bool:
-        """Whether training arrives here as deltas: at a split server it does not."""
-        return self.role != "server"
-
-    def count_garbage(self, line: Line) -> None:
-        """The line counts since the process started; what earlier ones counted is kept aside."""
-        self.garbage = self._garbage_before + int(line.get("garbage", 0))
 
 
 @mutable
@@ -116,26 +73,26 @@ class GroupFigures:
     members: list[str] = field(factory=list)
     """The contributors of the newest decision here."""
 
-    def _on_ring_recovered(self, run: RunState, line: Line) -> None:
+    def _on_groups_recovered(self, run: NodeAndClients, line: Line) -> None:
         self.is_on, self.here = True, []
         self._on_adopted(run, line)
 
-    def _on_adopted(self, run: RunState, line: Line) -> None:
+    def _on_adopted(self, run: NodeAndClients, line: Line) -> None:
         self.round, self.digest = int(line["round"]), str(line["digest"])
 
-    def _on_ring_peer_here(self, run: RunState, line: Line) -> None:
+    def _on_group_here(self, run: NodeAndClients, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})
 
-    def _on_ring_peer_gone(self, run: RunState, line: Line) -> None:
+    def _on_group_gone(self, run: NodeAndClients, line: Line) -> None:
         self.here = [name for name in self.here if name != str(line["peer"])]
 
-    def _on_ring_failed(self, run: RunState, line: Line) -> None:
+    def _on_reduction_failed(self, run: NodeAndClients, line: Line) -> None:
         self.failed += 1
 
-    def _on_keep_decision(self, run: RunState, line: Line) -> None:
+    def _on_keep_decision(self, run: NodeAndClients, line: Line) -> None:
         self.members = sorted(map(str, line["contributors"]))
 
-    def _on_decision_kept(self, run: RunState, line: Line) -> None:
+    def _on_decision_kept(self, run: NodeAndClients, line: Line) -> None:
         self.decided += 1
 
     def as_dict(self) -> dict[str, Any] | None:
@@ -188,26 +145,16 @@ class SiteFigures:
     leaving_to: str = ""
 
 
-def _newest(news: Iterable[News]) -> deque[News]:
-    return deque(news, MAX_NEWS)
-
-
 @mutable
-class RunState:
+class RunState(NodeAndClients):
     """All figures of a run; those of the node's role in `ps`, `split_server` or `site`."""
 
-    node: NodeState = field(factory=NodeState)
-    clients: dict[str, ClientState] = field(factory=dict)
-    """By name; of a client's own journal none."""
-    news: deque[News] = field(factory=deque, converter=_newest)
-    _told: set[str] = field(factory=set)  # notes since something changed: not told again
     account: Account = field(factory=Account)
     ps: ParameterServerFigures = field(factory=ParameterServerFigures)
     split_server: SplitServerFigures = field(factory=SplitServerFigures)
     site: SiteFigures = field(factory=SiteFigures)
     groups: GroupFigures = field(factory=GroupFigures)
     lines_odd: int = 0
-    _fresh: list[News] = field(factory=list, init=False, eq=False)
 
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns its news, which `news` keeps too."""
@@ -225,27 +172,6 @@ class RunState:
             self.lines_odd += 1  # of another release, or not ours
         return self.take_news()
 
-    def tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
-        """Add news about the line that is being applied."""
-        self._fresh.append(News(self.node.last_t, kind, text, client, level))
-
-    def tell_once(self, text: str, level: str) -> None:
-        """A note: once, until a client comes or leaves or there is a version."""
-        if text in self._told:
-            return
-        if len(self._told) < MAX_NEWS:
-            self._told.add(text)
-        self.tell("note", text, level=level)
-
-    def client_of(self, line: Line) -> ClientState:
-        """The client a line is about, which was seen just now."""
-        name = str(line["peer"])
-        client = self.clients.get(name)
-        if client is None:
-            client = self.clients[name] = ClientState(name)
-        client.last_seen = self.node.last_t
-        return client
-
     def _refused(self, name: str) -> None:
         """Forget a client that is refused; one that took part before is gone."""
         client = self.clients.get(name)
@@ -255,16 +181,6 @@ class RunState:
             client.lose(self.node.last_t, "refused")
         else:
             del self.clients[name]
-
-    def repeats_may_be_news(self) -> None:
-        """Take a change: a note that was reported before is reported again."""
-        self._told.clear()
-
-    def take_news(self) -> list[News]:
-        """The news since the last call; `news` keeps the newest MAX_NEWS of all."""
-        taken, self._fresh = self._fresh, []
-        self.news.extend(taken)
-        return taken
 
     # --- the journal's lines ---
 
@@ -429,19 +345,6 @@ class RunState:
         elif client.hangs and not hangs:
             self.tell("hangs no more", f"{client.name} makes steps again", client.name)
         client.hangs = hangs
-
-    def look_for_trouble(
-        self, client: ClientState, metrics: Mapping[str, Any], *, may_end: bool
-    ) -> None:
-        """Tell when training begins to go wrong, and when that is over: a whole round went well."""
-        trouble = trouble_in(metrics)
-        if trouble and not client.trouble:
-            text = f"{client.name} trains badly: {trouble}"
-            self.tell("trains badly", text, client.name, "warning")
-        elif client.trouble and may_end and not trouble:
-            self.tell("trains well", f"{client.name} trains well again", client.name)
-        if trouble or may_end:
-            client.trouble = trouble
 
     # --- what follows from the figures ---
 

@@ -20,6 +20,9 @@ from fsl_async.roles.names import Tagged
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+SERVER = ""
+"""The peer of a client, which has one."""
+
 
 @frozen
 class Event(Tagged, tag="event"):
@@ -195,7 +198,7 @@ class Finish(Effect, tag="finish"):
     """
 
     reason: str
-    exit_code: int = 0
+    exit_code: int = field(default=0, converter=int)
     deadline: float | None = None
 
 

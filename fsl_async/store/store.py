@@ -40,9 +40,9 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
 from fsl_async.store.book.records import recordable, to_fact
+from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.commit.merging import AT_START, Merging
 from fsl_async.store.commit.newest import Newest, oldest_needed
-from fsl_async.store.commit.ring_store import RingStore
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.merge.merge import SumMerge
@@ -65,9 +65,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.files.files import BytesLike
-    from fsl_async.roles.ring.events import Decision
-    from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
-    from fsl_async.roles.sync.outcomes import Outcome
+    from fsl_async.roles.groups.events import Decision
+    from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, Outcome
     from fsl_async.roles.sync.progress import Decay, RunPosition
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
@@ -88,7 +87,7 @@ class _Open:
     """The parts of an open store."""
 
     run: RunDirectory
-    ring: RingStore
+    groups: GroupsStore
     newest: Newest | None = None
     """The vectors, and the round that makes the next ones: from version 0 on."""
     merging: Merging | None = None
@@ -158,8 +157,8 @@ class Store:
         finally:
             self._is_starting = False
         book = run.book
-        exact = book.ring.adopted is not None and (
-            book.digests.get(book.ring.version) == book.ring.adopted.digest
+        exact = book.groups.adopted is not None and (
+            book.digests.get(book.groups.version) == book.groups.adopted.digest
         )
         age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
         return Recovered(
@@ -179,10 +178,10 @@ class Store:
             provisional=frozenset(book.provisional),
             incarnations=dict(book.incarnations),
             run=book.run,
-            global_version=book.ring.version if exact else -1,
-            global_base=self._open.ring.update_base,
-            global_versions=book.ring.versions,
-            newest_global=tuple(book.ring.newest),
+            global_version=book.groups.version if exact else -1,
+            global_base=self._open.groups.update_base,
+            global_versions=book.groups.versions,
+            newest_global=tuple(book.groups.newest),
             latest=tuple(run.latest),
             lost=tuple(run.lost),
             void=dict(book.void),
@@ -205,7 +204,7 @@ class Store:
             open_run_directory(
                 run, self._from_version, self._leave_out, only_facts=self._only_facts
             )
-        self._parts = _Open(run, RingStore(run, self._weights_chunk))
+        self._parts = _Open(run, GroupsStore(run, self._weights_chunk))
         if not self._only_facts:
             if run.model is not None:
                 self._load_newest()
@@ -253,7 +252,7 @@ class Store:
         """
         self.abort_initial()
         if self._parts is not None:
-            self._parts.ring.close()
+            self._parts.groups.close()
             if self._parts.newest is not None:
                 self._parts.newest.close()
             self._parts.run.close()
@@ -548,24 +547,24 @@ class Store:
         return self._adopt(self._merging.commit(version, merged, scale, position, reused))
 
     @property
-    def ring(self) -> RingStore:
+    def groups(self) -> GroupsStore:
         """Cuts, results and decisions of global rounds."""
-        return self._open.ring
+        return self._open.groups
 
     def adopt_global(
         self, decision: Decision, *, counted: bool, keeps_momentum: bool
     ) -> VersionCommitted:
-        """Make the next version of global weights; see `RingStore.make_version`."""
+        """Make the next version of global weights; see `GroupsStore.make_version`."""
         if self.version < 0:
             self.start_run("run")
-        ring = self._open.ring
+        groups = self._open.groups
         if self._open.merging is not None:
             self._merging.restore(self.version)
-        checkpoint = ring.make_version(
+        checkpoint = groups.make_version(
             decision, self._open.newest, counted=counted, keeps_momentum=keeps_momentum
         )
         made = self._adopt(checkpoint)
-        ring.adopted()
+        groups.adopted()
         return made
 
     def _adopt(self, checkpoint: Checkpoint) -> VersionCommitted:
@@ -606,7 +605,7 @@ class Store:
                 one.key.client: one.product_norm for one in record.merged if one.product_norm
             },
             made_of=record.made_of,
-            global_base=self._open.ring.update_base if record.made_of == "global" else "",
+            global_base=self._open.groups.update_base if record.made_of == "global" else "",
             alike=dict(alike),
             opposite=opposite,
             late=self._late(record),
@@ -671,14 +670,14 @@ class Store:
 
     def has_global_update(self, version: int) -> bool:
         """Whether the coded change from the global weights before to `version` is kept."""
-        return self._open.ring.has_update(version)
+        return self._open.groups.has_update(version)
 
     def read_global_update(self, version: int, index: int) -> bytes | None:
         """Return the coded chunk `index` of the change from the global weights before to `version`.
 
         None when it is not kept. Raises IndexError.
         """
-        return self._open.ring.read_update(version, index)
+        return self._open.groups.read_update(version, index)
 
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """Return what `read_update` does if that is in memory, else None. For any thread."""

@@ -49,9 +49,9 @@ def test_two_methods_with_table_rows_and_picture(tmp_path, images):
     """Over a link with a delay the command must print progress, table, rows and picture."""
     rows, picture = tmp_path / "rows.jsonl", tmp_path / "x.png"
     done = compare(
-        tmp_path, "--methods", "fsl-sage,fedavg", "--data", images, "--sizes", "width=4",
+        tmp_path, "--methods", "fsl-sage,fedavg", "--data", images, "--set", "model.sizes=width=4",
         "--batch", 16, "--learning-rate", 0.01, "--clients", 2, "--rounds", 12,
-        "--target-accuracy", 0.7, "--stop-at-target", "--upload-every", 1,
+        "--target-accuracy", 0.7, "--stop-at-target", "--set", "split.upload_every=1",
         "--net", "100mbit,5ms", "--json", rows, "--png", picture, "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout

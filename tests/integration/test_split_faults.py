@@ -183,7 +183,7 @@ def test_every_process_is_killed_once_and_the_run_goes_on(site):
 
 def test_both_servers_in_one_process_are_moved(site):
     """After SIGTERM neither of the two ends the run (docs/adr/0088)."""
-    parties = Together(site, split__method="splitfed-v1", split__checkpoint_every=1000)
+    parties = Together(site, split__method="splitfed-v1")
     parties.start("server")
     parties.start("a", "b")
     parties.go_on()

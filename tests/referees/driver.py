@@ -29,7 +29,7 @@ from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.observe.journal import TraceHash
-from fsl_async.roles.ring.events import Decision
+from fsl_async.roles.groups.events import Decision
 from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
@@ -111,8 +111,8 @@ class Server:
         for name in CLIENTS:
             wire = self.manifest.to_wire(), self.manifest.frozen_to_wire()
             self.says(name, msg.Attach(self.manifest.fingerprint, *wire))
-        if kind.adopts and self.store.ring.open(coordinates=True).round < 0:
-            self.store.ring.begin()
+        if kind.adopts and self.store.groups.open(coordinates=True).round < 0:
+            self.store.groups.begin()
 
     # --- what the shell calls of the transport ---
 
@@ -211,7 +211,7 @@ class Server:
         """Let the clients send what makes a version; return its digest."""
         self.open_round()
         if self.kind.adopts and version == LEFT + 1:  # so that the group merges on after its cut
-            self.store.ring.take_cut(self.store.ring.state.round)
+            self.store.groups.take_cut(self.store.groups.state.round)
         senders = self.kind.senders(version)
         for client, lag in senders:
             self.deliver(client, version, lag)
@@ -227,25 +227,25 @@ class Server:
         """Leave a delta acknowledged, another half sent, and the cut of a global round."""
         self.open_round()
         if self.kind.adopts:
-            self.store.ring.take_cut(self.store.ring.state.round)
+            self.store.groups.take_cut(self.store.groups.state.round)
         self.deliver(PENDING[0], LEFT + 1)
         if not self.kind.is_scalars:
             self.deliver(PENDING[1], LEFT + 1, most=1)
 
     def adopt(self, version):
         """Reduce a global round of this one group, in NumPy, and make its result the version."""
-        ring = self.store.ring
-        number = ring.state.round
-        cut = ring.take_cut(number)
-        ring.keep_attempt(number, number + 1)
-        job = ring.begin_result(number + 1)
+        groups = self.store.groups
+        number = groups.state.round
+        cut = groups.take_cut(number)
+        groups.keep_attempt(number, number + 1)
+        job = groups.begin_result(number + 1)
         flat = {name: np.fromfile(job[name], "<f4", offset=job["skip"])
                 for name in ("base", "cut", "residual") if job[name] is not None}  # fmt: skip
         total = flat["base"] - flat["cut"] - flat.get("residual", np.float32(0))
         job["out"].write_bytes(job["base"].read_bytes()[: job["skip"]] + total.tobytes())
-        digest = ring.finish_result(number + 1, self.config.codec.spec_down)
-        ring.keep_decision(number + 1, number + 1, digest, {"first": (cut.begin, cut.end)})
-        decision = Decision(number + 1, number + 1, digest, ring.state.run)
+        digest = groups.finish_result(number + 1, self.config.codec.spec_down)
+        groups.keep_decision(number + 1, number + 1, digest, {"first": (cut.begin, cut.end)})
+        decision = Decision(number + 1, number + 1, digest, groups.state.run)
         made = self.store.adopt_global(decision, counted=True, keeps_momentum=True)
         assert made.version == version
         return made.digest
@@ -269,7 +269,7 @@ def play(run_dir, kind, last, files=None):
             digests[version] = server.make(version)
             continue
         digests[version] = server.adopt(version)
-        server.close()  # a group's machine gets its global weights from the ring's
+        server.close()  # a group's machine gets its global weights from the member's machine
         server = Server(run_dir, kind, files)
     return server, found, {str(version): digest for version, digest in digests.items()}
 

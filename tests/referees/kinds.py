@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import field, frozen
 
-CHUNK = 48
+CHUNK, BLOCK = 48, 16
 """Values in a chunk, so that these small models have several."""
 CLIENTS = ("a", "b", "c", "odd")
 TOKENS = {"a": 100, "b": 300, "c": 200, "odd": 50}
@@ -34,11 +34,9 @@ ALWAYS = (
     "sync.clients=4",
     "sync.min_clients=4",
     "store.keep_versions=2",
-    "store.snapshot_bytes_per_s=0",
     # One thread, and no limit by norms: a sum of squares depends on the processor in its last bit.
     "codec.threads=1",
     "guard.clip_median=0",
-    "codec.block_values=16",
 )
 
 

@@ -54,8 +54,9 @@ import tempfile
 from pathlib import Path
 
 import driver
-from kinds import CHUNK, KINDS, LAST, LEFT
+from kinds import BLOCK, CHUNK, KINDS, LAST, LEFT
 
+from fsl_async.config import settings
 from fsl_async.store.model import manifest
 
 HERE = Path(__file__).resolve().parent
@@ -120,7 +121,7 @@ def go_on_split(folder):
 
 def make_runs():
     """Make all directories, and runs.json."""
-    manifest.CHUNK_VALUES = CHUNK
+    manifest.CHUNK_VALUES, settings.BLOCK_VALUES = CHUNK, BLOCK
     found = {}
     for name in (*KINDS, "split_server"):
         with tempfile.TemporaryDirectory() as folder:

@@ -5,8 +5,9 @@ import json
 import driver
 import make
 import pytest
-from kinds import CHUNK, KINDS, LAST
+from kinds import BLOCK, CHUNK, KINDS, LAST
 
+from fsl_async.config import settings
 from fsl_async.store.model import manifest as manifest_module
 
 RUNS = json.loads(make.RUNS_JSON.read_text())
@@ -17,6 +18,7 @@ SIM = json.loads(make.SIM_JSON.read_text())
 def _small_chunks(monkeypatch):
     """Several chunks in each small model."""
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
+    monkeypatch.setattr(settings, "BLOCK_VALUES", BLOCK)
 
 
 @pytest.mark.usefixtures("_small_chunks")

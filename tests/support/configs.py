@@ -3,8 +3,7 @@
 import attrs
 
 from fsl_async.config.settings import TABLES, Config, GuardConfig
-from fsl_async.roles.sync.counting import Counting
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Counting, DeltaBook
 from fsl_async.roles.sync.norm_guard import NormGuard
 
 

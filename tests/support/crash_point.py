@@ -13,8 +13,8 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.files.memory_files import Killed
 from fsl_async.roles import machine
+from fsl_async.roles.groups import effects as effects_groups
 from fsl_async.roles.machine import Effect
-from fsl_async.roles.ring import effects as effects_ring
 from fsl_async.roles.split import effects as effects_split
 from fsl_async.roles.sync import effects
 from fsl_async.tools.sim.training import VirtualWorker
@@ -120,7 +120,7 @@ class WatchedWorker(VirtualWorker):
 
 EFFECTS = {
     found
-    for module in (machine, effects, effects_ring, effects_split)
+    for module in (machine, effects, effects_groups, effects_split)
     for found in vars(module).values()
     if isinstance(found, type) and issubclass(found, Effect) and found is not Effect
 }

@@ -50,8 +50,8 @@ KINDS = {
     # From disk to disk: no version is held in memory.
     "rounds": ("called", ["sync.trigger=rounds"]),
     "rough": ("called", []),
-    "buffer": ("steps", ["sync.buffer=2", "sync.least_s=2", "sync.local_steps=4"]),
-    "latest": ("own", ["sync.buffer=1", "sync.least_s=2", "run.rounds=6"]),
+    "buffer": ("steps", ["sync.buffer=2", "sync.local_steps=4"]),
+    "latest": ("own", ["sync.buffer=1", "run.rounds=6"]),
 }
 """Kind of a run -> pace of its clients, settings."""
 CUTS = (("c0001", 17.0, 26.0), ("c0000", 30.0, 33.0), ("c0000", 49.0, 51.0))

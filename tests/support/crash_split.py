@@ -20,7 +20,7 @@ from fsl_async.tools.sim.split_processes import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 from fsl_async.tools.sim.world import FaultProfile, SilentJournal
 
-_RULES = SplitConfig(upload_every=3, align_every=2, checkpoint_every=6)
+_RULES = SplitConfig(upload_every=3, align_every=2)
 KINDS = {
     "sl": evolve(_RULES, method="sl"),
     "splitfed-v1": evolve(_RULES, method="splitfed-v1"),
@@ -64,6 +64,11 @@ class CrashSplit(SplitSimulation):
         self.points = Points(point)
         self.rare = set()
         self.is_last = False
+
+    def _split_server(self, files):
+        machine, training = super()._split_server(files)
+        machine.checkpoints.every = 6
+        return machine, training
 
     def run(self, progress=None):
         """Run, and ask the split server to end in the middle: another one goes on in its folder."""

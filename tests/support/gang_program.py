@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.gang.link import Place
 from fsl_async.nodes.client.gang_joining import RankSession
 

@@ -2,11 +2,10 @@
 
 import attrs
 
-from fsl_async.roles.machine import Offered, Received, Send, TimerFired
+from fsl_async.roles.machine import SERVER, Offered, Received, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.roles.sync.progress import RunPosition
 
 

@@ -7,6 +7,7 @@ from machines import Driver
 from fsl_async.roles.machine import ClientLeft, Greeted
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.checkpoints import CHECKPOINT_EVERY
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
 
@@ -62,9 +63,10 @@ class SplitServerDriver(Driver):
         return self.trained(upload, answer=answer)
 
 
-def split_server(method="cse-fsl", **rules):
+def split_server(method="cse-fsl", checkpoint_every=CHECKPOINT_EVERY, **rules):
     """Make a driver whose split server begins with an empty folder."""
     config = config_of("split", method=method, **{"alone_s": 0.0, **rules})
     driver = SplitServerDriver(SplitServerMachine(config, HALVES))
+    driver.machine.checkpoints.every = checkpoint_every
     driver.feed(ev.SplitRecovered(SplitProgress()))
     return driver

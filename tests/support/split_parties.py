@@ -17,7 +17,6 @@ SETTINGS = {
     "split.align_every": 2,
     "split.align_passes": 2,
     "split.buffer_samples": 8,
-    "split.checkpoint_every": 7,
     "session.heartbeat_every_s": 0.5,
     "session.expire_after_s": 4,
     "model.layers": 2,

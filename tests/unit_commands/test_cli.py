@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from golden import golden
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
@@ -24,188 +25,12 @@ def run(capsys, *args):
     return code, out, err
 
 
-GOLDEN = [
-    (
-        "--role relay",
-        (
-            "which server? Give the address in the line that it prints, like: fsl-node --role "
-            "relay --listen *:7100 fsl://ps.example.org:7100?key=..."
-        ),
-    ),
-    ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
-    (
-        "--role client --split 1=a:2 b:1",
-        "--split goes with --role relay; a run's split server is --role server",
-    ),
-    (
-        "--role relay --set a.b=1 a:1",
-        "--set is not a relay's, which forwards what it does not read",
-    ),
-    (
-        "--role relay --split 7101 127.0.0.1:1",
-        "--split 7101: say where the split server is, like --split 7101=split.example.org:7101",
-    ),
-    (
-        "--role relay 127.0.0.1:1?split=127.0.0.1:2",
-        (
-            "the address names a split server too, 127.0.0.1:2: say at which port clients reach it "
-            "here, --split 7101"
-        ),
-    ),
-    (
-        "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
-        (
-            "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and "
-            "on the way; give the address with ?key=... as the parameter server prints it, or "
-            "accept it with --insecure"
-        ),
-    ),
-    ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
-    ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
-    (
-        "--config fsl.toml",
-        (
-            "say what this node is, --role ps, client, server or relay, or give a command "
-            f"({', '.join(COMMANDS)})"
-        ),
-    ),
-    ("fsl://a:1", "to join the run at fsl://a:1: fsl-node --role client fsl://a:1"),
-    ("initt", "no command 'initt'; did you mean init?"),
-    ("node", f"no command 'node'; commands: {', '.join(COMMANDS)}"),
-    ("ps", "a role is an option: fsl-node --role ps"),
-    ("init --foo", "no such option '--foo'. Did you mean '--force'? (see fsl-node init --help)"),
-    ("--role ps a:1 b", "got unexpected extra argument (b) (see fsl-node --help)"),
-    (
-        "--role client",
-        (
-            "which server? The server prints the line, like: fsl-node --role client "
-            "fsl://ps.example.org:7100?key=..."
-        ),
-    ),
-    ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100?key=..."),
-    (
-        "--role client localhost:1 --config x",
-        "--config is the parameter server's; a client gets the run's configuration from it",
-    ),
-    (
-        "--role client localhost:1 --set sync.every_s=3",
-        "--set is the parameter server's; a client gets the run's configuration from it",
-    ),
-    (
-        "--role client localhost:1 --from-version 0",
-        "--from-version is the parameter server's; a client gets the run's configuration from it",
-    ),
-    (
-        "--role client fsl://a:1?key=k",
-        (
-            "the key in the address of a:1 is damaged: copy the complete line that the parameter "
-            "server prints, in its quotes"
-        ),
-    ),
-    (
-        "--role client localhost:1 --name a/b",
-        "--name 'a/b': must be 1 to 64 letters, digits, dots, dashes or underscores",
-    ),
-    (
-        "--role client localhost:1 --task nothere.py:f",
-        "--task nothere.py:f: no such file nothere.py",
-    ),
-    (
-        "--role client localhost:1 --task nothere",
-        "--task nothere: write it as file.py:function, for example train.py:train",
-    ),
-    ("--role client localhost:1 --data nothere", "--data nothere: no such file or directory"),
-    (
-        "--role client localhost:1 --threads 0",
-        "invalid value for '--threads': 0 is outside the range: 1 to 4,096 (see fsl-node --help)",
-    ),
-    (
-        "--role ps --threads 2",
-        "--threads is a client's; here --set train.threads=N is for every client of the run",
-    ),
-    (
-        "--role ps --name a/b",
-        '--name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"',
-    ),
-    (
-        "--role ps --run-dir {x}",
-        '--run-dir: must be a path, in which {name} stands for run.name, got "{x}"',
-    ),
-    (
-        "demo --preset 5m",
-        (
-            '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did '
-            "you mean 50m?"
-        ),
-    ),
-    (
-        "--role ps --set model.width=100",
-        (
-            "configuration: model.width: must be a multiple of model.heads (6), got 100 with "
-            "model.preset 3m"
-        ),
-    ),
-    ("--role ps --data nothere", "--data nothere: no such file or directory"),
-    ("--role ps --config no.toml", "no.toml: no such file; `fsl-node init no.toml` writes one"),
-    (
-        "--role ps --set sync.evry_s=3",
-        "--set: sync.evry_s: unknown key, did you mean sync.every_s?",
-    ),
-    (
-        "--role ps 0.0.0.0:7100",
-        (
-            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a "
-            "key: run fsl-node keys new,"
-            " or accept an unencrypted listener with --insecure"
-        ),
-    ),
-    (
-        "--role server --with-ps --set split.method=fsl-sage --set split.listen=0.0.0.0:7101",
-        (
-            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run "
-            "fsl-node keys new,"
-            " or accept an unencrypted listener with --insecure"
-        ),
-    ),
-    ("--role ps --keys nothere", "no key in nothere: run fsl-node keys new --keys nothere"),
-    (
-        "--role ps --keys nothere --insecure",
-        "--keys asks for encryption and --insecure for none: give one of them",
-    ),
-    (
-        "--role client ps.example.org:7100 --name a",
-        (
-            "fsl://ps.example.org:7100 has no key: give the complete address that the parameter "
-            "server prints, fsl://...?key=...,"
-            " or accept an unencrypted connection with --insecure"
-        ),
-    ),
-    (
-        "--role ps --dry-run --set transfer.window_bytes=1048576",
-        (
-            "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, "
-            "got 1048576"
-        ),
-    ),
-    (
-        "--role client 127.0.0.1:7100 --name a --keys k",
-        "--keys: the address has no ?key=..., so there is nothing to encrypt with",
-    ),
-    (
-        "--role client --keys k --name a fsl://a:1?key=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-        (
-            "a:1 encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
-            " then at a:1 the line that it prints (fsl-node keys trust KEY --name SITE)"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), GOLDEN)
+@pytest.mark.parametrize(("line", "message"), golden("mistakes.txt"))
 def test_every_mistake_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, line, message):
     """Golden lines: each says what is wrong and what to do, without a traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FSL_KEYS", str(tmp_path / "keys"))
+    message = message.replace("{commands}", ", ".join(COMMANDS))
     assert run(capsys, *line.split()) == (2, "", f"error: {message}\n")
 
 

@@ -7,7 +7,7 @@ from fsl_async import cli
 from fsl_async.commands import client
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
 from fsl_async.nodes.client.gang import options_from_wire, options_to_wire
 from fsl_async.nodes.client.joining import context_of, start_line

@@ -17,8 +17,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
 from fsl_async.commands.completion import parted
-from fsl_async.commands.options import Preset, RunDir, Setting
-from fsl_async.config.presets import SIZES
+from fsl_async.commands.options import RunDir, Setting
 
 PROGRAM = Path(sys.executable).with_name("fsl-node")
 START = {
@@ -136,7 +135,7 @@ def test_run_directories_are_offered_newest_first(folder):
     assert offered(RunDir(), "nowhere/") == [("dir", "nowhere/")]
 
 
-def test_settings_and_presets_are_offered():
+def test_settings_are_offered():
     """All keys, and values of those that are one of a few."""
     keys = [value for _, value in offered(Setting(), "")]
     assert "sync.every_s=" in keys
@@ -145,7 +144,6 @@ def test_settings_and_presets_are_offered():
     assert offered(Setting(), "sync.pace=") == [
         ("plain", "sync.pace=run"), ("plain", "sync.pace=own"),
     ]  # fmt: skip
-    assert [value for _, value in offered(Preset(), "")] == list(SIZES)
 
 
 def answered(line):

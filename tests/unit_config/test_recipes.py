@@ -49,7 +49,6 @@ def test_rows_name_settings_and_values_that_there_are():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([BUFFER, "sync.least_s=700"], "sync.least_s"),
         ([BUFFER, "sync.dylu=true", "sync.pace=own"], "sync.dylu"),
         (["split.method=sl", "sync.trigger=clock"], "sync.trigger"),
         (["split.method=sl", "tune.method=lora"], "split.method"),
@@ -69,7 +68,6 @@ def test_rows_name_settings_and_values_that_there_are():
         ([LATEST, "sync.trigger=clock"], "sync.trigger.* again; choose buffer"),
         ([BUFFER, LATEST, "tune.method=lora"], "tune.method.* is for pretraining"),
         (["sync.buffer=2"], r"sync.buffer: is for sync\.trigger = buffer"),
-        (["sync.least_s=1"], r"sync.least_s: is for sync\.trigger = buffer"),
         (["sync.local_steps=9"], r"sync.local_steps: is for sync\.trigger = buffer"),
         (["sync.dylu=true"], r"sync.dylu: is for sync\.trigger = buffer"),
         (["sync.pace=own"], r"sync.pace: is for sync\.trigger = buffer"),

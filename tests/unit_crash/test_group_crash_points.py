@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from crash_point import Point, Points, Scheduler, carried_out
 
-from fsl_async.nodes.ps.ring import RingShell
+from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.simulation import SimulationSettings
 
@@ -42,9 +42,9 @@ def passed():
 
 def test_every_effect_of_a_global_round_has_crash_points(passed):
     """A new effect that neither the run nor one with a killed member reaches must fail here."""
-    wanted = carried_out(RingShell)
+    wanted = carried_out(GroupsShell)
     assert len(wanted) > 6
-    points, _ = play(Point("member", "start_ring", "after"))
+    points, _ = play(Point("member", "start_reduction", "after"))
     seen = {(point.name, point.stage) for point in [*passed, *points.all()]}
     assert {(name, stage) for name in wanted for stage in ("before", "after")} - seen == set()
 

@@ -100,7 +100,7 @@ class SplitWorld:
     def __init__(self, folder, name, outputs=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
-        rules = SplitConfig(method=name, checkpoint_every=2, align_every=1, up="fp32", down="fp32")
+        rules = SplitConfig(method=name, align_every=1, up="fp32", down="fp32")
         server = SplitServer(
             linear(WIDTH, CLASSES),
             ServerSettings(
@@ -116,8 +116,10 @@ class SplitWorld:
             method_of(rules), server, UploadShape((WIDTH,), CLASSES, per_token=False), self.disk
         )
         workers = Workers(*(VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)))
+        machine = SplitServerMachine(Config(split=rules), {"method": name})
+        machine.checkpoints.every = 2
         self.shell = SplitServerShell(
-            SplitServerMachine(Config(split=rules), {"method": name}),
+            machine,
             self.training,
             lambda take: tp.ListenerEndpoint(
                 self.link,

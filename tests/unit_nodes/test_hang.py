@@ -16,16 +16,16 @@ from fsl_async.nodes.client.training_watch import HangWatch, Hung, Recovered
 )
 def test_what_a_step_may_take(times, limit_s):
     """No limit before steps are known, at least the least, and no effect of a rare evaluation."""
-    watch = HangWatch(20.0, 10.0)
+    watch = HangWatch(10.0)
     if limit_s is not None:
         assert watch.look(0.0, times, limit_s) is None
     assert (watch.look(0.0, times, 20.1) is None) is (limit_s is None)
-    assert HangWatch(0.0, 10.0).look(0.0, times, 1e6) is None
+    assert HangWatch(0.0).look(0.0, times, 1e6) is None
 
 
 def test_a_hang_and_its_end_are_reported_once():
     """The log must not get a line for each look."""
-    watch, times = HangWatch(20.0, 10.0), [1.0] * 8
+    watch, times = HangWatch(10.0), [1.0] * 8
     assert watch.look(100.0, times, 120.0) is None
     assert watch.look(100.0, times, 120.5) == Hung(20.5, 1.0)
     assert watch.is_hung
@@ -37,7 +37,7 @@ def test_a_hang_and_its_end_are_reported_once():
 
 def test_waiting_for_the_run_is_no_hang():
     """While it waits for a version the training thread is not in a step."""
-    watch = HangWatch(20.0, 10.0)
+    watch = HangWatch(10.0)
     assert watch.look(None, [1.0] * 8, 1e6) is None
     assert watch.look(0.0, [], 1e6) is None, "the first steps compile and load"
 

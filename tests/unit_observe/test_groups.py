@@ -4,7 +4,7 @@ import pytest
 from facts import VersionFact, line_of
 
 from fsl_async.files.checksummed_json import to_checksummed
-from fsl_async.observe.ledger_audit import audit_ring
+from fsl_async.observe.ledger_audit import audit_groups
 from fsl_async.observe.run_state import RunState
 
 VERSION = {"fact": "version", "version": 1, "merged": [], "tokens_total": 9}
@@ -22,14 +22,14 @@ def test_status_has_a_line_about_groups():
     assert RunState().as_dict(0.0)["groups"] is None
     state = apply(
         RunState(),
-        ("ring_recovered", {"round": 2, "digest": "d2"}),
-        ("ring_peer_here", {"peer": "south"}),
-        ("ring_peer_here", {"peer": "east"}),
-        ("ring_failed", {"attempt": 4, "reason": "x"}),
+        ("groups_recovered", {"round": 2, "digest": "d2"}),
+        ("group_here", {"peer": "south"}),
+        ("group_here", {"peer": "east"}),
+        ("reduction_failed", {"attempt": 4, "reason": "x"}),
         ("keep_decision", {"contributors": {"south": [0, 1], "north": [0, 2]}}),
         ("decision_kept", {"round": 3, "attempt": 5}),
         ("adopted", {"round": 3, "digest": "d3"}),
-        ("ring_peer_gone", {"peer": "east"}),
+        ("group_gone", {"peer": "east"}),
     )
     (line,) = state.groups.words()
     assert line == (
@@ -39,8 +39,8 @@ def test_status_has_a_line_about_groups():
     assert state.lines_odd == 0
     member = apply(
         RunState(),
-        ("ring_recovered", {"round": -1, "digest": ""}),
-        ("ring_peer_here", {"peer": ""}),
+        ("groups_recovered", {"round": -1, "digest": ""}),
+        ("group_here", {"peer": ""}),
     )
     assert member.groups.words() == ["groups: none yet; connected: the coordinator"]
 
@@ -63,7 +63,7 @@ def decided(number, digest, **contributors):
 
 
 def adopted(number, digest):
-    return VERSION | {"ring": {"round": number, "attempt": 1, "digest": digest, "counted": True}}
+    return VERSION | {"groups": {"round": number, "attempt": 1, "digest": digest, "counted": True}}
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def audit(tmp_path):
             folder.mkdir(exist_ok=True)
             lines = b"".join(to_checksummed(fact) + b"\n" for fact in facts)
             (folder / "ledger.jsonl").write_bytes(lines)
-        return audit_ring({"north": tmp_path / "north", "south": tmp_path / "south"})
+        return audit_groups({"north": tmp_path / "north", "south": tmp_path / "south"})
 
     return made
 
@@ -119,4 +119,4 @@ def test_faults_are_found(audit, second, south, problem):
 
 def test_a_missing_ledger_is_a_problem(tmp_path):
     """A group that never started does not look clean."""
-    assert "north has no ledger" in audit_ring({"north": tmp_path}).problems
+    assert "north has no ledger" in audit_groups({"north": tmp_path}).problems

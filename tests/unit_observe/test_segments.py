@@ -15,10 +15,11 @@ from fsl_async import cli
 from fsl_async.commands import sim as sim_command
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe import segments
+from fsl_async.observe.clients import NodeState
 from fsl_async.observe.history import Course, as_dict, of_client
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.observe.run_state import NodeState, RunState
+from fsl_async.observe.run_state import RunState
 
 
 @pytest.fixture(scope="module")

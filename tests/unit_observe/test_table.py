@@ -2,9 +2,9 @@
 
 import pytest
 
-from fsl_async.observe.clients import ClientState, Volume
+from fsl_async.observe.clients import ClientState, NodeState, Volume
 from fsl_async.observe.rounds import ParameterServerFigures
-from fsl_async.observe.run_state import NodeState, RunState
+from fsl_async.observe.run_state import RunState
 from fsl_async.observe.table import client_lines, header, sparkline
 
 

@@ -41,8 +41,8 @@ def test_the_plan_counts_the_tensors_that_a_client_exchanges(tmp_path, capsys, k
     from tiny_base import write_bert, write_llama
 
     from fsl_async.learn.client.buffers import ModelWeights
-    from fsl_async.learn.client.fed import LocalFed
-    from fsl_async.learn.client.fed_base import ClientContext
+    from fsl_async.learn.client.context import ClientContext
+    from fsl_async.learn.client.local_fed import LocalFed
     from fsl_async.learn.tune.base import load_base
 
     folder = {"llama": write_llama, "bert": write_bert}[kind](tmp_path / kind)

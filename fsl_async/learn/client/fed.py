@@ -20,53 +20,61 @@ Runs by rounds (`sync.trigger` other than "clock"), and split learning:
 
 Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimizer
 keeps its state over a rebase: its moments stay local and are never averaged (DiLoCo,
-arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under either and cannot
-tell.
+arXiv:2311.08105). `local_fed.LocalFed` is the same without a network: a task runs under either and
+cannot tell.
 """
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
-import numpy as np
+import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
-from fsl_async.config.presets import DECAY_SHARES
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed_base import ClientContext, FedBase, SplitPort
-from fsl_async.learn.client.ports import (
-    Move,
-    Moved,
-    Orders,
-    RebaseOrder,
-    RunFinishedError,
-    Vector,
-    Work,
-)
-from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole, numbers
+from fsl_async.learn.client.context import ClientContext, SplitPort, SplitRounds
+from fsl_async.learn.client.items import PartSampler, Positions
+from fsl_async.learn.client.optimizers import build_optimizer
+from fsl_async.learn.client.ports import RunFinishedError, Vector
+from fsl_async.learn.client.schedule import Schedule
+from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
+from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.client.training import Training
+from fsl_async.learn.data.corpus import Corpus, windows
 from fsl_async.learn.models.adapters import Adapters, View
 from fsl_async.learn.models.hf import check_causal
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
-from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.adapters import FedIT, HetLoRA, adapter_rule_named
 
-if TYPE_CHECKING:
-    from fsl_async.learn.split.remote import SplitTraining
+ADAPTER_RATE = 1e-3
+"""AdamW's learning rate of adapters where the run sets none."""
+QUIET_STEPS = 3
+"""How often step may be called after the end, without a line: a loop may finish what it began."""
+TOLERATED_STEPS = 100
+"""How often, before that ends a loop that never looks. In a loop around one that is left, each of
+its epochs makes a step; code after both loops still runs."""
 
 
-class Fed(FedBase):
-    """A client's view of a run. Used by the training thread, but for `status`."""
+class Fed:
+    """A client's view of a run. Used by the training thread, but for `status`.
+
+    client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as
+    config["train"]["batch"]; settings: `config`, checked, with attributes instead of keys; log:
+    takes a line for the journal; policy: what may leave this site; rank, ranks: this process of
+    those that train one model together, 0 and 1 where it is alone; part: see `ClientContext.part`;
+    is_leaving(): whether this process was asked to end, so that nothing long should begin.
+    position_in(check), keep_position(function): see `items.Positions`, for data of your own.
+    """
 
     def __init__(
         self,
@@ -74,19 +82,37 @@ class Fed(FedBase):
         context: ClientContext,
         session: SplitPort | None = None,
     ) -> None:
-        super().__init__(training, context)
-        self._process = os.getpid()
-        training.buffers = self.settings.exchange.buffers
-        if not self.rank:
-            training.log = self.log
+        self._own_training = training
+        self._context = context
+        self.client_name = context.client_name
+        self.seed = context.seed
+        self.device = context.device
+        self.config, self.settings = context.config, context.settings
+        self.log = context.log
+        self.rank, self.ranks, self.part = context.rank, context.ranks, context.part
+        self.policy = context.policy
+        self.privacy_folder, self.states_file = context.privacy_folder, context.states_file
+        self.is_leaving = context.is_leaving
+        self.adapters: Adapters | None = None
+        """The run's LoRA adapters in the attached model; None until `lora` is called."""
         self.meter = training.meter
         self.changed = threading.Condition()
         """Where split learning waits."""
-        self._session = session
-        self._rounds: SplitTraining | None = None
-        self._refusal = ""  # why `step` cannot train
         self.evaluates_in_time = False
         """Of built-in tasks: end without the last evaluation where this process was asked to."""
+        self._process = os.getpid()
+        self._session = session
+        self._rounds: SplitRounds | None = None
+        self._refusal = ""  # why `step` cannot train
+        self._tracked: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._steps_after_end = 0
+        self._counts_steps = False
+        self._positions = Positions(context, training)
+        self.position_in = self._positions.position_in
+        self.keep_position = self._positions.keep_position
+        training.buffers = self.settings.exchange.buffers
+        if not self.rank:
+            training.log = self.log
 
     @property
     def _training(self) -> Training:
@@ -96,6 +122,22 @@ class Fed(FedBase):
                 " exchange weights there; workers may read data, fed.running and fed.version"
             )
         return self._own_training
+
+    @property
+    def running(self) -> bool:
+        """False once the run has ended."""
+        return not self._own_training.stopped
+
+    @property
+    def version(self) -> int:
+        """The version of the run that the model was last moved onto; -1 before attach."""
+        return self._own_training.version
+
+    def status(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
+        return {"version": self.version, **self.meter.report()}
+
+    # --- the model ---
 
     def attach(self, model: nn.Module, *, exchange: Sequence[str] | None = None) -> None:
         """Hand the model over and wait until its weights are the run's: received, or its own.
@@ -144,13 +186,12 @@ class Fed(FedBase):
         rank that the run cannot have), and what `attach` raises.
         """
         check_causal(model, self.log)
-        tune = self.settings.tune
+        tune, site = self.settings.tune, self._context.site
         rule = adapter_rule_named(tune.rule)
-        site = self._context.site
         if site_rank is not None:
             site = attrs.evolve(site, rank=site_rank)
         if self.is_zeroth:
-            self._check_zeroth(tune)
+            self._check_zeroth()
             site = attrs.evolve(site, rank=0)  # a probe costs the same whatever the rank
         rank = site.rank_in(tune, unequal=rule.unequal_ranks)
         if self.ranks > 1 and rule.trains_a(0) != rule.trains_a(1):
@@ -158,19 +199,19 @@ class Fed(FedBase):
                 f"tune.rule = {tune.rule} trains factors in turn, and the ranks of a client add up"
                 " gradients of fixed weights: use another rule, or one process"
             )
-        self.adapters = Adapters(
-            model,
-            tune,
-            rule,
-            seed=self.seed,
-            heads=heads,
-            site_rank=rank,
-            layers=site.layers,
+        self.adapters = adapters = Adapters(
+            model, tune, rule, seed=self.seed, heads=heads, site_rank=rank, layers=site.layers
         )
-        if self.adapters.left_out:
-            self.log(self.adapters.left_out)
-        save_as_base(self.adapters)
-        self._attach_adapters(model, self.adapters)
+        if adapters.left_out:
+            self.log(adapters.left_out)
+        save_as_base(adapters)
+        if not self.is_zeroth:  # else no weights leave but those that the first version begins with
+            self._check_weights(model, adapters.view)
+        facts = {RANK: float(adapters.site_rank), ORDER: 0.0 if self.is_zeroth else 1.0}
+        self._training.facts["adapters"] = lambda: facts
+        self._training.on_version = self._begin_version
+        self._expect_rounds()
+        self._training.attach(model, adapters.view)
         return model
 
     @property
@@ -178,23 +219,26 @@ class Fed(FedBase):
         """Whether this site measures losses alone, and sends scalars (`fed.end_round`)."""
         return self._context.site.is_zeroth(self.settings.tune)
 
-    def _check_zeroth(self, tune: TuneConfig) -> None:
+    def _check_zeroth(self) -> None:
         """Raise TaskError where the run cannot use a site of zeroth order."""
+        tune, why = self.settings.tune, ""
         if self.settings.sync.trigger == "clock":
-            raise TaskError(
-                "--order zeroth: this run syncs by the clock, and steps of zeroth order are made by"
-                " rounds; it needs --set sync.trigger=rounds"
+            why = (
+                "this run syncs by the clock, and steps of zeroth order are made by rounds; it"
+                " needs --set sync.trigger=rounds"
             )
-        if tune.is_private:
-            raise TaskError(
-                "--order zeroth: this run trains privately (tune.dp_epsilon), and what is computed"
-                " from losses gets no noise; leave --order out"
+        elif tune.is_private:
+            why = (
+                "this run trains privately (tune.dp_epsilon), and what is computed from losses gets"
+                " no noise; leave --order out"
             )
-        if tune.method == "lora" and tune.rule == HetLoRA.name:
-            raise TaskError(
-                "--order zeroth: tune.rule = hetlora weighs sites by the norm of their products,"
-                " which are noise here; the run needs another rule"
+        elif tune.method == "lora" and tune.rule == HetLoRA.name:
+            why = (
+                "tune.rule = hetlora weighs sites by the norm of their products, which are noise"
+                " here; the run needs another rule"
             )
+        if why:
+            raise TaskError(f"--order zeroth: {why}")
 
     def _expect_rounds(self) -> None:
         """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
@@ -209,33 +253,27 @@ class Fed(FedBase):
                 "fed.step: this run trains privately (tune.dp_epsilon), and this task adds no"
                 " noise: leave out --task"
             )
-        if self.settings.sync.trigger in {"auto", "clock", "buffer"}:
-            return
-        self._training.expect_rounds()
-        if not self.is_zeroth:
-            self._training.round_steps = self.settings.tune.steps
+        if self.settings.sync.trigger not in {"auto", "clock", "buffer"}:
+            self._training.expect_rounds(0 if self.is_zeroth else self.settings.tune.steps)
 
-    def _attach_adapters(self, model: nn.Module, adapters: Adapters) -> None:
-        training, view = self._training, adapters.view
-        if not self.is_zeroth:  # else no weights leave but those that the first version begins with
-            self._check_weights(model, view)
-        training.facts = {
-            RANK: float(adapters.site_rank),
-            ORDER: 0.0 if self.is_zeroth else 1.0,
-        }
-        training.on_version = self._new_version
-        self._expect_rounds()
-        training.attach(model, view)
-
-    def _new_version(self, version: int) -> None:
-        """The model was moved onto a version: adapters train what their rule trains from it."""
-        adapters = self.adapters
-        if adapters is None:
-            return
-        adapters.begin_version(version)
-        if adapters.rule.changes_basis:
+    def _begin_version(self, version: int) -> None:
+        """Train what the adapters' rule trains from the version that the model was moved onto."""
+        assert self.adapters is not None
+        self.adapters.begin_version(version)
+        if self.adapters.rule.changes_basis:
             for optimizer in filter(None, (found() for found in self._tracked)):
                 optimizer.state.clear()
+
+    def _check_weights(
+        self, model: nn.Module, exchange: Sequence[str] | View | None = None
+    ) -> None:
+        """Raise NotAllowedError where a site that lets out adapters only would send others."""
+        if self.policy.lets(DELTAS):
+            return
+        for one in ModelWeights(model, exchange).layout.tensors:
+            if not set(one.name.split(".")) & {"lora_A", "lora_B", "patch"}:
+                what = f"this task exchanges {one.name}, which is no LoRA adapter: it"
+                self.policy.require({DELTAS: "the parameter server"}, what)
 
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
         """Report numbers with every delta, whatever the site's policy for metrics.
@@ -247,29 +285,14 @@ class Fed(FedBase):
         checked = script_values.facts("fed.add_facts", facts, FACTS)
         if EPSILON in checked():
             self._refusal = ""
-        self._training.more_facts = checked
+        self._training.facts["task"] = checked
 
-    def _check_weights(
-        self, model: nn.Module, exchange: Sequence[str] | View | None = None
-    ) -> None:
-        """Raise NotAllowedError where a site that lets out adapters only would send others."""
-        policy = self.policy
-        if policy.lets(DELTAS):
-            return
-        tensors = ModelWeights(model, exchange).layout.tensors
-        others = [
-            one.name
-            for one in tensors
-            if not set(one.name.split(".")) & {"lora_A", "lora_B", "patch"}
-        ]
-        if others:
-            what = f"this task exchanges {others[0]}, which is no LoRA adapter: it"
-            policy.require({DELTAS: "the parameter server"}, what)
+    # --- rounds, and split learning ---
 
     def attach_rounds(
         self,
         model: nn.Module,
-        training: "SplitTraining",
+        training: SplitRounds,
         architecture: Mapping[str, str] | None = None,
     ) -> None:
         """Hand `model` over, which `training` trains by rounds; wait for the run's weights.
@@ -341,6 +364,8 @@ class Fed(FedBase):
         with self.meter.waiting():
             return self._training.end_round(scalars)
 
+    # --- steps, and versions ---
+
     def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
         """A training step is done; the only point where weights may be exchanged.
 
@@ -359,19 +384,34 @@ class Fed(FedBase):
                 " there; call it after the block"
             )
         self.meter.step_ended()
-        self.meter.count(self._counted(tokens), metrics)
-        training = self._training
-        training.keep_pace()
-        if training.orders.asked() or training.is_due:
-            if training.round_steps:
-                with self.meter.waiting():
-                    goes_on = training.attend_round()
-            else:
-                goes_on = training.attend()
-            if not goes_on:
-                return self._ended()
+        if tokens is NOT_GIVEN:
+            tokens = 1
+            if not self._counts_steps:
+                self._counts_steps = True
+                self.log(
+                    "fed.step without tokens: each step counts as 1; where clients have batches of"
+                    " different sizes, give tokens=, the tokens or samples of the step"
+                )
+        self.meter.count(tokens, metrics)
+        if not self._training.step():
+            return self._ended()
         self.meter.step_begins()
         return True
+
+    def _ended(self) -> bool:
+        """Return False for step; raises RunFinishedError for a loop that never looks at it."""
+        self._steps_after_end += 1
+        if self._steps_after_end == QUIET_STEPS + 1:
+            self.log(
+                "the run has ended, and training goes on without it: leave every loop when fed.step"
+                " returns False; in an outer loop, `if not fed.running: break`"
+            )
+        if self._steps_after_end > TOLERATED_STEPS:
+            raise RunFinishedError(
+                f"the run has ended, and fed.step has returned False {TOLERATED_STEPS} times: this"
+                " script ends here, because its loop does not"
+            )
+        return False
 
     def send(self) -> None:
         """Send what was trained since the last delta, as soon as that one has arrived.
@@ -405,100 +445,149 @@ class Fed(FedBase):
             raise RunFinishedError("no version is evaluated, because this client was asked to end")
         return self._training.at_version()
 
-    def status(self) -> dict[str, float]:
-        """Step, version, tokens, tokens_per_s, the running mean of each metric. For any thread."""
-        return {"version": self.version, **self.meter.report()}
+    def recalibrate(self, model: nn.Module, batches: Iterable[Any]) -> int:
+        """Measure the statistics of batch norm anew on the model's present weights, in place.
 
+            with fed.at_version():
+                fed.recalibrate(model, ten_batches)
+                accuracy = evaluate(model)
 
-class _Alone:
-    """The `ExchangePort` of a process alone: its own first weights are version 0, the only one."""
+        A version has the mean of its clients' statistics, which are not quite those of the merged
+        weights: with new ones it is a few points better while training moves fast
+        (docs/adr/0142). See `fsl_async.learn.client.statistics.recalibrate`. Returns the number of
+        batches.
+        """
+        return recalibrate(model, batches)
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-
-    def free_vector(self, values: int) -> Vector:
-        return np.empty(values, np.float32)
-
-    def attach(self, manifest: Manifest, own: Vector) -> None:
-        self._orders.ask(RebaseOrder(discard=False))
-
-    def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
-        """Do nothing: a task that trains alone sends no snapshots."""
-
-    def reach_pace(self) -> None:
-        """Do nothing: there is no one to send to."""
-
-    def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
-        none = np.empty(0, np.float32)
-        move(Move(0, "stay", none, none))
-
-    def read_base(self, read: Callable[[Vector], None]) -> int:
-        return 0  # alone, the version is what was trained so far
-
-
-class LocalFed(Fed):
-    """The same API for one process alone: a baseline to compare with, and a way to try a task out.
-
-    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history`
-    keeps (step, metrics) of every step.
-    """
-
-    def __init__(
-        self, context: ClientContext, *, steps: int | None = None, seconds: float | None = None
-    ) -> None:
-        orders = Orders()
-        super().__init__(Training(orders, _Alone(orders)), context)
-        self.history: list[tuple[int, dict[str, float]]] = []
-        self._orders = orders
-        self._last_step = steps
-        self._seconds = seconds
-        self._begun_at = time.monotonic()
-
-    @property
-    def model(self) -> nn.Module | None:
-        """The attached model; None before `attach`."""
-        return self._training.module
-
-    def _expect_rounds(self) -> None:
-        """Do nothing: no one calls for rounds, and nothing that is trained leaves this process."""
-
-    def rounds(self) -> Iterator[int]:
-        """Raise TaskError: no one calls for rounds."""
-        raise TaskError("fed.rounds: no run calls for rounds here, where a task trains alone")
-
-    def step(self, *, tokens: Whole = NOT_GIVEN, metrics: Metrics | None = None) -> bool:
-        """Count a step; False once the steps or the time are used up."""
-        if not self.running:
-            return self._ended()
-        goes_on = super().step(tokens=tokens, metrics=metrics)
-        self.history.append((self.meter.steps, numbers("fed.step: metrics", metrics or {})))
-        out_of_steps = self._last_step is not None and self.meter.steps >= self._last_step
-        passed_s = time.monotonic() - self._begun_at
-        if out_of_steps or (self._seconds is not None and passed_s >= self._seconds):
-            self.stop()
-            return self._ended()
-        return goes_on
-
-    def send(self) -> None:
-        """Do nothing: there is no one to send to. Raises TaskError before `attach`."""
-        self._training.send()
-
-    def stop(self) -> None:
-        """End the run at the next step. For any thread."""
-        self._orders.stop()
+    # --- optimizers, and the run's progress ---
 
     @property
     def progress(self) -> float | None:
-        """The share of the steps or of the time that is used up; None without either limit."""
-        parts = []
-        if self._last_step is not None:
-            parts.append(self.meter.steps / max(1, self._last_step))
-        if self._seconds is not None:
-            parts.append((time.monotonic() - self._begun_at) / max(self._seconds, 1e-9))
-        return min(1.0, max(parts)) if parts else None
+        """Share of the run that is done, 0 to 1, the same at all clients; None without an end.
+
+        By what ends the run first: `run.tokens`, `run.rounds` or `run.seconds`. Between versions it
+        goes on at the run's pace.
+        """
+        return self._own_training.clock.progress
 
     @property
     def decays_from(self) -> float:
-        """Progress at which learning rates begin to fall, by `train.decay_share`."""
-        train = self.settings.train
-        return 1.0 - (train.decay_share or DECAY_SHARES[train.optimizer])
+        """Progress at which learning rates begin to fall."""
+        return self._own_training.clock.decays_from
+
+    @property
+    def rate_factor(self) -> float:
+        """The learning rate as a share of its peak, by the run's progress and `train.schedule`.
+
+        It rises from 0 over this client's first steps: `train.warmup_steps` at the start of the
+        run, 20 for a client that joins later. See `fsl_async.learn.client.schedule`.
+        """
+        return Schedule.of(self.config.get("train", {})).factor(
+            self.progress,
+            self.decays_from,
+            steps=self.meter.steps,
+            late=self._own_training.joined_at > 0,
+        )
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        *,
+        is_matrix: Callable[[str, nn.Parameter], bool] | None = None,
+        **train: Any,
+    ) -> torch.optim.Optimizer:
+        """The run's inner optimizer over the weights of `model` that train.
+
+        By [train] of the run: Muon for the matrices of hidden layers and AdamW for the rest, or
+        AdamW alone, as always for adapters. train: values to use instead, such as
+        learning_rate=3e-4, optimizer="adamw". is_matrix: whether Muon steps a weight, by its name;
+        by default `fsl_async.learn.client.optimizers.hidden_matrices`.
+        """
+        settings = {**self.config.get("train", {}), **train}
+        if self.adapters is None:
+            return build_optimizer(model, settings, is_matrix=is_matrix)
+        rate = float(settings.get("learning_rate", 0.0)) or ADAPTER_RATE
+        # Factors are of low rank by themselves; decay would pull a frozen tail and B apart.
+        optimizer = torch.optim.AdamW(self.adapters.trained(), lr=rate, weight_decay=0.0)
+        self.track(optimizer)
+        return optimizer
+
+    def track(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clear the state of your own optimizer at versions that change the adapters' basis.
+
+        Moments describe the basis before. `fed.optimizer` makes one that is tracked already.
+        """
+        self._tracked.append(weakref.ref(optimizer))
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        """A scheduler that multiplies the rates of `optimizer` by `rate_factor`.
+
+        Call its step() after that of the optimizer. It follows the run and counts no steps, so
+        there is nothing in it to save.
+        """
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: self.rate_factor)
+
+    # --- data ---
+
+    def shard(
+        self,
+        data: str | os.PathLike[str] | Corpus | Sequence[Any],
+        *,
+        batch: int | None = None,
+        context: int | None = None,
+    ) -> Iterator[Any]:
+        """Draw from this client's own part of `data`, in an order by the seed, until the run ends.
+
+        data as a path or a Corpus: text. Gives random windows, int64 (batch, context + 1) on
+        `device`; `batch` is train.batch unless given, `context` is needed for a path.
+
+        data as any sequence (len() and [i]: a list, a torch Dataset, batches made before): gives
+        its items, each once per epoch. Item i belongs to client i modulo the number of shards, so
+        that sorted data is dealt out evenly. With data.sharding = "local" all of `data` is this
+        client's.
+
+        data as a `datasets.Dataset` or `IterableDataset` of Hugging Face: its items, each once per
+        epoch.
+
+        Items of either kind go on, after a relaunch, after the last item that the client's last
+        acknowledged delta has trained; of several data sets only of the one given first. What is
+        given is a torch IterableDataset too: workers of a DataLoader around it, or around one of
+        yours that iterates it, divide the part. See docs/DATA.md.
+
+        Raises DataError for text that is missing or too short, TaskError for an empty part.
+        """
+        if not isinstance(data, Corpus | str | os.PathLike):
+            return self._positions.items(data)
+        if not isinstance(data, Corpus):
+            if context is None:
+                raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
+            data = Corpus.open(data, context=context, held_out=self.settings.data.holdout)
+        span, size = data.shard(*self.part), batch or self.settings.train.batch
+        name, worker = self.client_name, get_worker_info()
+        if worker is not None:  # of a DataLoader: each draws windows of its own
+            name = f"{name}/{worker.id}"
+        start = max(self.version, 0)
+        drawn = windows(data, span, batch=size, seed=self.seed, name=name, start=start)
+
+        def endless() -> Iterator[torch.Tensor]:
+            while self.running:
+                yield torch.from_numpy(next(drawn)).to(self.device).long()
+
+        return endless()
+
+    def sampler(self, data: Sized, *, shuffle: bool = True, whole: bool = False) -> PartSampler:
+        """A sampler of this client's own part of `data`, for a DataLoader.
+
+            loader = DataLoader(data, batch_size=32, sampler=fed.sampler(data), num_workers=4)
+            while fed.running:
+                for batch in loader:                 # an epoch of this client's part
+                    ...
+                    if not fed.step(tokens=len(batch)):
+                        break
+
+        As `torch.utils.data.DistributedSampler`, by `fed.part`. It counts epochs by itself, and
+        goes on after a relaunch as `shard` does: after the last batch that the last acknowledged
+        delta has trained, whatever workers have read ahead. shuffle: anew in each epoch, by the
+        run's seed. whole: all of `data` is this client's. Raises TaskError for an empty part.
+        """
+        return self._positions.sampler(data, shuffle=shuffle, whole=whole)

@@ -15,7 +15,9 @@ replayed on a copy of the base, which will be the base (`Replay`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import define, field
 
 from fsl_async.store.disk.chunk_files import DIGEST_CHARACTERS, chunk_digest, vector_digest
 from fsl_async.store.errors import LearnerError
@@ -39,6 +41,7 @@ _DONE = b""
 """In the place of a frame that is not needed any more; no frame is empty."""
 
 
+@define(eq=False)
 class Fetch:
     """The chunks of one version. For one thread at a time.
 
@@ -48,24 +51,23 @@ class Fetch:
     update. is_global: the version is global weights.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        version: int,
-        *,
-        base: Vector | None = None,
-        target: Vector | None = None,
-        is_global: bool = False,
-    ) -> None:
-        self.version = version
-        self.target = target
-        self.is_global = is_global
-        self.chunks = manifest.chunks
-        self._manifest = manifest
-        self._base = base
-        self._frames: list[bytes | None] = [None] * self.chunks
+    _manifest: Manifest
+    version: int
+    _base: Vector | None = field(default=None, kw_only=True)
+    target: Vector | None = field(default=None, kw_only=True)
+    is_global: bool = field(default=False, kw_only=True)
+    _frames: list[bytes | None] = field(init=False)
+    _digests: list[bytes] = field(init=False)
+    _scratch: Vector | None = field(default=None, init=False)  # for one chunk
+
+    def __attrs_post_init__(self) -> None:
+        self._frames = [None] * self.chunks
         self._digests = [b""] * self.chunks
-        self._room: Vector | None = None  # for one chunk, from when it is needed
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a version."""
+        return self._manifest.chunks
 
     @property
     def missing(self) -> int:
@@ -135,9 +137,9 @@ class Fetch:
             return chunk
         assert self._base is not None
         old = self._chunk(self._base, index)
-        if self._room is None:
-            self._room = new_vector(self._manifest.longest_chunk)
-        chunk = self._room[: len(old)]
+        if self._scratch is None:
+            self._scratch = new_vector(self._manifest.longest_chunk)
+        chunk = self._scratch[: len(old)]
         if self._manifest.is_buffer(index):
             decode_into(frame, chunk)
         else:
@@ -150,6 +152,7 @@ class Fetch:
         return vector[start:stop]
 
 
+@define(eq=False)
 class Replay:
     """The scalars of the versions after a base, replayed on a copy. Like `Fetch`.
 
@@ -157,28 +160,16 @@ class Replay:
     seed: of the run's directions.
     """
 
-    chunks = 1
-    is_global = False
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        version: int,
-        *,
-        base: Vector,
-        since: int,
-        target: Vector,
-        seed: int,
-        pool: ChunkPool,
-    ) -> None:
-        self.version = version
-        self.target = target
-        self.digest = ""
-        self._manifest = manifest
-        self._base = base
-        self._since = since
-        self._seed = seed
-        self._pool = pool
+    chunks: ClassVar[int] = 1
+    is_global: ClassVar[bool] = False
+    _manifest: Manifest
+    version: int
+    _base: Vector = field(kw_only=True)
+    _since: int = field(kw_only=True)
+    target: Vector = field(kw_only=True)
+    _seed: int = field(kw_only=True)
+    _pool: ChunkPool = field(kw_only=True)
+    digest: str = field(default="", init=False)
 
     @property
     def missing(self) -> int:

@@ -10,7 +10,7 @@ counts as trained when the script has it, and not when a worker of a DataLoader 
 `datasets` is imported where an object of it is given, and so is there already.
 
 A DataLoader with workers reads several batches ahead, so neither a sampler nor a data set knows
-which of them the script has. `watch` replaces `DataLoader.__iter__`: iterators of loaders with a
+which of them the script has. `_iterate` replaces `DataLoader.__iter__`: iterators of loaders with a
 sampler of `fed.sampler`, or with workers that draw from `fed.shard`, count each batch as the script
 gets it. A worker puts the position after a batch beside it (`Mark`), and the process that trains
 takes it off again. Other loaders are left as they are.
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -31,22 +31,30 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.client import script_values
 from fsl_async.learn.data.counter import permutation
 from fsl_async.learn.data.packing import Position, check_of
+from fsl_async.roles.sync.delta import POSITION
 
 if TYPE_CHECKING:
-    from fsl_async.learn.client.fed_base import FedBase
+    from fsl_async.learn.client.context import ClientContext
+    from fsl_async.learn.client.training import Training
 
 
 _plain_iter = DataLoader.__iter__
+_listeners: weakref.WeakValueDictionary[int, Positions] = weakref.WeakValueDictionary()
+"""By id, which workers inherit."""
+_batch = 1
+"""Items of a batch of the loader whose workers were started last. They inherit it."""
+_mark: Mark | None = None
+"""In a worker: the mark of the last item that it has drawn."""
 
 
 @attrs.frozen
 class Mark:
     """A worker has drawn its items before `following`, of those that begin at `start`.
 
-    listener: the id of what is called (`watch`); workers inherit it. first: of each worker, the
-    first item.
+    listener: the id of the Positions to tell. first: the first item of each worker.
     """
 
     listener: int
@@ -68,25 +76,8 @@ class _Marked:
         return _Marked(pin_memory(self.batch), self.mark)  # type: ignore[no-untyped-call]
 
 
-_listeners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""By id: objects whose `trained_to` is called with positions that workers have marked."""
-_batch = 1
-"""Items of a batch of the loader whose workers were started last. They inherit it."""
-_mark: Mark | None = None
-"""In a worker: of the last item that it has drawn."""
-
-
-def watch(listener: Any) -> None:
-    """Call `listener.trained_to(position)` when batches of workers reach the script."""
-    _listeners[id(listener)] = listener
-    DataLoader.__iter__ = _iterate  # type: ignore[method-assign,assignment]
-
-
 class _Collate:
-    """Collates a batch in a worker, and adds its mark.
-
-    Where the script is, it keeps what the loader's workers have left to give.
-    """
+    """Collates a batch in a worker, and adds its mark; takes that off where the script is."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
@@ -97,16 +88,21 @@ class _Collate:
         batch = self.collate(items)
         return batch if _mark is None else _Marked(batch, _mark)
 
-    def received(self, mark: Mark) -> Position:
-        """Up to where all items have been received."""
+    def received(self, batch: Any) -> Any:
+        """Return the batch without its mark, and tell up to where all items have been received."""
+        if not isinstance(batch, _Marked):
+            return batch
+        mark = batch.mark
         if mark.start != self._start:
             self._start, self._following = mark.start, list(mark.first)
         self._following[mark.worker] = mark.following
-        return min(self._following, key=lambda one: (one.epoch, one.at))
+        listener = _listeners.get(mark.listener)
+        if listener is not None:
+            listener.trained_to(min(self._following, key=lambda one: (one.epoch, one.at)))
+        return batch.batch
 
 
 def _iterate(loader: DataLoader[Any]) -> Iterator[Any]:
-
     global _batch  # noqa: PLW0603 - inherited by the workers that are started here
     if isinstance(loader.dataset, IterableDataset):
         if not loader.num_workers:
@@ -114,8 +110,7 @@ def _iterate(loader: DataLoader[Any]) -> Iterator[Any]:
         _batch = loader.batch_size or 1
         if not isinstance(loader.collate_fn, _Collate):
             loader.collate_fn = _Collate(loader.collate_fn)
-        collate = loader.collate_fn
-        return _Received(_plain_iter(loader), lambda batch: _unmarked(batch, collate))
+        return _Received(_plain_iter(loader), loader.collate_fn.received)
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     size = 1 if batches is None else getattr(batches, "batch_size", None)
@@ -159,17 +154,6 @@ class _Received(Iterator[Any]):
         return self._received(batch)
 
 
-def _unmarked(batch: Any, collate: _Collate) -> Any:
-    """Take a mark off, and tell its listener."""
-    if not isinstance(batch, _Marked):
-        return batch
-    position = collate.received(batch.mark)
-    listener = _listeners.get(batch.mark.listener)
-    if listener is not None:
-        listener.trained_to(position)
-    return batch.batch
-
-
 SAMPLED_ROWS = 8
 """Rows of a Hugging Face Dataset that are hashed to tell it from others of its length."""
 
@@ -181,10 +165,11 @@ class Part:
     """
 
     def __init__(
-        self, fed: FedBase, data: Any, *, shuffle: bool = True, whole: bool = False
+        self, context: ClientContext, data: Any, *, shuffle: bool = True, whole: bool = False
     ) -> None:
-        self.fed, self.data, self.shuffle = fed, data, shuffle
-        self.index, self.count = (0, 1) if whole else fed.part
+        self.data, self.shuffle = data, shuffle
+        self._seed, self._name = context.seed, context.client_name
+        self.index, self.count = (0, 1) if whole else context.part
         self.is_stream = _is_a(data, "IterableDataset")
         known = -1 if self.is_stream else len(data)
         if 0 <= known <= self.index:
@@ -193,19 +178,18 @@ class Part:
                 " more items"
             )
         self.size = -1 if self.is_stream else len(range(self.index, known, self.count))
-        self.ranks = 1 if whole else fed.ranks
+        self.ranks = 1 if whole else context.ranks
         # All ranks have the position of rank 0, since each step takes an item of each.
         place = (self.index // self.ranks, self.count, shuffle)
-        self.check = check_of("items", *identity(data), fed.seed, *place)
+        self.check = check_of("items", *identity(data), context.seed, *place)
 
     def order(self, epoch: int, size: int | None = None) -> npt.NDArray[np.int64]:
         """The numbers of the items in an epoch; size: only the first so many of them."""
         size = self.size if size is None else size
         if not self.shuffle:
             return self.index + np.arange(size) * self.count
-        fed = self.fed
-        name = f"items/{fed.client_name}/{self.index}/{self.count}/{epoch}"
-        return self.index + permutation(fed.seed, name, size) * self.count
+        name = f"items/{self._name}/{self.index}/{self.count}/{epoch}"
+        return self.index + permutation(self._seed, name, size) * self.count
 
     def read(self, position: Position) -> Iterator[Callable[[], Any]]:
         """Yield a function per item of an epoch, from a position on, that returns the item."""
@@ -273,17 +257,15 @@ class Items(IterableDataset[Any], Iterator[Any]):
     batches together are what the process would have drawn by itself.
     """
 
-    def __init__(self, part: Part, start: Position, *, listener: int = 0) -> None:
+    def __init__(
+        self, part: Part, start: Position, training: Training, *, listener: int = 0
+    ) -> None:
         """listener: what workers mark their batches for; 0: these data have no position."""
-        self._part, self._listener = part, listener
+        self._part, self._training, self._listener = part, training, listener
         self.position = start
         """After the last item that was drawn here, or that came from workers."""
-        self._drawn = self._draw()
+        self._drawn = (give() for give in self._all())
         self._shared: Iterator[Any] | None = None
-
-    def facts(self) -> dict[str, float]:
-        """The position, for `fed.keep_position`."""
-        return self.position.to_facts()
 
     def __iter__(self) -> Iterator[Any]:  # noqa: PYI034 - in a worker it is another
         worker = get_worker_info()
@@ -296,34 +278,29 @@ class Items(IterableDataset[Any], Iterator[Any]):
     def __next__(self) -> Any:
         return next(self._drawn if get_worker_info() is None else iter(self))
 
-    def _draw(self) -> Iterator[Any]:
-        part = self._part
+    def _all(self) -> Iterator[Callable[[], Any]]:
+        """The items from the position on, which moves past each, until the run ends."""
         while True:
-            for give in part.read(self.position):
-                if not part.fed.running:
+            for give in self._part.read(self.position):
+                if self._training.stopped:
                     return
                 self.position = attrs.evolve(self.position, at=self.position.at + 1)
-                yield give()
-            self.position = part.next_epoch(self.position)
+                yield give
+            self.position = self._part.next_epoch(self.position)
 
     def _share(self, worker: int, workers: int) -> Iterator[Any]:
-        """Batch number `worker` of each `workers`. The process that trains ends it."""
+        """Batch number `worker` of each `workers`."""
         global _mark  # noqa: PLW0603 - a worker has one loader
         part, start, block = self._part, self.position, _batch
         first = [part.after(start, other * block) for other in range(workers)]
-        number = 0  # of the item, from the start on
-        while True:
-            for give in part.read(self.position):
-                self.position = attrs.evolve(self.position, at=self.position.at + 1)
-                owner, number = number // block % workers, number + 1
-                if owner != worker:
-                    continue
-                is_last = number % block == 0
-                following = part.after(self.position, (workers - 1) * block if is_last else 0)
-                if self._listener:
-                    _mark = Mark(self._listener, worker, following, start, first)
-                yield give()
-            self.position = part.next_epoch(self.position)
+        for number, give in enumerate(self._all()):  # from the start on
+            if number // block % workers != worker:
+                continue
+            is_last = (number + 1) % block == 0
+            following = part.after(self.position, (workers - 1) * block if is_last else 0)
+            if self._listener:
+                _mark = Mark(self._listener, worker, following, start, first)
+            yield give()
 
 
 class PartSampler(Sampler[int]):
@@ -343,10 +320,6 @@ class PartSampler(Sampler[int]):
         self.position = start
         self.is_counted = False
         """Whether a DataLoader counts what the script gets, and not this what is drawn."""
-
-    def facts(self) -> dict[str, float]:
-        """The position, for `fed.keep_position`."""
-        return self.position.to_facts()
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: a script's own count begins anew with each start. For loops that call it."""
@@ -371,27 +344,54 @@ class PartSampler(Sampler[int]):
 
     def end_epoch(self) -> None:
         """All of them have, but for those of a batch that was not full and left out."""
-        self.position = attrs.evolve(self.position, at=self._size)
+        self.count(self._size)
 
 
 class Positions:
     """The data that a client has given out, of which the first have the position it reports."""
 
-    def __init__(self, fed: FedBase) -> None:
-        self._fed = fed
+    def __init__(self, context: ClientContext, training: Training) -> None:
+        self._context, self._training = context, training
         self._first: Items | PartSampler | None = None
         self._of_workers: Position | None = None  # where workers made their items themselves
         self._in_worker: dict[int, Items] = {}
         self._reported = False
-        watch(self)
+        _listeners[id(self)] = self
+        DataLoader.__iter__ = _iterate  # type: ignore[method-assign,assignment]
+
+    def position_in(self, check: int) -> Position:
+        """Where this client goes on in the data that `check` stands for.
+
+        That is where its last acknowledged delta ended; the beginning, with a line in the log,
+        where that was in other data.
+        """
+        found = Position.from_facts(self._context.position)
+        if found is not None and found.check == check:
+            return found
+        if found is not None and get_worker_info() is None:
+            self._context.log(
+                "the data, their division or the tokenizer have changed since this client's last"
+                " delta: it begins at the start of its part"
+            )
+        return Position(check=check)
+
+    def keep_position(self, position: Callable[[], Mapping[str, float]]) -> None:
+        """Report the position in the data with every delta, so that a relaunch goes on there.
+
+        position: gives it when a delta is made; see `fsl_async.roles.sync.delta.POSITION`. That
+        step raises TaskError for other names, and for values that are no whole numbers.
+        """
+        self._training.facts["position"] = script_values.facts(
+            "fed.keep_position", position, POSITION, only_whole=True
+        )
 
     def items(self, data: Any) -> Items:
         """The items of this rank's part of `data`. Raises TaskError for a part without items."""
-        part = Part(self._fed, data)
+        part = Part(self._context, data)
         if part.check in self._in_worker:  # it iterates its data set again
             return self._in_worker[part.check]
         start, is_first = self._start(part.check)
-        made = Items(part, start, listener=id(self) if is_first else 0)
+        made = Items(part, start, self._training, listener=id(self) if is_first else 0)
         if get_worker_info() is not None:
             self._in_worker[part.check] = made
         elif is_first:
@@ -400,7 +400,7 @@ class Positions:
 
     def sampler(self, data: Any, *, shuffle: bool, whole: bool) -> PartSampler:
         """A sampler of this rank's part of `data`; the same one for the same data."""
-        part = Part(self._fed, data, shuffle=shuffle, whole=whole)
+        part = Part(self._context, data, shuffle=shuffle, whole=whole)
         known = self._first
         if isinstance(known, PartSampler) and known.position.check == part.check:
             return known
@@ -412,34 +412,39 @@ class Positions:
 
     def trained_to(self, position: Position) -> None:
         """Record that the script has received all items that workers drew before `position`."""
-        if self._first is None and self._of_workers is None:
-            self._fed.position_in(position.check)  # for its line, which workers do not write
-            self._fed.keep_position(lambda: cast("Position", self._of_workers).to_facts())
         if self._first is not None and self._first.position.check == position.check:
             self._first.position = position
-        elif self._first is None and self._is_of_workers(position.check):
-            self._of_workers = position
-        else:
+        elif self._first is not None or not self._is_of_workers(position.check):
             self._report_others()
+        else:
+            if self._of_workers is None:
+                self.position_in(position.check)  # for its line, which workers do not write
+                self.keep_position(self._facts)
+            self._of_workers = position
 
     def _start(self, check: int) -> tuple[Position, bool]:
         """Where the data of `check` begin, and whether they are the first."""
         if self._first is not None or not self._is_of_workers(check):
             self._report_others()
             return Position(check=check), False
-        return self._of_workers or self._fed.position_in(check), True
+        return self._of_workers or self.position_in(check), True
 
     def _is_of_workers(self, check: int) -> bool:
         return self._of_workers is None or self._of_workers.check == check
 
     def _take_first(self, made: Items | PartSampler) -> None:
         self._first = made
-        self._fed.keep_position(made.facts)
+        self.keep_position(self._facts)
+
+    def _facts(self) -> dict[str, float]:
+        position = self._of_workers if self._first is None else self._first.position
+        assert position is not None
+        return position.to_facts()
 
     def _report_others(self) -> None:
         if not self._reported and get_worker_info() is None:
             self._reported = True
-            self._fed.log(
+            self._context.log(
                 "several data sets were given to fed.shard or fed.sampler: after a relaunch the"
                 " first one goes on where it was, and others begin at their start"
             )

@@ -151,9 +151,8 @@ class Orders:
     """
 
     def __init__(self, changed: threading.Condition | None = None) -> None:
-        # All that fed.step reads when nothing is asked. True until a model is attached, so that a
-        # step before that reaches `Training.attend`, which complains.
-        self.attention = True
+        self.attention = False
+        """Whether something is asked, or training has ended: all that fed.step reads of it."""
         self.stopped = False
         self.by_rounds = False
         self.pace_steps = 0
@@ -200,11 +199,6 @@ class Orders:
     def asked(self) -> bool:
         """Whether something is asked, or training has ended."""
         return self.attention
-
-    def attached(self) -> None:
-        """There is a model: from here on attention means that something is asked."""
-        with self._changed:
-            self.attention = self.stopped or bool(self._orders)
 
     def wait_for_first(self) -> None:
         """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""

@@ -22,14 +22,8 @@ MOST = 10**12
 """Of tokens or samples in one step; `roles.sync.deltas` has the same limit for a delta."""
 
 
-class _NotGiven:
-    """The default of an argument for which None is no value either."""
-
-    def __repr__(self) -> str:
-        return "1 a step"
-
-
-NOT_GIVEN = _NotGiven()
+NOT_GIVEN: Any = ...
+"""The default of an argument for which None is no value either."""
 
 
 def whole(what: str, value: Whole) -> int:

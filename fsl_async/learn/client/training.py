@@ -18,6 +18,7 @@ this client alone, and integers are never averaged: the next delta logs each of 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -52,63 +53,50 @@ class ModelChanges:
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
-        self._known = set(weights.trained_alone())
-        self._weights_there = dict(self._identities())
-        self._integers = _integers(weights.module)
-        """A mark for each buffer, by name; it changes when the buffer is replaced or written to."""
+        self._alone = set(weights.trained_alone())
+        self._trained = self._identities()
+        listed, module = held_state(weights.module), weights.module
+        counters = {
+            id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
+        }
+        self._integers = {
+            name: _mark(one)
+            for name, one in module.named_buffers()
+            if name in listed and id(one) not in counters
+            if not (one.is_floating_point() or one.is_complex())
+        }
+        """Marks of persistent buffers of integers and truth values, but for batch norm's counters;
+        a mark changes when its buffer is replaced or written to."""
 
     def lines(self) -> list[str]:
-        """Return one line about each change since the last call."""
-        lines = []
-        added = [name for name in self._weights.trained_alone() if name not in self._known]
-        self._known.update(added)
-        if added:
-            lines.append(
-                f"{_some(added)} trains here and is not exchanged: it was frozen, or not in the"
-                " model, at fed.attach, and the tensors of a run are fixed by its first version;"
-                " start a new run with the final model"
-            )
-        now = dict(self._identities())
-        replaced = [name for name, one in self._weights_there.items() if now.get(name, one) != one]
-        self._weights_there = now
-        if replaced:
-            lines.append(
-                f"{_some(replaced)} was replaced by another tensor after fed.attach: an optimizer"
-                " that was made before does not train it, and its new values are sent as work"
-            )
+        """Return one line about each kind of change since the last call."""
+        added = [name for name in self._weights.trained_alone() if name not in self._alone]
+        self._alone.update(added)
+        before, self._trained = self._trained, self._identities()
+        replaced = [name for name, one in before.items() if self._trained.get(name, one) != one]
+        buffers = dict(self._weights.module.named_buffers())
         changed = [
             name
-            for name, one in self._weights.module.named_buffers()
-            if name in self._integers and self._integers[name] != _mark(one)
+            for name, mark in self._integers.items()
+            if name in buffers and mark != _mark(buffers[name])
         ]
         for name in changed:
             del self._integers[name]
-        if changed:
-            lines.append(
-                f"{_some(changed)} has changed since fed.attach and stays this client's own:"
-                " integers are not averaged; keep it as floating point if it should be"
-            )
-        return lines
+        found = {
+            "trains here and is not exchanged: it was frozen, or not in the model, at fed.attach,"
+            " and the tensors of a run are fixed by its first version; start a new run with the"
+            " final model": added,
+            "was replaced by another tensor after fed.attach: an optimizer that was made before"
+            " does not train it, and its new values are sent as work": replaced,
+            "has changed since fed.attach and stays this client's own: integers are not averaged;"
+            " keep it as floating point if it should be": changed,
+        }
+        return [f"{_some(names)} {what}" for what, names in found.items() if names]
 
-    def _identities(self) -> Iterator[tuple[str, int]]:
+    def _identities(self) -> dict[str, int]:
         """Weights that train, by name, and what tells each object from another."""
-        for name, weight in self._weights.module.named_parameters():
-            if weight.requires_grad:
-                yield plain_name(name), id(weight)
-
-
-def _integers(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Marks of persistent buffers of integers and truth values, but for counters of batch norm."""
-    listed = held_state(module)
-    counters = {
-        id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)
-    }
-    return {
-        name: _mark(one)
-        for name, one in module.named_buffers()
-        if name in listed and id(one) not in counters
-        if not (one.is_floating_point() or one.is_complex())
-    }
+        named = self._weights.module.named_parameters()
+        return {plain_name(name): id(weight) for name, weight in named if weight.requires_grad}
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
@@ -126,6 +114,9 @@ class Training:
     now: seconds of a monotonic clock.
     """
 
+    _changes: ModelChanges
+    _norms: SpectralNorms
+
     def __init__(
         self,
         orders: Orders,
@@ -139,12 +130,9 @@ class Training:
         self.version = NO_VERSION  # what the model was last moved onto
         self.joined_at = NO_VERSION
         """The version that the model was moved onto first."""
-        self.facts: dict[str, float] = {}
-        """Of every delta; see `fsl_async.roles.sync.delta.FACTS`."""
-        self.more_facts: Callable[[], Mapping[str, float]] = dict
-        """Gives those that change, when a delta is made."""
-        self.position: Callable[[], Mapping[str, float]] = dict
-        """Gives the position in the data, when a delta is made."""
+        self.facts: dict[str, Callable[[], Mapping[str, float]]] = {}
+        """Functions that give facts of a delta when it is made, each under a name of its own: those
+        of `fsl_async.roles.sync.delta.FACTS`, and the position in the data."""
         self.round_steps = 0
         """Steps of a round in a training function that calls `fed.step` alone; 0: it asks for
         rounds, or there are none."""
@@ -160,12 +148,16 @@ class Training:
         """Whether the model has a version's weights for a while, and not its own."""
         self._exchange = exchange
         self._weights: ModelWeights | None = None
-        self._norms: SpectralNorms | None = None
         self._first_buffers = np.empty(0, np.float32)
         """Of the version that the model was moved onto first, for `local`."""
-        self._changes: ModelChanges | None = None
         self._round: RoundOrder | None = None  # the one that is trained
         self._reported_from = -1  # the step of the snapshot whose pace was reported last
+
+    def __reduce__(self) -> Any:
+        raise TaskError(
+            "fed cannot be given to another process: workers of a DataLoader that use it need"
+            " multiprocessing_context='fork'; a loader with sampler=fed.sampler(data) needs not"
+        )
 
     @property
     def stopped(self) -> bool:
@@ -180,16 +172,24 @@ class Training:
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """Take the model, and wait until its weights are a version of the run.
 
-        exchange: as in `ModelWeights`.
+        exchange: as in `ModelWeights`. A second call goes on with another module of the same
+        tensors, which gets the weights of the first one.
 
         Raises TaskError (nothing to exchange, not finite, a second model with other tensors),
         RefusedError (the parameter server does not accept this model), RunFinishedError (stopped
         while waiting).
         """
-        if self._weights is not None:
-            self._replace(self._weights, module, exchange)
+        weights, old = self._weights_of(module, exchange), self._weights
+        if old is not None:
+            check_same(weights, old)
+            if weights.module is old.module:
+                weights.restore(old.saved())
+            else:
+                vector = np.empty(old.layout.values, np.float32)
+                old.copy_out(vector)
+                weights.copy_in(vector)
+            self._hold(weights)
             return
-        weights = self._weights_of(module, exchange)
         own = self._exchange.free_vector(weights.layout.values)
         if not weights.copy_out(own):
             position = int(np.flatnonzero(~np.isfinite(own))[0])
@@ -199,7 +199,6 @@ class Training:
                 " as a mask of -inf may be a buffer with persistent=False"
             )
         self._hold(weights)
-        self.orders.attached()
         self._exchange.attach(weights.manifest, own)
         while self.version == NO_VERSION:
             self.orders.wait_for_first()
@@ -212,33 +211,47 @@ class Training:
             module, exchange, buffers=self.buffers, checks_frozen=self.checks_frozen
         )
 
-    def _replace(
-        self, old: ModelWeights, module: nn.Module, exchange: Sequence[str] | View | None
-    ) -> None:
-        """Go on with another module of the same tensors, which gets the weights of the old one."""
-        new = self._weights_of(module, exchange)
-        check_same(new, old)
-        if new.module is old.module:
-            new.restore(old.saved())
-        else:
-            vector = np.empty(old.layout.values, np.float32)
-            old.copy_out(vector)
-            new.copy_in(vector)
-        self._hold(new)
-
     def _hold(self, weights: ModelWeights) -> None:
         self._weights = weights
         self._changes = ModelChanges(weights)
         self._norms = SpectralNorms(weights.module, weights.layout)
         self._norms.keep()
 
+    def _attached(self, call: str) -> ModelWeights:
+        if self._weights is None:
+            raise TaskError(f"{call} came before fed.attach(model): attach the model first")
+        return self._weights
+
+    def step(self) -> bool:
+        """Do what is asked after a training step. Returns False once stopped.
+
+        Reports once after each snapshot that the steps of the pace are trained. After the last
+        step of a round of `round_steps` it waits for the next round, so that no step is made from a
+        version that is replaced meanwhile. Raises TaskError without a model.
+        """
+        self._attached("fed.step")
+        meter, pace = self.meter, self.orders.pace_steps
+        if pace and meter.unsent_steps >= pace:
+            since = meter.steps - meter.unsent_steps
+            if since != self._reported_from:
+                self._reported_from = since
+                self._exchange.reach_pace()
+        is_due = bool(self.round_steps) and meter.unsent_steps >= self.round_steps
+        if not (self.orders.asked() or is_due):
+            return True
+        if not self.round_steps:
+            return self.attend()
+        with meter.waiting():
+            if self._round is None or not is_due:
+                return self.attend()
+            return self.end_round() and self.next_round() is not None
+
     def attend(self) -> bool:
         """Carry out orders. Returns False once stopped. Raises TaskError without a model.
 
         After a snapshot that holds training it waits for more, until it is resumed or stopped.
         """
-        if self._weights is None:
-            raise TaskError("fed.step came before fed.attach(model): attach the model first")
+        self._attached("fed.step")
         while (order := self.orders.take()) is not None:
             match order:
                 case RebaseOrder(discard):
@@ -249,20 +262,9 @@ class Training:
                     self._snapshot(sequence, hold=True)
         return not self.orders.stopped
 
-    def keep_pace(self) -> None:
-        """Report that the steps of the pace are trained, once after each snapshot."""
-        steps, meter = self.orders.pace_steps, self.meter
-        if not steps or meter.unsent_steps < steps:
-            return
-        since = meter.steps - meter.unsent_steps
-        if since != self._reported_from:
-            self._reported_from = since
-            self._exchange.reach_pace()
-
     def send(self) -> None:
         """Ask to send what was trained. Raises TaskError without a model."""
-        if self._weights is None:
-            raise TaskError("fed.send came before fed.attach(model): attach the model first")
+        self._attached("fed.send")
         self._exchange.reach_pace()
 
     @contextmanager
@@ -271,9 +273,7 @@ class Training:
 
         Yields its number; NO_VERSION where none is, and the weights are then as they were.
         """
-        if self._weights is None:
-            raise TaskError("fed.at_version needs the model: call fed.attach(model) first")
-        weights = self._weights
+        weights = self._attached("fed.at_version")
         own = weights.saved()
         self.is_at_version = True
         try:
@@ -282,9 +282,13 @@ class Training:
             weights.restore(own)
             self.is_at_version = False
 
-    def expect_rounds(self) -> None:
-        """The training function asks for rounds by `next_round`. Call it before `attach`."""
+    def expect_rounds(self, steps: int = 0) -> None:
+        """Train by rounds: of `steps` calls of `step`, or 0: as `next_round` gives them.
+
+        Call it before `attach`.
+        """
         self.orders.by_rounds = True
+        self.round_steps = steps
 
     def next_round(self) -> int | None:
         """Wait for a call to train a round, and carry out orders meanwhile; None once stopped."""
@@ -304,26 +308,9 @@ class Training:
         not copied. Raises TaskError where the run takes no such scalars.
         """
         order, self._round = self._round, None
-        if order is not None and scalars is not None:
-            self._put_scalars(order.sequence, scalars)
-        elif order is not None:
-            self._snapshot(order.sequence, hold=True)
+        if order is not None:
+            self._snapshot(order.sequence, hold=True, scalars=scalars)
         return self.attend()
-
-    def attend_round(self) -> bool:
-        """Carry out orders after a step of a round of `round_steps`. False once stopped.
-
-        At the end of the round it waits for the next one, so that no step is made from a version
-        that is replaced meanwhile.
-        """
-        if self._round is None or self.meter.unsent_steps < self.round_steps:
-            return self.attend()
-        return self.end_round() and self.next_round() is not None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last step of a round of `round_steps` is done."""
-        return bool(self.round_steps) and self.meter.unsent_steps >= self.round_steps
 
     def attend_for(self, seconds: float) -> None:
         """Carry out the next order within `seconds`, after the training function has returned."""
@@ -334,61 +321,62 @@ class Training:
         elif self.orders.wait(seconds):
             self.attend()
 
-    def _snapshot(self, sequence: int, *, hold: bool) -> None:
-        begun = self.now()
-        assert self._weights is not None
-        snapshot = self._exchange.free_vector(self._weights.manifest.values)
-        finite = self._weights.copy_out(snapshot)
-        assert self._norms is not None
-        assert self._changes is not None
-        if self.buffers == "average" and self._weights.copies_plain:
-            self._norms.write_to(snapshot)
-        elif self.buffers == "local" and self._weights.copies_plain:
-            snapshot[self._weights.layout.weights :] = self._first_buffers
-        for line in self._changes.lines():
-            self.log(line)
+    def _snapshot(self, sequence: int, *, hold: bool, scalars: Vector | None = None) -> None:
+        snapshot, measured = None, {}
+        if scalars is None:
+            begun = self.now()
+            snapshot, finite = self._copied()
+            measured = {"snapshot_s": self.now() - begun}
+        else:
+            finite = bool(np.isfinite(scalars).all())
         tokens, steps, metrics = self.meter.take()
         if not finite:
             # Sent all the same: the parameter server quarantines it, where an operator can look at
             # it.
             metrics["nonfinite"] = 1.0
-        metrics["snapshot_s"] = self.now() - begun
+        facts: dict[str, float] = {}
+        for given in self.facts.values():
+            facts |= given()
+        if scalars is not None:
+            facts[ORDER] = 0.0
         self.orders.hold(hold)  # before the answer, which may bring the resume
-        facts = {**self.facts, **self.more_facts(), **self.position()}
-        work = Work(tokens, steps, metrics, finite, facts)
+        work = Work(tokens, steps, metrics | measured, finite, facts, scalars)
         self._exchange.put_snapshot(sequence, snapshot, work)
 
-    def _put_scalars(self, sequence: int, scalars: Vector) -> None:
-        tokens, steps, metrics = self.meter.take()
-        finite = bool(np.isfinite(scalars).all())
-        if not finite:
-            metrics["nonfinite"] = 1.0  # as in `_snapshot`
-        facts = {**self.facts, ORDER: 0.0}
-        work = Work(tokens, steps, metrics, finite, facts, scalars)
-        self.orders.hold(True)  # before the answer, which may bring the resume
-        self._exchange.put_snapshot(sequence, None, work)
+    def _copied(self) -> tuple[Vector, bool]:
+        """A copy of the weights as they are exchanged, and whether all are finite."""
+        weights = self._attached("fed.step")
+        snapshot = self._exchange.free_vector(weights.manifest.values)
+        finite = weights.copy_out(snapshot)
+        if self.buffers == "average" and weights.copies_plain:
+            self._norms.write_to(snapshot)
+        elif self.buffers == "local" and weights.copies_plain:
+            snapshot[weights.layout.weights :] = self._first_buffers
+        for line in self._changes.lines():
+            self.log(line)
+        return snapshot, finite
 
     def _is_finite(self, weights: ModelWeights) -> bool:
         return weights.is_finite()
 
     def _move(self, move: Move) -> Moved:
-        assert self._weights is not None
-        moved = Moved()
+        weights, moved = self._attached("fed.step"), Moved()
+        is_first = self.joined_at == NO_VERSION
         # NaN - NaN is NaN: weights that are not finite cannot be moved by a difference.
-        if move.how == "take" or not self._is_finite(self._weights):
-            if self.joined_at == NO_VERSION:
-                self._weights.copy_in(move.base)
+        if move.how == "take" or not self._is_finite(weights):
+            if is_first:
+                weights.copy_in(move.base)
             else:
-                self._weights.take(move.base)
+                weights.take(move.base)
             moved = Moved(taken=True, dropped_tokens=self.meter.unsent_tokens)
             self.meter.forget()
         elif move.how == "move":
-            self._weights.rebase(move.base, move.reference)
-        if self._norms is not None and self.buffers == "average" and move.how != "stay":
+            weights.rebase(move.base, move.reference)
+        if self.buffers == "average" and move.how != "stay":
             self._norms.restore()
-        if self.joined_at == NO_VERSION:
+        if is_first:
             self.joined_at = move.version
-            self._first_buffers = move.base[self._weights.layout.weights :].copy()
+            self._first_buffers = move.base[weights.layout.weights :].copy()
         self.version = move.version
         self.on_version(move.version)
         return moved

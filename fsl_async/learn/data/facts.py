@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from fsl_async.config.presets import SIZES
-from fsl_async.config.rules import LANGUAGE_FAMILIES, MAX_TEXT, is_own
+from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, DataError
 from fsl_async.learn.data.arrays import is_cifar_folder, is_idx_name, open_cifar, open_idx, open_npz
@@ -141,15 +141,12 @@ def described(config: Config) -> Config:
             shape = "x".join(map(str, model_shape(found.sample_shape)))
             _check_same("sample_shape", data.sample_shape, shape)
             data = attrs.evolve(data, sample_shape=shape, classes=found.classes)
-        counts = ",".join(map(str, counts_of(config, found)))
-        _check_same("label_counts", data.label_counts, counts)
         _check_same("fingerprint", data.fingerprint, found.fingerprint)
-        # Counts that do not fit into a setting are left out; the fingerprint checks them.
-        known = counts if len(counts) <= MAX_TEXT else ""
-        data = attrs.evolve(data, label_counts=known, fingerprint=found.fingerprint)
+        data = attrs.evolve(data, fingerprint=found.fingerprint)
+        counts = counts_of(config, found)
+        if data.sharding == "disjoint":
+            partition_spec(config).of_counts(counts)
     filled: Config = attrs.evolve(config, data=data)
-    if data.label_counts and data.sharding == "disjoint":
-        partition_spec(filled).of_counts(_counts(data.label_counts))
     return filled
 
 
@@ -173,9 +170,7 @@ def labeled(data: Dataset) -> Dataset:
 def partition_spec(config: Config, clients: int | None = None) -> PartitionSpec:
     """How the run divides data sets of samples."""
     data = config.data
-    return PartitionSpec(
-        data.partition, clients or config.shards, config.run.seed, data.alpha, data.pieces
-    )
+    return PartitionSpec(data.partition, clients or config.shards, config.run.seed, data.alpha)
 
 
 def partition_of(config: Config, data: Dataset, clients: int) -> Partition:
@@ -183,20 +178,12 @@ def partition_of(config: Config, data: Dataset, clients: int) -> Partition:
 
     Raises DataError for data other than the run's, or more clients than samples.
     """
-    counts = counts_of(config, data)
-    wanted = _counts(config.data.label_counts)
-    for label, (here, there) in enumerate(zip(counts, wanted, strict=False)):
-        if here != there:
-            raise DataError(
-                f"data {data.name!r}: class {label} has {here} samples here and {there} in the run:"
-                " the data differ"
-            )
     if config.data.fingerprint not in {"", data.fingerprint}:
         raise DataError(
             f"data {data.name!r} are not those of the run, or in another order"
             f" (fingerprints {data.fingerprint} and {config.data.fingerprint})"
         )
-    return partition_spec(config, clients).of_counts(counts)
+    return partition_spec(config, clients).of_counts(counts_of(config, data))
 
 
 def counts_of(config: Config, data: Dataset) -> Sequence[int]:
@@ -242,10 +229,6 @@ def _channels_last(shape: Sequence[int]) -> bool:
 
 def _is_local(path: str) -> bool:
     return Path(path).expanduser().exists()
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(count) for count in text.split(",") if count)
 
 
 def _check_same(key: str, given: str, found: str) -> None:

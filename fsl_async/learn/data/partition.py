@@ -198,8 +198,7 @@ def _sorted_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]
     count = spec.clients * spec.pieces
     if count > sum(counts):
         raise DataError(
-            f"{spec.clients} clients times {spec.pieces} pieces, but {sum(counts)} samples:"
-            " set data.pieces lower"
+            f"{spec.clients} clients times {spec.pieces} pieces, but {sum(counts)} samples"
         )
     pieces, classes = _even(sum(counts), count), _edges(counts)
     shares = [[0] * spec.clients for _ in counts]

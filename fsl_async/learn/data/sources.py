@@ -8,12 +8,10 @@
 
 PATH:COLUMN names the column of text of all but the first and the last. Sources:
 
-    TextFiles    the files of a Corpus; each is a text
-    JsonLines    a string of each line of .jsonl files
-    Rows         a column of strings: Parquet files, or a folder that save_to_disk wrote
+    Documents    files of text, lines of .jsonl files, rows of Parquet files or of a saved data set
     Stream       a column of strings of a data set that `datasets` streams (hf://)
 
-A source has a length in units (bytes, rows), of which clients get contiguous, disjoint parts, and
+Documents have a length in units (bytes, rows), of which clients get contiguous, disjoint parts, and
 whose end is held out, as in `Corpus`. A stream's length is unknown: its client's part is made by
 `split_dataset_by_node`, and the first texts of it are held out.
 
@@ -23,14 +21,12 @@ by a state that it gave before.
 """
 
 import json
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from hashlib import sha256
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 import attrs
 
@@ -64,45 +60,23 @@ class Piece:
     resume: Any = None
 
 
-class Source(ABC):
-    """The texts of one client's part. fingerprint: of the data, by names and sizes."""
+@attrs.frozen(slots=True, eq=False)
+class Documents:
+    """All texts of a source with a length, or one client's part of them.
+
+    unit: what lengths count, in the plural. train, tail: the units to train on, and those that are
+    held out. pieces: gives the pieces that begin in a span, in order. fingerprint: of the data, by
+    names and sizes.
+    """
 
     name: str
     fingerprint: str
-
-    @abstractmethod
-    def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
-        """The pieces of an epoch, from a position on. Raises DataError."""
-
-    @abstractmethod
-    def held_out(self) -> Iterator[str]:
-        """Texts that are never trained on; none where nothing is held out."""
-
-
-class Documents(Source):
-    """All texts of a source with a length. size: in units; unit: their name, in the plural.
-
-    named: what tells these data from others; the fingerprint is its digest.
-    train, tail: the units to train on, and those that are held out.
-
-    Raises DataError for fewer than two units, or for none without a held-out part.
-    """
-
     unit: str
+    train: Span
+    tail: Span
+    pieces: Callable[[Span], Iterator[Piece]]
 
-    def __init__(self, name: str, size: int, held_out: float, named: bytes) -> None:
-        self.name, self.size = name, size
-        self.fingerprint = sha256(named).hexdigest()[:32]
-        tail = max(1, int(size * held_out)) if held_out else 0
-        if size <= tail:
-            raise DataError(f"data {name!r} holds {size} {self.unit}: give more text")
-        self.train, self.tail = Span(0, size - tail), Span(size - tail, size)
-
-    @abstractmethod
-    def pieces(self, span: Span) -> Iterator[Piece]:
-        """The pieces that begin in a span, in order."""
-
-    def part(self, index: int, count: int) -> Source:
+    def part(self, index: int, count: int) -> Self:
         """Part `index` of the `count` disjoint parts of what is trained on. Raises DataError."""
         start, stop = (self.train.stop * edge // count for edge in (index, index + 1))
         if stop <= start:
@@ -110,35 +84,49 @@ class Documents(Source):
                 f"data {self.name!r} has {self.train.stop} {self.unit} to train on, and {count}"
                 " clients share them: give more text or fewer data.shards"
             )
-        part = copy(self)
-        part.train = Span(start, stop)
-        return part
+        return attrs.evolve(self, train=Span(start, stop))
 
     def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
-        """See `Source`. Without a part, all that is trained on."""
+        """The pieces of an epoch, from a position on. Raises DataError."""
         return self.pieces(Span(max(at, self.train.start), self.train.stop))
 
     def held_out(self) -> Iterator[str]:
-        """The texts at the end."""
+        """Texts that are never trained on, at the end; none where nothing is held out."""
         if self.tail.bytes:
             yield from (one.text for one in self.pieces(self.tail))
 
 
-class _Files(Documents):
-    """Bytes of files, one file after another."""
+def _documents(
+    name: str,
+    size: int,
+    unit: str,
+    *,
+    held_out: float,
+    named: str,
+    pieces: Callable[[Span], Iterator[Piece]],
+) -> Documents:
+    """Divide `size` units. named: what tells these data from others.
 
-    unit = "bytes"
+    Raises DataError for fewer than two units, or for none without a held-out part.
+    """
+    tail = max(1, int(size * held_out)) if held_out else 0
+    if size <= tail:
+        raise DataError(f"data {name!r} holds {size} {unit}: give more text")
+    train = size - tail
+    digest = sha256(named.encode(errors="surrogateescape")).hexdigest()[:32]
+    return Documents(name, digest, unit, Span(0, train), Span(train, size), pieces)
 
-    def __init__(self, name: str, files: Sequence[tuple[Path, int]], held_out: float) -> None:
-        self._files = files
-        named = "".join(f"{path.name}\0{size}\n" for path, size in files)
-        total = sum(size for _, size in files)
-        super().__init__(name, total, held_out, named.encode(errors="surrogateescape"))
 
-    def pieces(self, span: Span) -> Iterator[Piece]:
-        """The pieces that begin in a span of bytes."""
+_Read = Callable[[IO[bytes], Path, Span], Iterator[tuple[str, int, bool]]]
+"""Texts of a file that begin in a span of it, their positions, and whether they end."""
+
+
+def _files(name: str, files: Sequence[tuple[Path, int]], held_out: float, read: _Read) -> Documents:
+    """Bytes of files and their sizes, one file after another."""
+
+    def pieces(span: Span) -> Iterator[Piece]:
         end = 0
-        for path, size in self._files:
+        for path, size in files:
             begin, end = end, end + size
             if end <= span.start or begin >= span.stop:
                 continue
@@ -150,29 +138,22 @@ class _Files(Documents):
             here = Span(max(0, span.start - begin), min(size, span.stop - begin))
             try:
                 with path.open("rb") as stream:
-                    for text, at, ends in self._of_file(stream, path, here):
+                    for text, at, ends in read(stream, path, here):
                         yield Piece(text, begin + at, ends)
             except OSError as error:
                 raise cannot_read(path, error) from error
 
-    @abstractmethod
-    def _of_file(
-        self, stream: IO[bytes], path: Path, span: Span
-    ) -> Iterator[tuple[str, int, bool]]:
-        """Texts of a file that begin in a span of it, their positions, and whether they end."""
+    named = "".join(f"{path.name}\0{size}\n" for path, size in files)
+    total = sum(size for _, size in files)
+    return _documents(name, total, "bytes", held_out=held_out, named=named, pieces=pieces)
 
 
-class TextFiles(_Files):
+def text_files(corpus: Corpus, held_out: float) -> Documents:
     """The files of a corpus; a text that two parts share is cut between them."""
+    root = corpus.root
+    files = [(root / name if root.is_dir() else root, size) for name, size in corpus.files]
 
-    def __init__(self, corpus: Corpus, held_out: float) -> None:
-        root = corpus.root
-        files = [(root / name if root.is_dir() else root, size) for name, size in corpus.files]
-        super().__init__(str(root), files, held_out)
-
-    def _of_file(
-        self, stream: IO[bytes], path: Path, span: Span
-    ) -> Iterator[tuple[str, int, bool]]:
+    def read(stream: IO[bytes], _: Path, span: Span) -> Iterator[tuple[str, int, bool]]:
         at = span.start
         while at < span.stop:
             stream.seek(at)
@@ -180,13 +161,15 @@ class TextFiles(_Files):
             if not data:
                 return
             if at + len(data) < span.stop:
-                data = data[: data.rfind(b"\n") + 1 or _whole_characters(data)]
+                data = data[: data.rfind(b"\n") + 1 or _complete_characters(data)]
             # A character that two parts share is in neither.
             yield data.decode(errors="ignore"), at, at + len(data) == span.stop
             at += len(data)
 
+    return _files(str(root), files, held_out, read)
 
-def _whole_characters(data: bytes) -> int:
+
+def _complete_characters(data: bytes) -> int:
     """Bytes of `data` without a last character that is cut."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
@@ -197,21 +180,15 @@ def _whole_characters(data: bytes) -> int:
     return len(data)
 
 
-class JsonLines(_Files):
+def json_lines(name: str, files: Sequence[Path], column: str, held_out: float) -> Documents:
     """A string of each line; a line belongs to the part in which it begins."""
+    sizes = [(path, file_bytes(path)) for path in files]
+    if not column:
+        with files[0].open("rb") as stream:
+            first = next((_object(line, files[0], 0) for line in stream if line.strip()), {})
+        column = chosen_column(name, list(first), "")
 
-    def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
-        super().__init__(name, [(path, file_bytes(path)) for path in files], held_out)
-        self._column = column or chosen_column(name, list(self._first()), "")
-
-    def _first(self) -> dict[str, Any]:
-        path = self._files[0][0]
-        with path.open("rb") as stream:
-            return next((_object(line, path, 0) for line in stream if line.strip()), {})
-
-    def _of_file(
-        self, stream: IO[bytes], path: Path, span: Span
-    ) -> Iterator[tuple[str, int, bool]]:
+    def read(stream: IO[bytes], path: Path, span: Span) -> Iterator[tuple[str, int, bool]]:
         at = span.start
         if at:
             stream.seek(at - 1)
@@ -222,14 +199,16 @@ class JsonLines(_Files):
                 return
             if line.strip():
                 found = _object(line, path, at)
-                text = found.get(self._column)
+                text = found.get(column)
                 if not isinstance(text, str):
                     raise DataError(
-                        f"{str(path)!r}, byte {at}: no text in {self._column[:80]!r}; its names:"
+                        f"{str(path)!r}, byte {at}: no text in {column[:80]!r}; its names:"
                         f" {', '.join(found)[:200]}"
                     )
                 yield text, at, True
             at += len(line)
+
+    return _files(name, sizes, held_out, read)
 
 
 def _object(line: bytes, path: Path, at: int) -> dict[str, Any]:
@@ -239,19 +218,20 @@ def _object(line: bytes, path: Path, at: int) -> dict[str, Any]:
     return found
 
 
-class Rows(Documents):
-    """A column of strings by row. Needs pyarrow."""
+def _rows(
+    name: str,
+    size: int,
+    held_out: float,
+    named: str,
+    texts: Callable[[int, int], Iterator[str | None]],
+) -> Documents:
+    """A column of strings. texts: gives those of rows."""
 
-    unit = "rows"
-
-    @abstractmethod
-    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
-        """The strings of rows."""
-
-    def pieces(self, span: Span) -> Iterator[Piece]:
-        """The rows of a span."""
-        for row, text in enumerate(self._texts(span.start, span.stop), span.start):
+    def pieces(span: Span) -> Iterator[Piece]:
+        for row, text in enumerate(texts(span.start, span.stop), span.start):
             yield Piece(text or "", row)
+
+    return _documents(name, size, "rows", held_out=held_out, named=named, pieces=pieces)
 
 
 def open_parquet(path: Path) -> Any:
@@ -263,54 +243,51 @@ def open_parquet(path: Path) -> Any:
         raise DataError(f"cannot read data {str(path)!r} ({error})") from None
 
 
-class ParquetRows(Rows):
-    """A column of Parquet files."""
+def parquet_rows(name: str, files: Sequence[Path], column: str, held_out: float) -> Documents:
+    """A column of Parquet files. Needs pyarrow."""
+    groups: list[tuple[Path, int]] = []
+    sizes = []
+    for path in files:
+        with open_parquet(path) as found:
+            strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
+            column = chosen_column(str(path), strings, column)
+            for group in range(found.metadata.num_row_groups):
+                groups.append((path, group))
+                sizes.append(found.metadata.row_group(group).num_rows)
+    starts = [0, *accumulate(sizes)]
 
-    def __init__(self, name: str, files: Sequence[Path], column: str, held_out: float) -> None:
-        self._groups: list[tuple[Path, int]] = []
-        sizes = []
-        for path in files:
+    def texts(start: int, stop: int) -> Iterator[str | None]:
+        group = max(0, bisect_right(starts, start) - 1)
+        while group < len(groups) and starts[group] < stop:
+            path, index = groups[group]
+            at = starts[group]
             with open_parquet(path) as found:
-                strings = [one.name for one in found.schema_arrow if str(one.type) in STRINGS]
-                column = chosen_column(str(path), strings, column)
-                for group in range(found.metadata.num_row_groups):
-                    self._groups.append((path, group))
-                    sizes.append(found.metadata.row_group(group).num_rows)
-        self._column = column
-        self._starts = [0, *accumulate(sizes)]
-        named = json.dumps([[path.name for path in files], self._starts, column])
-        super().__init__(name, self._starts[-1], held_out, named.encode())
-
-    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
-        group = max(0, bisect_right(self._starts, start) - 1)
-        while group < len(self._groups) and self._starts[group] < stop:
-            path, place = self._groups[group]
-            at = self._starts[group]
-            with open_parquet(path) as found:
-                for batch in found.iter_batches(ROWS_AT_ONCE, [place], [self._column]):
+                for batch in found.iter_batches(ROWS_AT_ONCE, [index], [column]):
                     first, last = max(0, start - at), min(len(batch), stop - at)
                     if first < last:
                         yield from batch.column(0).slice(first, last - first).to_pylist()
                     at += len(batch)
             group += 1
 
+    named = json.dumps([[path.name for path in files], starts, column])
+    return _rows(name, starts[-1], held_out, named, texts)
 
-class SavedRows(Rows):
-    """A column of a folder that save_to_disk wrote."""
 
-    def __init__(self, folder: Path, column: str, held_out: float) -> None:
-        table, _ = saved_table(folder)
-        strings = [one.name for one in table.schema if str(one.type) in STRINGS]
-        self._column = table.column(chosen_column(str(folder), strings, column))
-        size, lengths = len(self._column), [len(chunk) for chunk in self._column.chunks]
-        super().__init__(str(folder), size, held_out, json.dumps([size, lengths]).encode())
+def saved_rows(folder: Path, column: str, held_out: float) -> Documents:
+    """A column of a folder that save_to_disk wrote. Needs pyarrow."""
+    table, _ = saved_table(folder)
+    strings = [one.name for one in table.schema if str(one.type) in STRINGS]
+    values = table.column(chosen_column(str(folder), strings, column))
 
-    def _texts(self, start: int, stop: int) -> Iterator[str | None]:
+    def texts(start: int, stop: int) -> Iterator[str | None]:
         for first in range(start, stop, ROWS_AT_ONCE):
-            yield from self._column.slice(first, min(ROWS_AT_ONCE, stop - first)).to_pylist()
+            yield from values.slice(first, min(ROWS_AT_ONCE, stop - first)).to_pylist()
+
+    size, lengths = len(values), [len(chunk) for chunk in values.chunks]
+    return _rows(str(folder), size, held_out, json.dumps([size, lengths]), texts)
 
 
-class Stream(Source):
+class Stream:
     """A client's part of a data set that `datasets` streams.
 
     data: an IterableDataset of this part. fingerprint: of its name and part.
@@ -329,7 +306,7 @@ class Stream(Source):
         self.fingerprint = sha256(f"{name}\0{self._column}".encode()).hexdigest()[:32]
 
     def read(self, epoch: int, at: int, resume: Any = None) -> Iterator[Piece]:
-        """See `Source`. Without `resume` the texts before `at` are read again."""
+        """As of `Documents`. Without `resume` the texts before `at` are read again."""
         at = max(at, len(self._first))
         try:
             data = self._begun(epoch)
@@ -368,6 +345,10 @@ class Stream(Source):
         return text or ""
 
 
+Source = Documents | Stream
+"""The texts of one client's part."""
+
+
 def stream_error(name: str, error: Exception) -> DataError:
     """An error that names the data and the reason, in one line."""
     if isinstance(error, DataError):
@@ -402,6 +383,11 @@ class Location:
     column: str = ""
     config: str = ""
     split: str = DEFAULT_SPLIT
+
+    @property
+    def name(self) -> str:
+        """How `--data` names a data set of the hub."""
+        return f"{HUB}{self.path}:{self.config}:{self.split}:{self.column}".rstrip(":")
 
 
 def is_streamed(data: str) -> bool:
@@ -448,52 +434,42 @@ def open_documents(location: Location, held_out: float) -> Documents:
     if not path.exists():
         raise DataError(f"cannot read data {str(path)!r} (no such file or directory)")
     if location.kind == "saved":
-        return SavedRows(path, column, held_out)
+        return saved_rows(path, column, held_out)
     if location.kind == "text":
         if column:
             raise DataError(f"data {str(path)!r} is text, which has no column {column[:80]!r}")
-        return TextFiles(Corpus.open(path, context=1, held_out=held_out), held_out)
+        return text_files(Corpus.open(path, context=1, held_out=held_out), held_out)
     files = sorted(path.rglob(f"*.{location.kind}")) if path.is_dir() else [path]
-    made: Callable[..., Documents] = ParquetRows if location.kind == "parquet" else JsonLines
-    return made(str(path), files, column, held_out)
+    opened = parquet_rows if location.kind == "parquet" else json_lines
+    return opened(str(path), files, column, held_out)
 
 
 def open_source(location: Location, part: tuple[int, int], held_out: float) -> Source:
     """The texts of part `part[0]` of `part[1]`. Raises DataError."""
-    if location.kind == "hub":
-        return _stream(location, part, held_out)
-    return open_documents(location, held_out).part(*part)
+    if location.kind != "hub":
+        return open_documents(location, held_out).part(*part)
+    distributed = extra("datasets.distributed", f"data {location.name!r}")
+    stream = load_stream(location)
+    try:
+        mine = distributed.split_dataset_by_node(stream, rank=part[0], world_size=part[1])
+    except Exception as error:  # noqa: BLE001
+        raise stream_error(location.name, error) from None
+    return Stream(location.name, mine, location.column, held_out)
 
 
 def load_stream(location: Location) -> Any:
     """Open a data set of `hf://` as an IterableDataset. Raises DataError."""
-    name = _name(location)
-    datasets = extra("datasets", f"data {name!r}")
+    datasets = extra("datasets", f"data {location.name!r}")
     # With these the package loads files of a format; some have read pickles.
-    loaders = extra("datasets.packaged_modules", f"data {name!r}")
+    loaders = extra("datasets.packaged_modules", f"data {location.name!r}")
     if location.path in getattr(loaders, "_PACKAGED_DATASETS_MODULES", ()):
         raise DataError(
-            f"data {name[:200]!r} names a file format that datasets reads, not a data set: give"
-            " hf://OWNER/NAME, or the path of your files"
+            f"data {location.name[:200]!r} names a file format that datasets reads, not a data set:"
+            " give hf://OWNER/NAME, or the path of your files"
         )
     try:
         return datasets.load_dataset(
             location.path, location.config or None, split=location.split, streaming=True
         )
     except Exception as error:  # noqa: BLE001 - the network's, the hub's, the file formats'
-        raise stream_error(name, error) from None
-
-
-def _stream(location: Location, part: tuple[int, int], held_out: float) -> Source:
-    name = _name(location)
-    distributed = extra("datasets.distributed", f"data {name!r}")
-    whole = load_stream(location)
-    try:
-        mine = distributed.split_dataset_by_node(whole, rank=part[0], world_size=part[1])
-    except Exception as error:  # noqa: BLE001
-        raise stream_error(name, error) from None
-    return Stream(name, mine, location.column, held_out)
-
-
-def _name(location: Location) -> str:
-    return f"{HUB}{location.path}:{location.config}:{location.split}:{location.column}".rstrip(":")
+        raise stream_error(location.name, error) from None

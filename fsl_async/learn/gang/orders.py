@@ -1,4 +1,4 @@
-"""Directives of a gang's node, carried out by all ranks of the client at the same steps.
+"""Directives of a gang's node, carried out by the gang, all ranks of the client, at the same steps.
 
 The node speaks to rank 0 alone. About once a second all ranks agree: in one collective
 (`group.RankGroup`) rank 0 passes on the directives that have come, and the run's progress, and the

@@ -109,7 +109,7 @@ def optimizer_of(config: Config) -> OptimizerSpec:
     """Return the optimizer of either part."""
     chosen, train = config.split, config.train
     first, second = map(float, chosen.betas.split(","))
-    schedule = Schedule(chosen.schedule, train.final_rate, chosen.warmup_steps)
+    schedule = Schedule(chosen.schedule, warmup_steps=chosen.warmup_steps)
     return OptimizerSpec(
         chosen.optimizer,
         train.learning_rate or SPLIT_RATE,
@@ -122,13 +122,9 @@ def optimizer_of(config: Config) -> OptimizerSpec:
 
 def client_options(config: Config, name: str = "", in_flight: int = 1) -> ClientPartOptions:
     """Return how client `name` trains its part, and an auxiliary model that is trained there."""
-    chosen, optimizer = config.split, optimizer_of(config)
-    auxiliary = attrs.evolve(
-        optimizer,
-        name=chosen.auxiliary_optimizer,
-        learning_rate=chosen.auxiliary_rate or optimizer.learning_rate,
-        weight_decay=chosen.auxiliary_decay,
-    )
+    optimizer = optimizer_of(config)
+    # As the code that was published with CSE-FSL.
+    auxiliary = attrs.evolve(optimizer, name="adam", weight_decay=0.0)
     return ClientPartOptions(
         optimizer, loss_of(config), config.run.seed, name, in_flight, auxiliary
     )

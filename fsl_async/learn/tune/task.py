@@ -18,7 +18,8 @@ from torch import nn
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import Fed, LocalFed
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.pretrain import HeldOut, autocast
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import Tuning, objective_of

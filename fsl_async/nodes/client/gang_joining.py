@@ -17,8 +17,8 @@ import torch
 from attrs import evolve
 
 from fsl_async.errors import FslError, TaskError
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.gang.group import APART_S, RankGroup
 from fsl_async.learn.gang.link import Link, NodeLostError, Place, address_of

@@ -236,7 +236,7 @@ class GangShell:
             if isinstance(order, SnapshotOrder) and order in self._orders:
                 return
             self._orders.append(order)
-        self._ring()
+        self._wake_up()
 
     def resume(self) -> None:
         """Let the ranks train on after an order that held them."""
@@ -262,14 +262,14 @@ class GangShell:
 
     def _post(self, name: str, *values: object) -> None:
         self._posted.put((name, *values))
-        self._ring()
+        self._wake_up()
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
 
-    def _ring(self) -> None:
+    def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it needs nothing
             self._wake.send(b"!")
 

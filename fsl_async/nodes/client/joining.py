@@ -20,8 +20,8 @@ from fsl_async.config.site_policy import Order
 from fsl_async.errors import DataError, FslError, StopError, TaskError, UsageError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.learn.client.context import ClientContext, choose_device
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.client.script_values import whole
 from fsl_async.learn.gang.link import Place

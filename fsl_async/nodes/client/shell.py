@@ -26,6 +26,7 @@ from fsl_async.nodes.wire import (
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
+    SERVER,
     DeclineStream,
     Event,
     Finish,
@@ -42,7 +43,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import SERVER, ClientMachine
+from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.model.manifest import Manifest

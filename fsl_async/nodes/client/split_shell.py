@@ -21,6 +21,7 @@ from fsl_async.nodes.split_streams import Flow, IncomingVector, Outgoing
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.machine import (
+    SERVER,
     DeclineStream,
     Finish,
     Greeted,
@@ -39,7 +40,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.sync.client_state import SERVER
 
 if TYPE_CHECKING:
     from fsl_async.learn.split.remote import SplitTraining

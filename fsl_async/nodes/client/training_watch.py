@@ -4,7 +4,7 @@ A step hangs that takes much longer than steps usually take:
 
     steps made    age of the present step          result
     < FEWEST      any                              none: the first ones compile, load, and warm up
-    more          > max(least_s, factor x median)  Hung, once
+    more          > max(least_s, 20 x median)   Hung, once
     after Hung    a step was made                  Recovered, once
 
 Times are seconds of the caller's clock. The median, unlike the mean, does not change when a few
@@ -36,6 +36,7 @@ LEAVE_S = 3.0
 """Time for the goodbye of a client that sends nothing any more."""
 
 FEWEST = 5
+HANG_FACTOR = 20.0
 
 
 @frozen
@@ -62,9 +63,9 @@ class Recovered:
 class HangWatch:
     """Checks a training thread when the caller looks; see the table above."""
 
-    def __init__(self, factor: float, least_s: float) -> None:
-        """factor: times the median; 0 means that no step hangs."""
-        self._factor, self._least_s = factor, least_s
+    def __init__(self, least_s: float) -> None:
+        """least_s: 0 means that no step hangs."""
+        self._least_s = least_s
         self._hung_since: float | None = None
 
     @property
@@ -83,10 +84,10 @@ class HangWatch:
         if self._hung_since is not None and begun != self._hung_since:
             self._hung_since = None
             return Recovered()
-        if begun is None or not self._factor or len(step_times_s) < FEWEST or self.is_hung:
+        if begun is None or not self._least_s or len(step_times_s) < FEWEST or self.is_hung:
             return None
         median_s = statistics.median(step_times_s)
-        if now - begun <= max(self._least_s, self._factor * median_s):
+        if now - begun <= max(self._least_s, HANG_FACTOR * median_s):
             return None
         self._hung_since = begun
         return Hung(now - begun, median_s)
@@ -112,7 +113,7 @@ class TrainingWatch:
     ) -> None:
         self._loop, self._steps, self._stop, self._log = loop, steps, stop, log
         self._restart = settings.hang_restart
-        self._watch = HangWatch(settings.hang_factor, settings.hang_least_s)
+        self._watch = HangWatch(settings.hang_least_s)
         self._timer = loop.call_later(EVERY_S, self._look)
 
     def summary(self) -> dict[str, float]:

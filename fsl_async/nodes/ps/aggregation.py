@@ -64,7 +64,7 @@ def weighting_of(config: Config) -> Weighting:
     elif name == "auto":
         by_data = config.split.sends_whole or config.tune.is_on
         name = "tokens" if by_data else "batch"
-    return weighting_named(name, config.sync.staleness_exponent)
+    return weighting_named(name)
 
 
 def merging_of(config: Config) -> Merging:

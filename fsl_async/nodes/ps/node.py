@@ -22,8 +22,7 @@ from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
 from fsl_async.cluster.restarts import Launching
 from fsl_async.config import address as addresses
 from fsl_async.config.fixed import keep_settings
-from fsl_async.config.recipes import with_implied
-from fsl_async.config.servers import check_ring, with_split_server
+from fsl_async.config.recipes import check_groups, with_implied, with_split_server
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import needs_of
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
@@ -42,7 +41,7 @@ from fsl_async.nodes.ps.aggregation import (
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
-from fsl_async.nodes.ps.joining_ring import join_ring
+from fsl_async.nodes.ps.joining_groups import join_groups
 from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
@@ -56,7 +55,7 @@ from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.roles.sync.round import GRACE_MADS
+from fsl_async.roles.sync.ps_state import GRACE_MADS
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
 from fsl_async.store.deltas.seed_step import directions_of
@@ -107,6 +106,10 @@ class Options:
     """Encrypt with this pair, and admit the keys on this list."""
 
 
+SNAPSHOT_BYTES_PER_S = 2e8
+"""Checkpoints that are not late are written at most this fast."""
+
+
 def store_settings_of(config: Config) -> StoreSettings:
     """The part of the configuration that the store uses."""
     codec, adapters = config.codec, adapter_rule_of(config)
@@ -129,9 +132,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         may_keep_mean=not (
             config.run.rounds or config.run.tokens or config.run.seconds or has_bases
         ),
-        snapshot_every=config.store.snapshot_every,
-        snapshot_every_s=config.store.snapshot_every_s,
-        snapshot_bytes_per_s=config.store.snapshot_bytes_per_s,
+        snapshot_bytes_per_s=SNAPSHOT_BYTES_PER_S,
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,
@@ -232,7 +233,7 @@ def prepared(
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
     check_date(config)
-    check_ring(config)
+    check_groups(config)
     check_bindable(config.listen.address)
     if capacity is None:
         capacity = check_open_files(config)
@@ -242,7 +243,7 @@ def prepared(
     store = Store(run_dir, store_settings_of(config), from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
-        servers = {name: one.key for name, one in config.ring.servers.items()}
+        servers = {name: one.key for name, one in config.groups.servers.items()}
         access = AccessControl(keys, run_dir, servers=servers)
         keep_settings(run_dir, config, recovered.version)
         keep_texts(run_dir, config)
@@ -389,7 +390,7 @@ class _Server:
                 ),
             ),
         )
-        self._ring = join_ring(self._shell, config, writer=self.writer, keys=options.keys)
+        self._groups = join_groups(self._shell, config, writer=self.writer, keys=options.keys)
 
     def _listen(self, handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
         self._endpoint = tp.ListenerEndpoint(
@@ -470,8 +471,8 @@ class _Server:
         finally:
             unsubscribe()
             decays.close()
-            if self._ring is not None:
-                await self._ring.aclose()
+            if self._groups is not None:
+                await self._groups.aclose()
             await notifier.aclose()
             access.close()
             counted.close()

@@ -31,10 +31,9 @@ from fsl_async.keys.dialling import HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.table import Reporter
-from fsl_async.roles.machine import Note
+from fsl_async.roles.machine import SERVER, Note
 from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_transport.zmq.link import ZmqDialer
 
 WAIT_S = 5.0

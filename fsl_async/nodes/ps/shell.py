@@ -14,8 +14,8 @@ from attrs import frozen
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.config.load import to_wire
+from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.nodes.ps.receiving import Receiving
-from fsl_async.nodes.ps.ring import RingShell
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.store_jobs import StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
@@ -29,6 +29,7 @@ from fsl_async.nodes.wire import (
     violation,
 )
 from fsl_async.roles.goodbye import Goodbye
+from fsl_async.roles.groups.events import GroupEnds
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
@@ -42,7 +43,6 @@ from fsl_async.roles.machine import (
 )
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.phrasing import MessageThrottle
-from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import group_hold
@@ -81,13 +81,13 @@ class ParameterServerShell(Shell):
         self.machine = machine
         self.shards = config.shards
         """Parts of the data of this group; 0 where it is not divided."""
-        groups = list(config.ring.servers) or [config.run.name]
+        groups = list(config.groups.servers) or [config.run.name]
         self._parts = len(groups) * self.shards
         self._first_part = groups.index(config.run.name) * self.shards
         """The parts of groups follow each other; each has as many."""
         self._tables = to_wire(config)
         self.manifest: Manifest | None = None
-        self.ring: RingShell | None = None
+        self.groups: GroupsShell | None = None
         """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
             machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
@@ -146,9 +146,9 @@ class ParameterServerShell(Shell):
             do.Release: self.jobs.release,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
-            group_hold.TakeGroupCut: lambda e, number: self._in_ring().take_cut(e, number),
-            GroupEnds: lambda e, _: self._in_ring().node.feed(e),
-            group_hold.CommitGlobal: lambda e, number: self._in_ring().commit(e, number),
+            group_hold.TakeGroupCut: lambda e, number: self._in_groups().take_cut(e, number),
+            GroupEnds: lambda e, _: self._in_groups().node.feed(e),
+            group_hold.CommitGlobal: lambda e, number: self._in_groups().commit(e, number),
         }
 
     def start(self, recovered: ev.Recovered) -> None:
@@ -159,23 +159,23 @@ class ParameterServerShell(Shell):
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
             self.endpoint.remember(name, incarnation)
         self.node.feed(recovered)
-        if self.ring is not None:
-            self.ring.start()
+        if self.groups is not None:
+            self.groups.start()
 
     def _version_made(self, version: int) -> None:
-        if self.ring is not None:
-            self.ring.version_made(version)
+        if self.groups is not None:
+            self.groups.version_made(version)
 
-    def _in_ring(self) -> RingShell:
-        assert self.ring is not None, "the machine is asked by a ring"
-        return self.ring
+    def _in_groups(self) -> GroupsShell:
+        assert self.groups is not None, "only a member of a roster asks for this"
+        return self.groups
 
     # --- from the transport ---
 
     def on_transport(self, event: tp.TransportEvent) -> None:
         """Take one event of the endpoint."""
-        if self.ring is not None and self.ring.is_of_ring(event):
-            self.ring.on_listener(event)
+        if self.groups is not None and self.groups.is_of_groups(event):
+            self.groups.on_listener(event)
             return
         super().on_transport(event)
 

@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.shards import MOST_SHARDS
+from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.store.errors import Damaged
 
 if TYPE_CHECKING:

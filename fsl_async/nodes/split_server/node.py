@@ -27,7 +27,7 @@ from fsl_async.config.settings import Config, check_listen
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.learn.client.fed_base import choose_device
+from fsl_async.learn.client.context import choose_device
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.split.build import build_server

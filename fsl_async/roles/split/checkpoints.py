@@ -14,6 +14,7 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKey
 
+CHECKPOINT_EVERY = 100
 RETRY_S = 30.0
 
 
@@ -22,7 +23,7 @@ class Checkpoints:
     """The split server's checkpoints. They share its deadlines; "retry" is theirs."""
 
     deadlines: Deadlines
-    every: int
+    every: int = CHECKPOINT_EVERY  # uploads
     number: int = 0  # of the last one in this process
     since: int = 0  # changes since it was begun
     is_due: bool = False

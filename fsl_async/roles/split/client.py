@@ -57,7 +57,9 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 from attrs import mutable
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
+    SERVER,
     Deadlines,
     DeclineStream,
     Effect,
@@ -81,7 +83,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
@@ -212,7 +213,7 @@ class SplitClientMachine(RoleMachine):
             if not self.over:
                 self.deadlines.set("dial", now + self.config.session.reoffer_s)
             return []
-        return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
+        return [*self._give_up_all(event.text), Finish(event.text, ExitCode.BAD_INPUT)]
 
     def _server_ended(self, reason: str) -> list[Effect]:
         if self.over:

@@ -21,7 +21,7 @@ Rules
   that is kept.
 - Replicas of the clients that reported a round as done are averaged, weighted by samples, before
   the first upload of a later round, and when the run is over.
-- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later
+- A checkpoint is made every `CHECKPOINT_EVERY` uploads and before the first upload of a later
   round, between two trainings, with the book of all decisions. One at a time; several that fall due
   meanwhile are one more. A failed one is tried again.
 - A split server that is killed goes on from its last checkpoint. Uploads after it are lost with the
@@ -129,7 +129,7 @@ class SplitServerMachine(RoleMachine):
         self.shutdown = SplitShutdown()
         self.deadlines = Deadlines()
         self.liveness = Liveness(self.deadlines, config.split.alone_s)
-        self.checkpoints = Checkpoints(self.deadlines, config.split.checkpoint_every)
+        self.checkpoints = Checkpoints(self.deadlines)
         self.handlers = {
             ev.SplitRecovered: self._recovered,
             msg.SplitHello: self._hello,

@@ -75,7 +75,9 @@ from __future__ import annotations
 
 import attrs
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
+    SERVER,
     Deadlines,
     DeclineStream,
     DrainAsked,
@@ -95,34 +97,26 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client_shutdown import ClientShutdown
-from fsl_async.roles.sync.client_state import (
-    ANSWER_S,
-    DRAIN_S,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_REFUSED,
-    EXIT_RELAUNCH,
-    REOFFER_S,
-    SERVER,
-    VIOLATIONS,
-    Held,
-    lost_text,
-)
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.roles.sync.leading import Leading
-from fsl_async.roles.sync.movement import Movement
-from fsl_async.roles.sync.version_sync import VersionSync
+from fsl_async.roles.sync.pacing import Leading
+from fsl_async.roles.sync.shutdown import DRAIN_S, ClientShutdown
+from fsl_async.roles.sync.training_trouble import Movement
+from fsl_async.roles.sync.version_sync import Held, VersionSync
 
-__all__ = [
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
-    "EXIT_REFUSED",
-    "EXIT_RELAUNCH",
-    "SERVER",
-    "ClientMachine",
-    "Held",
-]
+ANSWER_S = 2.0
+"""How long the parameter server may take to answer a hello before its loss is reported."""
+REOFFER_S = 5.0
+"""After that, a delta or a fetch that failed is offered again."""
+VIOLATIONS = 3
+"""How often the parameter server may end the session because of what this client sends. The same
+message is sent in each new session, so more of them end the same way."""
+_LOST = {
+    "expired": "the parameter server does not answer",
+    "reset": "the parameter server restarted",
+    "bye": "the parameter server ended the session",
+    "protocol": "the parameter server violated the protocol",
+    "revoked": "the parameter server no longer accepts this key",
+}
 
 
 class ClientMachine(RoleMachine):
@@ -236,14 +230,15 @@ class ClientMachine(RoleMachine):
 
     def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         self.connected = False
-        self.shutdown.pace.interrupt()
+        self.shutdown.uploads.interrupt()
         self._forget_session()
         self.away = True
         if event.violation:
             self.violations += 1
             if self.violations >= VIOLATIONS:
                 return self._give_up(event.violation, now)
-        what = lost_text(event.reason)
+        reason = event.reason
+        what = _LOST.get(reason, f"the parameter server is away ({reason})")
         if not self.shutdown.training:
             self.shutdown.session_lost(now)
             meanwhile = f"waiting {DRAIN_S:g} s for it, to send what was trained"
@@ -264,7 +259,7 @@ class ClientMachine(RoleMachine):
         self.shutdown.refusing = True
         text = f"the parameter server has ended {self.violations} sessions over what this client"
         text += f" sends: {violation} (a bug in fsl-async, or another version of it there)"
-        return self.shutdown.ask(text, EXIT_FAILED, now)
+        return self.shutdown.ask(text, ExitCode.BUG, now)
 
     def _report_lost(self) -> list[Effect]:
         note, self.pending_note = self.pending_note, None
@@ -282,7 +277,7 @@ class ClientMachine(RoleMachine):
     def _refused(self, event: HelloRefused | msg.Reject, now: float) -> list[Effect]:
         self.shutdown.refusing = True
         self.pending_note = None
-        exit_code = 0 if event.code == "finished" else EXIT_REFUSED
+        exit_code = 0 if event.code == "finished" else ExitCode.BAD_INPUT
         return self.shutdown.ask(event.text, exit_code, now)
 
     def _offer(self) -> list[Effect]:
@@ -338,7 +333,7 @@ class ClientMachine(RoleMachine):
                 "the run has gone back to before version 0, and this client holds version"
                 f" {self.base.version}: start it again, and the run begins anew"
             )
-            return self.shutdown.ask(text, EXIT_REFUSED, now)
+            return self.shutdown.ask(text, ExitCode.BAD_INPUT, now)
         self.version_sync.publishing = True
         return [do.OfferInitial()]
 
@@ -348,7 +343,7 @@ class ClientMachine(RoleMachine):
         if undone and version_sync.refuses_rollback:
             self.shutdown.refusing = True
             text = f"{undone}; this site's site.toml refuses that without --accept-rollback"
-            return self.shutdown.ask(text, EXIT_REFUSED, now)
+            return self.shutdown.ask(text, ExitCode.BAD_INPUT, now)
         if version_sync.publishing:
             version_sync.publishing = False
             if newest.version == 0 and self.busy is None and self.base.version < 0:
@@ -492,7 +487,7 @@ class ClientMachine(RoleMachine):
         )
         self.coded = False
         if self.connected:
-            self.shutdown.pace.begin(now)
+            self.shutdown.uploads.begin(now)
         waits = answered.is_turn or (answered.last and self.connected)
         waits = waits and not self.shutdown.asked
         notes = self.movement.saw(event.steps, moved=event.moved)
@@ -515,14 +510,14 @@ class ClientMachine(RoleMachine):
             return []
         self.tokens_acknowledged += self.delta.tokens
         self.violations = 0
-        self.shutdown.pace.arrived(now)
+        self.shutdown.uploads.arrived(now)
         return self._settled(now)
 
     def _delta_refused(self, event: Received[msg.Declined], now: float) -> list[Effect]:
         declined = event.message
         if self.delta is None or self.delta.key != declined.key:
             return []
-        self.shutdown.pace.interrupt()
+        self.shutdown.uploads.interrupt()
         if declined.code == "later":
             self.deadlines.set("offer", now + REOFFER_S)
             return []
@@ -603,7 +598,7 @@ class ClientMachine(RoleMachine):
         return [SendGoodbye(reason), *self.shutdown.ask(reason, 0, now)]
 
     def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
-        return self.shutdown.ask(event.reason, EXIT_INTERRUPTED, now)
+        return self.shutdown.ask(event.reason, ExitCode.INTERRUPTED, now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         effects = self.shutdown.training_ended(event.error, now, joined=self.model_version >= 0)

@@ -5,14 +5,21 @@ Events, effects, messages and records hold these classes.
     Delta         as its client offers it
     StoredDelta   as it is on the parameter server's disk
     MergedDelta   as it enters a version
+
+`Outcomes` keeps the newest settled delta of each client, which stands for all before it: a client
+offers one delta at a time, and takes a higher number only after an answer. So one of an earlier
+number was settled, too, and its own outcome is not kept: it is superseded. The parameter server's
+machine has one copy, which is ahead of the disk (`roles.sync.deltas`); the store has another, which
+is durable (`store.book.book`).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -159,3 +166,66 @@ def _mean_balance(ones: list[MergedDelta]) -> dict[str, Any]:
     found = [one.delta.facts.get(BALANCE) for one in ones]
     numbers = [one for one in found if isinstance(one, int | float)]
     return ones[0].delta.facts | ({BALANCE: fmean(numbers)} if numbers else {})
+
+
+def mean_cosine(merged: Sequence[MergedDelta], scale: float, average_norm: float) -> float | None:
+    """The weighted mean cosine between two deltas of a round, -1 to 1; None with fewer than two.
+
+    It tells whether clients train too long alone. A delta is progress that all clients make, and
+    drift that is its client's own; the cosine is about the share of the first: near 1 averaging
+    loses nothing, near 0 most of what each client trained is averaged away.
+
+    average_norm: L2 norm of scale * sum_i weight_i * Delta_i. With a_i = weight_i |Delta_i| the
+    square of the sum is sum_i a_i^2 + sum_(i != j) a_i a_j cos_ij, so no delta is read again.
+    """
+    lengths = [one.weight * one.norm for one in merged]
+    own = math.fsum(length**2 for length in lengths)
+    pairs = math.fsum(lengths) ** 2 - own
+    if not scale or pairs <= 1e-9 * own or not math.isfinite(pairs):
+        return None
+    return max(-1.0, min(1.0, ((average_norm / scale) ** 2 - own) / pairs))
+
+
+Outcome = Literal["accepted", "merged", "quarantined", "superseded"]
+
+
+class Keyed(Protocol):
+    """Something of a delta."""
+
+    @property
+    def key(self) -> DeltaKey:
+        """The key of the delta."""
+
+
+T = TypeVar("T", bound=Keyed)
+
+
+def newest_of_clients(ones: Iterable[T]) -> dict[str, T]:
+    """Return the newest of each client, by client; of equal numbers the last one."""
+    return {one.key.client: one for one in sorted(ones, key=lambda one: one.key.order)}
+
+
+class Outcomes(dict[str, tuple[DeltaKey, Outcome]]):
+    """Client -> its newest settled delta, and the outcome of that."""
+
+    def settle(self, key: DeltaKey, outcome: Outcome) -> None:
+        """Record the outcome of a delta."""
+        if key.client not in self or self[key.client][0].order <= key.order:
+            self[key.client] = (key, outcome)
+
+    def settle_all(self, outcomes: Mapping[DeltaKey, Outcome]) -> None:
+        """Record the outcomes of deltas, in any order."""
+        for key in sorted(outcomes):
+            self.settle(key, outcomes[key])
+
+    def unsettle(self, key: DeltaKey) -> None:
+        """Forget the outcome of a delta, unless its client has settled another one since."""
+        if self.get(key.client, (None,))[0] == key:
+            del self[key.client]
+
+    def of(self, key: DeltaKey) -> Outcome | None:
+        """Return the outcome of a delta; None: it is not settled."""
+        if key.client not in self or key.order > self[key.client][0].order:
+            return None
+        last, outcome = self[key.client]
+        return outcome if key == last else "superseded"

@@ -12,8 +12,7 @@ from typing import Any
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
-from fsl_async.roles.sync.outcomes import Outcome
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, Outcome, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
 
 # --- both roles -----------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class VersionCommitted(Event, tag="version_committed"):
     bytes_update: int
     seconds: float = 0.0
     cosine: float | None = None
-    """How far the merged deltas agree (`fsl_async.roles.sync.agreement`)."""
+    """How far the merged deltas agree (`fsl_async.roles.sync.delta.mean_cosine`)."""
     product_norms: dict[str, float] = field(factory=dict)
     """By client: how far it moved the products of adapters."""
     made_of: str = "deltas"

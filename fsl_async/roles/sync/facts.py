@@ -35,8 +35,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, one_each
 from fsl_async.roles.sync.group_hold import CommitGlobal
-from fsl_async.roles.sync.ps_state import Phase
-from fsl_async.roles.sync.round import Round
+from fsl_async.roles.sync.ps_state import Phase, Round
 
 if TYPE_CHECKING:
     from fsl_async.roles.sync.ps import ParameterServerMachine

@@ -1,15 +1,16 @@
-"""What a ring of parameter servers does to one group's versions. Pure.
+"""Fits global rounds in between one group's versions. Pure.
 
-The ring takes a cut of the newest version, and merges are held from then on; later it brings global
-weights, which become a version. Both happen between two versions, never during a merge.
+The group's member takes a cut of the newest version, and merges are held from then on; later it
+brings global weights, which become a version. Both happen between two versions, never during a
+merge.
 
     TakeCut          TakeGroupCut, after a version that is being made; merges are held
     ResumeMerges     the open round goes on
     Adopt            CommitGlobal, after a version that is being made; VersionCommitted follows, or
                      GlobalFailed
 
-These are effects of the ring's machine. At the end of the run GroupEnds, of `run_end`, is an event
-of it, and EndGroup follows.
+These are effects of the member's machine. At the end of the run GroupEnds, of `run_end`, is an
+event of it, and EndGroup follows.
 
 Held, clients train and send deltas, which are acknowledged. The end of the run is not held.
 """
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from fsl_async.roles.groups.effects import Adopt, ResumeMerges, TakeCut
+from fsl_async.roles.groups.events import Decision
 from fsl_async.roles.machine import Effect, EndSession, Event
-from fsl_async.roles.ring.effects import Adopt, ResumeMerges, TakeCut
-from fsl_async.roles.ring.events import Decision
 from fsl_async.roles.sync.ps_state import Member, Phase
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class CommitGlobal(Effect, tag="commit_global"):
 
 
 class GroupHold:
-    """The ring's requests that wait for a version. It shares the coordinator's state."""
+    """Requests of the global round that wait for a version. It shares the coordinator's state."""
 
     def __init__(self, rounds: RoundCoordinator) -> None:
         self._rounds = rounds
@@ -63,7 +64,7 @@ class GroupHold:
         """The phase before a version of global weights that is being made."""
 
     def asked(self, event: TakeCut | Adopt, now: float) -> list[Effect]:
-        """Do what the ring asks, once no version is being made."""
+        """Do what the global round asks, once no version is being made."""
         self._waiting.append(event)
         return self.serve(now)
 
@@ -87,7 +88,7 @@ class GroupHold:
         return self._rounds.evaluate(now)
 
     def failed(self, event: GlobalFailed, now: float) -> list[Effect]:
-        """Go on without the version of global weights; the ring brings them again."""
+        """Go on without the version of global weights; the member brings them again."""
         if self._before is None:
             return []
         self._rounds.phase, self._before = self._before, None

@@ -1,6 +1,6 @@
 """Decides which clients take part: each has its own shard, and all have the run's model. Pure.
 
-Admission. A client that opens a session gets a shard (`shards`). Its incarnation and its lease are
+Admission. A client that opens a session gets a shard. Its incarnation and its lease are
 on disk before it is welcomed: Admit, then Admitted, then Welcome. If both are on disk already, it
 is welcomed at once. If no shard is left, it is refused, with the names of the clients that have
 one.
@@ -10,6 +10,15 @@ with the same model is connected; afterwards a new client may bring another mode
 the initial weights have arrived the run's model is fixed. A client with another model is rejected.
 For one with the run's model the lease becomes permanent: KeepShard, then ShardKept.
 
+A lease is provisional when its client is admitted, and on disk before the client is welcomed: a
+parameter server that is killed at that moment must not give the shard to another client. A client
+that fails before it has attached the run's model (wrong data path, wrong model) loses the lease to
+a client that finds no other shard: at once after a goodbye, else after RECLAIM_S, because after a
+loss of the network or of the parameter server the client still prepares to train on it.
+
+Version 0 is published by the first client that attached a model, and by the next one when that
+fails (`Publishing`).
+
     ClientHello             Welcome | Admit | Refuse and a Note
     Admitted                Welcome, or EndSession if it could not be written: the client reconnects
     ModelAttached           UseModel, KeepShard; Reject
@@ -18,19 +27,94 @@ For one with the run's model the lease becomes permanent: KeepShard, then ShardK
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from attrs import field, mutable
 
-from fsl_async.roles.machine import Effect, EndSession, Note, Refuse, Send
+from fsl_async.roles.machine import Deadlines, Effect, EndSession, Note, Refuse, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps_state import Member
-from fsl_async.roles.sync.shards import ShardLeases
 from fsl_transport.rate_limit import Rate, TokenBucket
 
 REFUSALS_SHOWN = Rate(0.2, 10.0)
 """Limit of refusals that become a line in the log, which a peer must not be able to fill."""
 SHOWN_HOLDERS = 8
+RECLAIM_S = 60.0
+MOST_SHARDS = 100_000
+"""Limit of clients where data is not divided."""
+
+
+class ShardLeases:
+    """Leases by client. Times in seconds of the caller's clock."""
+
+    def __init__(self, count: int) -> None:
+        """count: of shards; 0 where the data is not divided: each client gets one."""
+        self.count = count or MOST_SHARDS
+        self._leases: dict[str, int] = {}
+        self._provisional: set[str] = set()
+        self._free_from: dict[str, float] = {}  # of clients that are away, with a provisional lease
+
+    def recovered(self, leases: Mapping[str, int], provisional: Iterable[str], now: float) -> None:
+        """Restore the leases on disk. provisional: the clients whose lease is provisional."""
+        self._leases, self._provisional = dict(leases), set(provisional)
+        self._free_from = dict.fromkeys(self._provisional, now + RECLAIM_S)
+
+    @property
+    def holders(self) -> list[str]:
+        """All clients that have a lease, by name."""
+        return sorted(self._leases)
+
+    def is_permanent(self, client: str, shard: int) -> bool:
+        """Whether the client has a permanent lease of that shard."""
+        return self._leases.get(client) == shard and client not in self._provisional
+
+    def is_provisional(self, client: str) -> bool:
+        """Whether the client's lease is provisional."""
+        return client in self._provisional
+
+    def left(self, client: str, reason: str, now: float) -> None:
+        """Start the time after which the provisional lease of a lost session is free."""
+        if client in self._provisional:
+            at_once = reason in {"bye", "revoked"}
+            self._free_from[client] = now if at_once else now + RECLAIM_S
+
+    def pick(self, client: str, trains: int, now: float) -> int | None:
+        """The shard that a client has or may have; None: there is none.
+
+        An unused one comes before one of a lost client. trains: the shard that the client trains on
+        already; -1: none.
+        """
+        self._free_from.pop(client, None)
+        held = self._leases.get(client)
+        if held is not None and held < self.count:
+            return held
+        taken = set(self._leases.values())
+        gone = {self._leases[other] for other, at in self._free_from.items() if now >= at}
+        if trains >= 0:  # it may not move to data that another client trains on
+            is_free = trains < self.count and trains not in taken
+            return trains if is_free or trains in gone else None
+        unused = next((shard for shard in range(self.count) if shard not in taken), None)
+        free = {shard for shard in gone if shard < self.count}
+        return min(free, default=None) if unused is None else unused
+
+    def lease_provisionally(self, client: str, shard: int) -> None:
+        """Lease a shard provisionally; another client loses its provisional lease of it."""
+        for other in [other for other in self._provisional if self._leases[other] == shard]:
+            self.revoke(other)
+        self._leases[client] = shard
+        self._provisional.add(client)
+
+    def keep(self, client: str) -> None:
+        """Make a lease permanent."""
+        self._provisional.discard(client)
+
+    def revoke(self, client: str) -> None:
+        """Remove a lease that could not be written, or that another client gets."""
+        self._leases.pop(client, None)
+        self._provisional.discard(client)
+        self._free_from.pop(client, None)
 
 
 @mutable
@@ -124,3 +208,55 @@ class Membership:
             return [EndSession(event.peer, event.problem)]
         self.shards.keep(event.peer)
         return []
+
+
+@mutable
+class Publishing:
+    """The choice of the publisher. It shares the machine's members and deadlines.
+
+    "publish" is its own deadline.
+    """
+
+    members: dict[str, Member]
+    deadlines: Deadlines
+    retry_s: float
+    name: str | None = None
+    received: bool = False  # all initial weights arrived; version 0 is being written
+    over: bool = False  # version 0 is durable
+
+    def choose(self) -> list[Effect]:
+        """Ask the first attached client, unless one is asked already or a failure is too recent."""
+        if self.over or self.received or self.name is not None:
+            return []
+        if self.deadlines.when("publish") is not None:
+            return []
+        for name, member in self.members.items():
+            if member.attached:
+                self.name = name
+                text = f"{name} is first and publishes the initial weights"
+                return [Note(text), Send(name, msg.Publish())]
+        return []
+
+    def left(self, peer: str) -> list[Effect]:
+        """Ask the next client if the publisher's session ended before its weights arrived."""
+        if self.name != peer or self.received:
+            return []
+        self.name = None
+        text = f"{peer} left before its initial weights arrived"
+        return [Note(text, "warning"), *self.choose()]
+
+    def failed(self, reason: str, now: float) -> list[Effect]:
+        """Ask again after a pause, because a disk stays full for a while; prefer another client."""
+        if self.over:
+            return []
+        self.received = False
+        peer, self.name = self.name, None
+        if peer is not None and peer in self.members:
+            self.members[peer] = self.members.pop(peer)
+        self.deadlines.set("publish", now + self.retry_s)
+        return [Note(f"{reason}; next try in {self.retry_s:g} s", "warning")]
+
+    def done(self) -> None:
+        """Stop: version 0 is durable."""
+        self.over, self.name = True, None
+        self.deadlines.cancel("publish")

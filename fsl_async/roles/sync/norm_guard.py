@@ -48,6 +48,9 @@ which a client's newest delta is a measure, or as many as there are clients."""
 
 MOST_HELD = 16
 """How many deltas of a client are held back to be released; older ones stay in quarantine."""
+LEAST_DELTAS = 5
+"""Deltas that must have been accepted before medians of earlier versions count, and clients with
+whose newest deltas a version of fewer is completed."""
 
 
 @mutable
@@ -108,7 +111,7 @@ class NormGuard:
             most = max(1, int(limits.max_tokens_per_s * seconds))
             if most < counted:
                 counted, why = most, f"{limits.max_tokens_per_s:g} a second for {seconds:.1f} s"
-        if self._accepted >= limits.least and len(self._newest) > 1:
+        if self._accepted >= LEAST_DELTAS and len(self._newest) > 1:
             most, reason = self.most_tokens(delta, [one.delta for one in self._newest.values()])
             if most < counted:
                 counted, why = most, reason
@@ -136,7 +139,7 @@ class NormGuard:
     def outlier(self, norm: float) -> str | None:
         """Why a delta of that norm is excluded, or None."""
         factor = self.limits.outlier_median
-        if not factor or self._accepted < self.limits.least:
+        if not factor or self._accepted < LEAST_DELTAS:
             return None
         usual = median(one.norm for one in self._newest.values())
         if norm <= factor * usual:
@@ -171,7 +174,7 @@ class NormGuard:
         work = [(one.norm, one.delta.steps) for one in clients]
         for name, one in reversed(self._newest.items()):
             is_new = name not in names and one.key.base >= since and one.norm > 0.0
-            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < self.limits.least:
+            if is_new and zeroth in (None, _is_zeroth(one.delta)) and len(work) < LEAST_DELTAS:
                 work.append((one.norm, one.delta.steps))
         if not self.limits.clip_median or len(work) < 2:
             return math.inf, 1.0

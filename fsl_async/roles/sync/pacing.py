@@ -6,6 +6,10 @@ a client whose deltas take longer sends less often.
 
 DyLU (Liu et al., arXiv:2401.09135): client w trains H_w = floor(v_w / v_max * H) steps, so that all
 deltas take about as long. v_w is the client's speed in steps per second, by its heartbeats.
+
+`Pacing` is the parameter server's part, `Leading` the client's. The training thread counts steps
+and reports them (`PaceReached`); seconds are a deadline. Both count from the last snapshot, and at
+first from the first version.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, field, mutable
 
-from fsl_async.roles.machine import Effect, Send
+from fsl_async.roles.machine import Deadlines, Effect, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -121,3 +125,42 @@ class Pacing:
             return self.sync.local_steps
         share = max(LEAST_SHARE, median(speed.kept) / fastest)
         return max(1, math.floor(min(1.0, share) * self.sync.local_steps + ROUNDING))
+
+
+@mutable
+class Leading:
+    """A client's pace. It shares the machine's deadlines; "pace" is its own.
+
+    pace: None: the client is called, and sends nothing by itself. reached: its progress is to be
+    sent as soon as no delta is outstanding.
+    """
+
+    deadlines: Deadlines
+    pace: msg.Pace | None = None
+    reached: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a delta is to be sent as soon as none is outstanding."""
+        return self.reached and self.pace is not None
+
+    def give(self, pace: msg.Pace, now: float, *, begins: bool) -> list[Effect]:
+        """Follow `pace` from now on. begins: there is a version to train from."""
+        before, self.pace = self.pace, pace
+        if begins and (before is None or before.seconds != pace.seconds):
+            self.begin(now)
+        is_known = before is not None and before.steps == pace.steps
+        return [] if is_known else [do.CountSteps(max(0, pace.steps))]
+
+    def stop(self) -> list[Effect]:
+        """Send nothing by itself until a pace is given: a session begins."""
+        before, self.pace = self.pace, None
+        self.deadlines.cancel("pace")
+        return [do.CountSteps(0)] if before is not None and before.steps else []
+
+    def begin(self, now: float) -> None:
+        """Count the seconds from now."""
+        if self.pace is not None and self.pace.seconds:
+            self.deadlines.set("pace", now + self.pace.seconds)
+        else:
+            self.deadlines.cancel("pace")

@@ -63,6 +63,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsl_async.errors import ExitCode
+from fsl_async.roles.groups import effects as groups
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -81,31 +83,25 @@ from fsl_async.roles.machine import (
     TimerFired,
 )
 from fsl_async.roles.phrasing import counted
-from fsl_async.roles.ring import effects as ring
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Counting, DeltaBook
 from fsl_async.roles.sync.group_hold import GlobalFailed, GroupHold
-from fsl_async.roles.sync.membership import Membership
+from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
 from fsl_async.roles.sync.progress import RunLimits, RunProgress
 from fsl_async.roles.sync.ps_state import (
-    EXIT_DAMAGED,
-    EXIT_FAILED,
     Member,
     Merging,
     Phase,
+    Round,
 )
-from fsl_async.roles.sync.publishing import Publishing
-from fsl_async.roles.sync.round import Round
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
-from fsl_async.roles.sync.shards import ShardLeases
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
 from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
@@ -114,7 +110,7 @@ from fsl_async.roles.sync.weighting import Weighting
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
 
-__all__ = ["EXIT_FAILED", "Member", "Merging", "ParameterServerMachine", "Phase"]
+__all__ = ["Member", "Merging", "ParameterServerMachine", "Phase"]
 
 
 class ParameterServerMachine(RoleMachine):
@@ -183,7 +179,7 @@ class ParameterServerMachine(RoleMachine):
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
         )
-        last_s = config.ring.hold_s if config.ring.is_on else 0.0
+        last_s = config.groups.hold_s if config.groups.is_on else 0.0
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
@@ -206,11 +202,11 @@ class ParameterServerMachine(RoleMachine):
             msg.Fetch: self.serving.fetch,
             ev.SendVersionFailed: self._send_failed,
             msg.Holding: self._held,
-            ring.TakeCut: self.hold.asked,
-            ring.ResumeMerges: self.hold.resumed,
-            ring.Adopt: self.hold.asked,
+            groups.TakeCut: self.hold.asked,
+            groups.ResumeMerges: self.hold.resumed,
+            groups.Adopt: self.hold.asked,
             GlobalFailed: self.hold.failed,
-            ring.EndGroup: lambda _, now: self.end.global_done(now),
+            groups.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
@@ -422,7 +418,7 @@ class ParameterServerMachine(RoleMachine):
         is_global = event.made_of != "deltas"
         tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
         self.progress.committed(event.version, tokens, now, is_global=is_global)
-        if is_global or (self.config.ring.is_on and event.version == 0):
+        if is_global or (self.config.groups.is_on and event.version == 0):
             self.serving.take_global(event)
         self.hold.committed()
         if event.version == 0:
@@ -456,9 +452,12 @@ class ParameterServerMachine(RoleMachine):
         return self.rounds.try_again(f"{text}; {advice}" if advice else text, now)
 
     def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
-        """Finish, but do not stop clients: the run continues after the operator's repair."""
+        """Finish, but do not stop clients: the run continues after the operator's repair.
+
+        A restart may fail again, so the exit code asks for no relaunch.
+        """
         self.deadlines.clear()
-        return [Finish(event.reason, EXIT_DAMAGED)]
+        return [Finish(event.reason, ExitCode.BAD_INPUT)]
 
     # --- timers ---
 
@@ -479,7 +478,7 @@ class ParameterServerMachine(RoleMachine):
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
-                case "global" if self.rounds.is_held:  # it is under way; the ring ends the hold
+                case "global" if self.rounds.is_held:  # it is under way; the member ends the hold
                     self.deadlines.set("global", now + 1.0)
                 case "global":
                     text = "ending without a last global round: none was decided in time"

@@ -19,8 +19,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.progress import RunProgress
-from fsl_async.roles.sync.ps_state import Member, Merging, Phase
-from fsl_async.roles.sync.round import ArrivalHistory, Round
+from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Merging, Phase, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import Trigger, Verdict
 from fsl_async.roles.sync.version_serving import Serving
@@ -57,7 +56,7 @@ class RoundCoordinator:
         self.phase = Phase.EMPTY
         self.round: Round | None = None
         self.is_held = False
-        """Whether a ring holds merges (`group_hold`)."""
+        """Whether a global round holds merges (`group_hold`)."""
         self.late: set[str] = set()
         """Connected clients without an answer since a round that merged without them."""
         self._config = config
@@ -282,7 +281,7 @@ class RoundCoordinator:
         if self.round is None:
             return []
         if delta.round != self.round.number:
-            return self.evaluate(now) if self.trigger.completion.any_delta else []
+            return self.evaluate(now) if self.trigger.clients_lead else []
         if self.round.answer(delta.key.client, contributed=contributed) and contributed:
             self._history.offsets_s.append(now - self.round.called_at)
         return self.evaluate(now)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import enum
 
+from fsl_async.errors import ExitCode
+from fsl_async.roles.groups.events import GroupEnds
 from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
-from fsl_async.roles.ring.events import GroupEnds
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.ps_state import EXIT_FAILED, Phase
+from fsl_async.roles.sync.ps_state import Phase
 from fsl_async.roles.sync.rounds import RoundCoordinator
-from fsl_async.roles.sync.shutdown import RunShutdown
+from fsl_async.roles.sync.shutdown import RunShutdown, longer
 
 
 class _Global(enum.Enum):
@@ -145,7 +146,7 @@ class RunEnd:
         if not self.asked:
             return []
         rounds = self._rounds
-        until = self.state.longer(now)
+        until = longer(self.state.began_at, now)
         moving = {*event.advanced, *self._catching_up()} if until is not None else set()
         if rounds.phase is Phase.COLLECTING and rounds.round is not None:
             slow = [name for name in rounds.round.missing() if name not in moving]
@@ -169,7 +170,7 @@ class RunEnd:
     def without(self, problem: str) -> list[Effect]:
         """End without the last version, which could not be written."""
         self.state.reason = f"{self.state.reason}; {problem}, the next start merges it"
-        return [Note(self.state.reason, "warning"), *self.finish(EXIT_FAILED)]
+        return [Note(self.state.reason, "warning"), *self.finish(ExitCode.BUG)]
 
     def finish(self, exit_code: int = 0) -> list[Effect]:
         """Stop the clients, and end."""

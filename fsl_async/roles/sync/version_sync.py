@@ -6,14 +6,21 @@ persistent fault must not move full models in a tight loop.
 
 from __future__ import annotations
 
-from attrs import field, mutable
+from attrs import field, frozen, mutable
 
-from fsl_async.roles.machine import Deadlines, Effect, Send
+from fsl_async.roles.machine import SERVER, Deadlines, Effect, Send
 from fsl_async.roles.phrasing import gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client_state import SERVER, Held
+
+
+@frozen
+class Held:
+    """A version and the digest of its weights."""
+
+    version: int = -1
+    digest: str = ""
 
 
 @mutable

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fsl_async.roles.sync.delta import Delta, MergedDelta
 
-DEFAULT_STALENESS_EXPONENT = 0.5
+STALENESS_EXPONENT = 0.5
 LEAST_BALANCE = 0.01
 """Balance that a site of one label counts with."""
 
@@ -47,9 +47,9 @@ class Weighting(Protocol):
         """
 
 
-def staleness_discount(staleness: int, exponent: float = DEFAULT_STALENESS_EXPONENT) -> float:
-    """(1 + staleness) ** -exponent: 1 for a fresh delta, and for every delta at exponent 0."""
-    return float((1.0 + staleness) ** -exponent)
+def staleness_discount(staleness: int) -> float:
+    """(1 + staleness) ** -STALENESS_EXPONENT: 1 for a fresh delta."""
+    return float((1.0 + staleness) ** -STALENESS_EXPONENT)
 
 
 def _reciprocal(total: float) -> float:
@@ -70,11 +70,10 @@ class BatchWeighting:
     """
 
     growth: ClassVar[float] = 1.0
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens a step, times the staleness discount."""
-        return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
+        return _tokens_a_step(delta) * staleness_discount(staleness)
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the sum of the clients' tokens a step."""
@@ -108,11 +107,10 @@ class TokensWeighting:
     """
 
     growth: ClassVar[float] = 0.5
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens times the staleness discount."""
-        discount = staleness_discount(staleness, self.staleness_exponent)
+        discount = staleness_discount(staleness)
         return delta.tokens * balance_factor(delta) * discount
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
@@ -127,11 +125,10 @@ class UniformWeighting:
     """Weighs all deltas equally."""
 
     growth: ClassVar[float] = 0.5
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """The staleness discount alone."""
-        return staleness_discount(staleness, self.staleness_exponent)
+        return staleness_discount(staleness)
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the number of deltas."""
@@ -148,11 +145,10 @@ class FedNovaWeighting:
     """
 
     growth: ClassVar[float] = 0.0
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens a step, times the staleness discount."""
-        return _tokens_a_step(delta) * staleness_discount(staleness, self.staleness_exponent)
+        return _tokens_a_step(delta) * staleness_discount(staleness)
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """The token-weighted mean of the steps, divided by the sum of tokens."""
@@ -174,11 +170,10 @@ class AnarchicWeighting:
     """
 
     growth: ClassVar[float] = 0.0
-    staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """One over the steps, times the staleness discount."""
-        discount = staleness_discount(staleness, self.staleness_exponent)
+        discount = staleness_discount(staleness)
         return _reciprocal(float(delta.steps)) * discount
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
@@ -204,7 +199,7 @@ class LatestWeighting(AnarchicWeighting):
         return super().scale(merged, usual_steps) * len(merged) * _reciprocal(float(clients))
 
 
-WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
+WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "batch": BatchWeighting,
     "tokens": TokensWeighting,
     "uniform": UniformWeighting,
@@ -214,8 +209,8 @@ WEIGHTINGS: dict[str, Callable[[float], Weighting]] = {
 }
 
 
-def weighting_named(name: str, staleness_exponent: float = DEFAULT_STALENESS_EXPONENT) -> Weighting:
+def weighting_named(name: str) -> Weighting:
     """The strategy of that name. Raises ValueError, with the names that exist."""
     if name not in WEIGHTINGS:
         raise ValueError(f"no weighting is called {name!r}; there are {', '.join(WEIGHTINGS)}")
-    return WEIGHTINGS[name](staleness_exponent)
+    return WEIGHTINGS[name]()

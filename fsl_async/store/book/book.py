@@ -13,7 +13,7 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `aside` those that are quarantined, `gone` those that are lost
-    begun, cut,   global rounds (fsl_async.store.book.ring_book)
+    begun, cut,   global rounds (fsl_async.store.book.groups_book)
     attempt,
     global
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
@@ -25,7 +25,7 @@ means here.
 
 The book does not grow with the run. It has each key of the newest `keep_versions` versions, to
 which a rollback can go back, and of the newest accepted deltas. Of all before, it has the newest
-settled key of each client, which stands for those before it (`fsl_async.roles.sync.outcomes`). A
+settled key of each client, which stands for those before it (`fsl_async.roles.sync.delta`). A
 line with "rollback" has what a book that forgot the versions in between needs: `digest`,
 `tokens_total`, `settled`, the newest settled key of each client at version `to`, and `latest`,
 where a rule uses deltas again (fsl_async.store.book.latest_book).
@@ -36,20 +36,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.roles.sync.delta import POSITION, DeltaKey, StoredDelta
+from fsl_async.roles.sync.delta import POSITION, DeltaKey, Outcomes, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
-from fsl_async.roles.sync.outcomes import Outcomes
+from fsl_async.store.book.groups_book import GroupsBook
 from fsl_async.store.book.latest_book import LatestBook
 from fsl_async.store.book.records import decay_from, from_fact, to_fact
-from fsl_async.store.book.ring_book import RingBook
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fsl_async.roles.sync.outcomes import Outcome
+    from fsl_async.roles.sync.delta import Outcome
     from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.book.records import VersionRecord
 
@@ -104,7 +103,7 @@ class Book:
         # Client -> where its newest acknowledged delta ended in its data.
         self.positions: dict[str, dict[str, float]] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
-        self.ring = RingBook()
+        self.groups = GroupsBook()
         self.latest = LatestBook(reuse)
         self.incarnations: dict[str, int] = {}
         # What versions not forgotten merged; None: it was not pending, so details are unknown. A
@@ -121,10 +120,10 @@ class Book:
             "version": self._apply_version,
             "rollback": self._apply_rollback,
             "renewed": self._apply_renewed,
-            "begun": self.ring.begun,
-            "cut": self.ring.offered,
-            "attempt": self.ring.attempted,
-            "global": self.ring.decide,
+            "begun": self.groups.begun,
+            "cut": self.groups.offered,
+            "attempt": self.groups.attempted,
+            "global": self.groups.decide,
         }
 
     def known(self, key: DeltaKey) -> Outcome | None:
@@ -289,8 +288,8 @@ class Book:
         self.version = version = fact["version"]
         self.digests[version] = fact["digest"]
         self.tokens_total = fact["tokens_total"]
-        if "ring" in fact:
-            self.ring.adopt(version, fact["ring"], self.tokens_total)
+        if "groups" in fact:
+            self.groups.adopt(version, fact["groups"], self.tokens_total)
         if "seeds" in fact:
             self.seeds[version] = SeedStep.from_json(fact["seeds"])
         for old in [one for one in self.seeds if one <= version - self.history]:

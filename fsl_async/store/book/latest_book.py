@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta
-from fsl_async.roles.sync.outcomes import newest_of_clients
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, StoredDelta, newest_of_clients
 from fsl_async.store.book.records import from_fact, to_fact
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from attrs import evolve, fields_dict, frozen
 
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
-from fsl_async.store.book.ring_book import Adoption
+from fsl_async.store.book.groups_book import Adoption
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 from fsl_async.store.rules.outer import OuterStep
@@ -113,7 +113,7 @@ class VersionRecord:
     average_norm: float = 0.0
     """L2 norm of the average; 0 for full weights."""
     cosine: float | None = None
-    """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.agreement`."""
+    """Mean cosine between two clients' deltas; see `fsl_async.roles.sync.delta`."""
     mean_share: float = 0.0
     """Share by which the mean of versions moved towards it; 0: no mean is kept."""
     learning_rate: float = 1.0
@@ -134,15 +134,15 @@ class VersionRecord:
 
     Their tokens count in the version that merged them. staleness, weight: as of this version.
     """
-    ring: Adoption | None = None
+    groups: Adoption | None = None
     """The global weights that the version is made of, instead of deltas."""
 
     @property
     def made_of(self) -> str:
         """Return the deltas as the event VersionCommitted has them."""
-        if self.ring is None:
+        if self.groups is None:
             return "deltas"
-        return "global" if self.ring.digest == self.digest else "late"
+        return "global" if self.groups.digest == self.digest else "late"
 
     @property
     def step(self) -> OuterStep:
@@ -152,9 +152,9 @@ class VersionRecord:
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
-        seeds, ring = members.pop("seeds"), members.pop("ring")
-        if ring is not None:
-            members["ring"] = ring.to_json()
+        seeds, groups = members.pop("seeds"), members.pop("groups")
+        if groups is not None:
+            members["groups"] = groups.to_json()
         if seeds is not None:
             members["seeds"] = seeds.to_json()
         reused = [_entry(one) for one in members.pop("reused")]
@@ -182,8 +182,8 @@ class VersionRecord:
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
         if "seeds" in members:
             members["seeds"] = SeedStep.from_json(members["seeds"])
-        if "ring" in members:
-            members["ring"] = Adoption(**members["ring"])
+        if "groups" in members:
+            members["groups"] = Adoption(**members["groups"])
         return cls(**{**members, "merged": merged, "reused": reused})
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 from attrs import define, evolve, field
 
-from fsl_async.roles.sync.agreement import mean_cosine
-from fsl_async.roles.sync.delta import Delta, MergedDelta
+from fsl_async.roles.sync.delta import Delta, MergedDelta, mean_cosine
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.book.records import VersionRecord, way_out
 from fsl_async.store.deltas.seed_step import frame_of

@@ -32,8 +32,8 @@ from fsl_async.store.versions.global_files import GlobalFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fsl_async.store.book.groups_book import GroupsBook
     from fsl_async.store.book.records import VersionRecord
-    from fsl_async.store.book.ring_book import RingBook
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.recovery.run_directory import RunDirectory
     from fsl_async.store.versions.checkpoint import Checkpoint, Checkpoints
@@ -118,7 +118,7 @@ def _settle_version(
     newest = max([*versions, book.version])
     if from_version is not None:
         _check_there(versions, from_version)
-        _check_ring(book.ring, from_version)
+        _check_groups(book.groups, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
         return
@@ -178,9 +178,9 @@ def _verify(
     return checkpoint
 
 
-def _check_ring(ring: RingBook, wanted: int) -> None:
+def _check_groups(groups: GroupsBook, wanted: int) -> None:
     """Refuse a version before the one of the newest global weights, or of a cut on its way."""
-    oldest = max(ring.version, -1 if ring.cut is None else ring.cut.version)
+    oldest = max(groups.version, -1 if groups.cut is None else groups.cut.version)
     if wanted < oldest:
         raise StoreError(
             f"version {oldest} is in global weights of all groups, or on its way into the next"
@@ -191,10 +191,10 @@ def _check_ring(ring: RingBook, wanted: int) -> None:
 
 def _check_cut(run: RunDirectory, record: VersionRecord) -> None:
     """Refuse a version of global weights that count a cut of which the ledger has no line."""
-    ring, cut = record.ring, run.book.ring.cut
-    if ring is not None and ring.counted and (cut is None or cut.round != ring.round - 1):
+    groups, cut = record.groups, run.book.groups.cut
+    if groups is not None and groups.counted and (cut is None or cut.round != groups.round - 1):
         raise StoreError(
-            f"{run.path / LEDGER_FILE} lacks lines about global round {ring.round}, of which"
+            f"{run.path / LEDGER_FILE} lacks lines about global round {groups.round}, of which"
             f" version {record.version} is made: restore the newest ledger"
         )
 

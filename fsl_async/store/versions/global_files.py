@@ -8,7 +8,7 @@
         tmp-...                                  incomplete
 
 A file has its name once it is complete and durable: written under its temporary name, synced,
-renamed, and the folder synced. Whether it counts is in the ledger (fsl_async.store.book.ring_book).
+renamed, and the folder synced. Whether it counts is in the ledger (`groups_book`).
 A result is complete once its weights have their name; its other files get theirs before. Others are
 removed at a start and after each adoption.
 """

@@ -19,8 +19,8 @@ from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import UsageError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.pretrain import autocast
 from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.tune.base import load_base
@@ -176,6 +176,12 @@ class TuningComparison(Comparison):
     def __init__(self, choices: TuningChoices, records: SiteRecords | None = None) -> None:
         super().__init__(choices)
         self.records = records or load_records(choices)
+
+    def check(self) -> None:
+        """Build all models once."""
+        for method in self.choices.methods:
+            config = self.choices.run(method).config
+            TunedModel(config, self.choices.base, method, self.records.held)
 
     def scorer(self, run: Run) -> Scorer:
         """Return what scores versions on the held-out records."""

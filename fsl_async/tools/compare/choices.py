@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 from attrs import frozen
@@ -14,9 +14,6 @@ from fsl_async.config.load import load, parse_override
 from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
-
-if TYPE_CHECKING:
-    from fsl_async.tools.compare.runner import Comparison
 
 COMMON: Mapping[str, Any] = {
     "session.heartbeat_every_s": 1.0,
@@ -28,16 +25,21 @@ COMMON: Mapping[str, Any] = {
 """Settings of all runs, unless an option, --set or a preset has others."""
 
 SPLIT_SETTINGS: Mapping[str, str] = {
-    f"{table}.{name}": f"--{name.replace('_', '-')}"
-    for table, name in (
-        ("model", "sizes"), ("split", "cut"), ("split", "auxiliary"), ("split", "samples"),
-        ("split", "optimizer"), ("split", "upload_every"), ("split", "align_every"),
-        ("split", "align_passes"), ("split", "align_rate"), ("split", "buffer_samples"),
-        ("split", "mode"), ("split", "in_flight"), ("train", "batch"), ("train", "learning_rate"),
-        ("train", "weight_decay"),
-    )
-} | {"split.up": "--format", "split.down": "--format"}  # fmt: skip
+    "split.auxiliary": "--auxiliary",
+    "split.optimizer": "--optimizer",
+    "split.up": "--format",
+    "split.down": "--format",
+    "train.batch": "--batch",
+    "train.learning_rate": "--learning-rate",
+    "train.weight_decay": "--weight-decay",
+}
 """The option of the command that gives a setting of split learning as it is."""
+SPLIT_ROWS = (
+    "model.sizes", "split.cut", "split.samples", "split.upload_every", "split.align_every",
+    "split.align_passes", "split.align_rate", "split.buffer_samples", "split.mode",
+    "split.in_flight",
+)  # fmt: skip
+"""Settings of split learning that rows have, too."""
 OF_NODES = frozenset({"listen.address", "listen.insecure", "split.listen", "split.server"})
 """Settings that depend on where the nodes run."""
 SPLIT_DEFAULTS: Mapping[str, Any] = {
@@ -85,6 +87,8 @@ class Choices(ABC):
 
     OPTIONS: ClassVar[Mapping[str, str]]
     """The option of the command by the setting that it makes."""
+    ROWS: ClassVar[Sequence[str]] = ()
+    """Further settings that rows have."""
 
     methods: tuple[str, ...]
     data: tuple[str, ...]
@@ -124,18 +128,11 @@ class Choices(ABC):
     def run(self, method: str) -> Run:
         """Return the run of a method. Raises UsageError and ConfigError in one line."""
 
-    @abstractmethod
-    def checked(self) -> Comparison:
-        """Build everything once, so that errors are raised before anything is started.
-
-        Raises FslError in one line.
-        """
-
     def used(self, run: Run) -> dict[str, Any]:
         """Return all choices by name, for rows; settings with the values that the run has."""
         found, config = attrs.asdict(self), run.config
         del found["settings"]
-        for key in self.OPTIONS:
+        for key in (*self.OPTIONS, *self.ROWS):
             table, _, name = key.partition(".")
             found.setdefault(name, getattr(getattr(config, table), name))
         return found

@@ -193,6 +193,13 @@ class Comparison(ABC):
         self.choices = choices
 
     @abstractmethod
+    def check(self) -> None:
+        """Build everything once, so that errors are raised before anything is started.
+
+        Raises FslError in one line.
+        """
+
+    @abstractmethod
     def scorer(self, run: Run) -> Scorer:
         """Return what scores the versions of a run."""
 

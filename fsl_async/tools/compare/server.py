@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
@@ -40,6 +41,12 @@ from fsl_async.tools.compare.choices import is_scored
 LOOK_S = 0.01
 """Seconds from one look for a file to the next."""
 DRAIN = "drain"
+PS = "ps"
+"""The parameter server's folder in the run directory, where there is a split server too."""
+WEIGHTS = "server-weights.npz"
+"""The split server's weights at the version that is scored, float32: of all, or of each client."""
+_OF_ALL = "all"
+_OF_CLIENT = "of "
 
 
 def _awaited(mark: Path) -> str:
@@ -54,6 +61,14 @@ def let_go(folder: Path, version: int, text: str) -> None:
     begun = mark.with_suffix(".new")
     begun.write_text(text, encoding="utf-8")
     begun.replace(mark)  # at once as a whole
+
+
+def read_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the split server's weights of all clients, or None, and those of each client."""
+    with np.load(folder / WEIGHTS) as file:
+        found = {name: file[name] for name in file.files}
+    of_all = found.pop(_OF_ALL, None)
+    return of_all, {name.removeprefix(_OF_CLIENT): one for name, one in found.items()}
 
 
 def mark_of(folder: Path, version: int) -> Path:
@@ -85,9 +100,8 @@ def _serve(given: Mapping[str, Any]) -> None:
             return
         at = time.monotonic()
         if config.split.has_server:
-            from fsl_async.tools.compare.split import keep_weights
-
-            keep_weights(folder, weights())
+            vectors = {_OF_CLIENT + name if name else _OF_ALL: x for name, x in weights().items()}
+            np.savez(folder / WEIGHTS, **vectors)
         _emit("committed", version=version, at=at)
         if _awaited(mark_of(folder, version)) == DRAIN:
             stop.request(reason="the target is reached")
@@ -96,7 +110,7 @@ def _serve(given: Mapping[str, Any]) -> None:
         _emit("listening", role=role, address=address)
 
     make_folder(folder)
-    _lease(config, folder / "ps" if config.split.has_server else folder, given["clients"])
+    _lease(config, folder / PS if config.split.has_server else folder, given["clients"])
     if config.split.has_server:
         from fsl_async.nodes.split_server import node as split_server
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from attrs import frozen
 
 from fsl_async.config.load import parse_override
@@ -19,7 +18,15 @@ from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.roles.split.methods import METHODS, method_of
-from fsl_async.tools.compare.choices import SPLIT_DEFAULTS, SPLIT_SETTINGS, Choices, Run, words_of
+from fsl_async.tools.compare import server
+from fsl_async.tools.compare.choices import (
+    SPLIT_DEFAULTS,
+    SPLIT_ROWS,
+    SPLIT_SETTINGS,
+    Choices,
+    Run,
+    words_of,
+)
 from fsl_async.tools.compare.outcome import Score
 from fsl_async.tools.compare.runner import Comparison, Scorer
 
@@ -28,12 +35,6 @@ if TYPE_CHECKING:
 
 MODELS = ("small-cnn", "resnet18")
 GPT = "gpt-"
-WEIGHTS = "server-weights.npz"
-"""The split server's weights at the version that is scored, float32: of all, or of each client."""
-PS = "ps"
-"""The parameter server's folder in the run directory, where there is a split server too."""
-_OF_ALL = "all"
-_OF_CLIENT = "of "
 
 
 @frozen(kw_only=True)
@@ -55,6 +56,7 @@ class SplitChoices(Choices):
         "split.method": "--methods",
         **SPLIT_SETTINGS,
     }
+    ROWS = SPLIT_ROWS
 
     model: str = ""
     clients: int = 4
@@ -93,7 +95,6 @@ class SplitChoices(Choices):
             "sync.min_clients": self.clients,
             "data.path": self.data[0],
             "split.method": method,
-            "split.checkpoint_every": 1 << 20,
             "train.device": "cpu",
         }
         if self.model.startswith(GPT):
@@ -128,22 +129,18 @@ class SplitChoices(Choices):
         shown = f"{GPT}{model.preset}" if model.family == "gpt" else model.family
         return {**super().used(run), "model": shown}
 
-    def checked(self) -> Comparison:
-        """Build everything once, so that errors are raised before anything is started.
-
-        Raises FslError in one line.
-        """
-        from fsl_async.learn.split import task
-
-        for method in self.methods:
-            config = self.run(method).config
-            SplitScorer(config)
-            task.open_samples(config, facts_of(config), (0, self.clients))
-        return SplitComparison(self)
-
 
 class SplitComparison(Comparison):
     """Plays methods of split learning."""
+
+    def check(self) -> None:
+        """Build the parts of each method, and open the data, once."""
+        from fsl_async.learn.split import task
+
+        for method in self.choices.methods:
+            config = self.choices.run(method).config
+            SplitScorer(config)
+            task.open_samples(config, facts_of(config), (0, len(self.choices.names)))
 
     def scorer(self, run: Run) -> Scorer:
         """Return what scores the joined model."""
@@ -183,26 +180,19 @@ class SplitScorer:
         from fsl_async.tools.versions import load_last
 
         torch.set_num_threads(1)
-        record = load_last(run_dir / PS if self._has_server else run_dir, self._client)
-        server = self._parts.model.server
-        if server is not None and kept is not None:
-            weights.load_named(server, "server/", kept)
-        elif server is not None and self._has_server:
-            with np.load(run_dir / WEIGHTS) as file:
-                found = {name: file[name] for name in file.files}
+        record = load_last(run_dir / server.PS if self._has_server else run_dir, self._client)
+        part = self._parts.model.server
+        if part is not None and kept is not None:
+            weights.load_named(part, "server/", kept)
+        elif part is not None and self._has_server:
+            of_all, found = server.read_weights(run_dir)
             shares = {
-                name: float(one.delta.tokens)
+                one.key.client: float(one.delta.tokens)
                 for one in record.merged
-                if (name := _OF_CLIENT + one.key.client) in found
+                if one.key.client in found
             }
             vectors = [found[name] for name in shares]
-            average = weights.average(vectors, list(shares.values())) if shares else found[_OF_ALL]
-            weights.load(server, average)
+            average = weights.average(vectors, list(shares.values())) if shares else of_all
+            weights.load(part, average)
         score = weights.evaluate(self._parts.model, self._batches)
         return Score(score.accuracy, score.loss)
-
-
-def keep_weights(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write the split server's weights for the scorer. found: "" of all, or by client."""
-    vectors = {_OF_CLIENT + name if name else _OF_ALL: one for name, one in found.items()}
-    np.savez(folder / WEIGHTS, **vectors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -14,9 +14,6 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS as SPLIT
 from fsl_async.store.rules.adapters import RULES
 from fsl_async.tools.compare.choices import Choices, Run, words_of
-
-if TYPE_CHECKING:
-    from fsl_async.tools.compare.runner import Comparison
 
 ZEROTH = "zeroth"
 METHODS: Mapping[str, Mapping[str, str]] = {
@@ -98,18 +95,6 @@ class TuningChoices(Choices):
         tune = self.run(self.methods[0]).config.tune
         is_zeroth = set(self.methods) == {ZEROTH}
         return self.rounds * (tune.zo_steps if is_zeroth else tune.steps)
-
-    def checked(self) -> Comparison:
-        """Read all records and build all models once, so that errors are raised at once.
-
-        Raises FslError in one line.
-        """
-        from fsl_async.tools.compare.alone import TunedModel, TuningComparison
-
-        found = TuningComparison(self)
-        for method in self.methods:
-            TunedModel(self.run(method).config, self.base, method, found.records.held)
-        return found
 
     def run(self, method: str) -> Run:
         """Return the run of a method. Raises UsageError and ConfigError in one line."""

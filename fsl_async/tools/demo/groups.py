@@ -18,7 +18,7 @@ from typing import Any
 from attrs import field, mutable
 
 from fsl_async.observe.clients import Line
-from fsl_async.observe.ledger_audit import audit_ring, audit_run
+from fsl_async.observe.ledger_audit import audit_groups, audit_run
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.places import LOOPBACK
@@ -43,9 +43,9 @@ class GlobalRounds:
     def see(self, name: str, line: Line) -> None:
         """Take a line of a server's journal."""
         match line.get("type"):
-            case "start_ring":
+            case "start_reduction":
                 self.reducing[name] = time.time()
-            case "ring_done" | "ring_failed" | "kill_ring" | "node_started":
+            case "reduction_done" | "reduction_failed" | "kill_reduction" | "node_started":
                 self.reducing.pop(name, None)
             case "version_sent":
                 self.sent.setdefault(line["kind_"], []).append(line["bytes_coded"])
@@ -83,17 +83,14 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
     settings: scenario.Settings = {
         **chosen.common(per_group),
         "sync.every_s": every_s,
-        "sync.grace_min_s": 0.3,
-        "sync.first_grace_s": 2.0,
         "data.shards": per_group,
         **chosen.of_text(),
         "model.preset": chosen.preset or "0.5m",
-        "ring.roster": ", ".join(f"{name}={address}" for name, address in servers.items()),
-        "ring.every_s": 4 * every_s,
-        "ring.grace_s": 5.0,
-        "ring.hold_s": 30.0,
+        "groups.roster": ", ".join(f"{name}={address}" for name, address in servers.items()),
+        "groups.every_s": 4 * every_s,
+        "groups.hold_s": 30.0,
         # So slow that a reduction can be met in its middle.
-        "ring.bytes_per_s": 1e6,
+        "groups.bytes_per_s": 1e6,
     }
     nodes = []
     for name, address in servers.items():
@@ -144,11 +141,11 @@ def conclude(played: Played, rounds: GlobalRounds) -> Conclusion:
     """Audit the ledgers."""
     servers, run_dir = played.scenario.servers, played.scenario.chosen.run_dir
     folders = {node.name: node.run_dir for node in servers}
-    ring = audit_ring(folders)
+    groups = audit_groups(folders)
     killed = {one.name: one.begun for one in played.faults}
     missed = {fault.whom for fault in played.scenario.faults} - killed.keys()
     last = max(killed.values(), default=0.0)
-    problems = [*played.problems, *ring.problems]
+    problems = [*played.problems, *groups.problems]
     if not rounds.decided:
         problems.append(f"no global round was decided in {START_S:g} s")
     else:
@@ -164,9 +161,9 @@ def conclude(played: Played, rounds: GlobalRounds) -> Conclusion:
             problems.append(f"{name}: {error}")
             continue
         problems += [f"{name}: {text}" for text in audits[-1].complaints()]
-    behind = {name: at for name, at in ring.adopted.items() if at != ring.rounds}
+    behind = {name: at for name, at in groups.adopted.items() if at != groups.rounds}
     if behind:
-        problems.append(f"groups hold other global weights than {ring.rounds}: {behind}")
+        problems.append(f"groups hold other global weights than {groups.rounds}: {behind}")
     after = [
         round(min((at for at in rounds.decided if at > begun), default=begun) - begun, 1)
         for begun in killed.values()
@@ -176,12 +173,12 @@ def conclude(played: Played, rounds: GlobalRounds) -> Conclusion:
     summary: dict[str, Any] = {
         "groups": len(servers),
         "clients": len(played.scenario.clients),
-        "rounds": ring.rounds,
-        "attempts": ring.attempts,
-        "members": ring.members,
-        "digest": ring.digest,
-        "digests_equal": not ring.problems and not behind,
-        "tokens": ring.tokens,
+        "rounds": groups.rounds,
+        "attempts": groups.attempts,
+        "members": groups.members,
+        "digest": groups.digest,
+        "digests_equal": not groups.problems and not behind,
+        "tokens": groups.tokens,
         **scenario.delta_counts(*audits),
         "kills": len(killed),
         "decided_after_kill_s": after,

@@ -119,7 +119,6 @@ def lora(chosen: Choices) -> Scenario:
         **chosen.common(len(names)),
         "sync.trigger": "rounds",
         "sync.min_clients": len(names),
-        "sync.grace_min_s": 3.0,
         "data.holdout": HELD_OUT_SHARE,
         "tune.method": "lora",
         "tune.rule": chosen.rule,
@@ -130,7 +129,6 @@ def lora(chosen: Choices) -> Scenario:
         "train.learning_rate": OTHER_RATE if chosen.base else RATE,
         "train.schedule": "constant",
         "train.warmup_steps": 5,
-        "train.rewarm_steps": 5,
         "train.evaluate_share": 0.0,  # measured after the run
     }
     digests: list[str] = []

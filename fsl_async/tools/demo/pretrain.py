@@ -52,8 +52,6 @@ def pretrain(
         "run.name": "demo",
         **chosen.common(len(names)),
         "sync.every_s": every_s,
-        "sync.grace_min_s": 0.3,
-        "sync.first_grace_s": 2.0,
         "data.shards": len(names),
         **chosen.of_text(),
         "model.preset": chosen.preset or "0.5m",

@@ -1,9 +1,9 @@
 """Simulates groups of clients whose parameter servers average among themselves.
 
 Each group is a `Simulation` of its own, in one world with the others: one clock, one network, one
-journal. On top of it comes the production code of groups (`nodes.ps.ring` and `roles.ring`), with a
-reduction that is replaced (`fake_ring`). Parameter servers, the one that coordinates too, are
-killed, stopped for a while, and parted from each other.
+journal. The production code of groups (`nodes.ps.groups`, `roles.groups`) runs on top of it, with a
+reduction that is replaced (`fake_reductions`). Parameter servers, the coordinator too, are killed,
+stopped for a while, and parted from each other.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.ring import RingShell
+from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.runtime import Journal
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
+from fsl_async.roles.groups.coordinator import CoordinatorPhase
+from fsl_async.roles.groups.member import MemberPhase
 from fsl_async.roles.machine import Effect, Event
-from fsl_async.roles.ring import effects as do
-from fsl_async.roles.ring import events as ev
-from fsl_async.roles.ring.coordinator import CoordinatorPhase
-from fsl_async.roles.ring.member import MemberPhase
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.fake_ring import FakeHelper, FakeRing, RingInvariants
+from fsl_async.tools.sim.fake_reductions import FakeHelper, FakeReductions, GroupsInvariants
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 from fsl_async.tools.sim.training import Trainer
 from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
@@ -42,13 +42,13 @@ class GroupSimulation(Simulation):
         roster = ",".join(f"{one}=fsl://127.0.0.1:{7100}" for one in among.roster)
         config = settings.config(
             f"run.name={name}",
-            f"ring.roster={roster}",
-            f"ring.every={EVERY_VERSIONS}",
+            f"groups.roster={roster}",
+            f"groups.every={EVERY_VERSIONS}",
         )
         super().__init__(settings, world=among.world, place=f"{name}-", config=config)
         self.name, self.among = name, among
         self.invariants.violated = lambda text: self.world.violated(f"{name}: {text}")
-        self.shell: RingShell | None = None
+        self.shell: GroupsShell | None = None
         self.held_s = 0.0
         """For how long merges were held, in all; by this process, `_held_at` since when."""
         self.longest_held_s = 0.0
@@ -70,7 +70,7 @@ class GroupSimulation(Simulation):
     ) -> None:
         def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
             return tp.DialerEndpoint(
-                self.network.dialer(self.name, self.server_of(self.config.ring.coordinator)),
+                self.network.dialer(self.name, self.server_of(self.config.groups.coordinator)),
                 clock,
                 self._transport,
                 take,
@@ -81,11 +81,11 @@ class GroupSimulation(Simulation):
             )
 
         helper = functools.partial(
-            FakeHelper, self.among.ring, self.name, clock, self._files, self._server_is_dead
+            FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
         used = None if self.config.leads else dialer
-        self.shell = shell.ring = RingShell(self.config, shell, used, helper)
-        self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_ring)
+        self.shell = shell.groups = GroupsShell(self.config, shell, used, helper)
+        self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_groups)
 
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
@@ -110,24 +110,24 @@ class GroupSimulation(Simulation):
         if self._held_at is not None and training.is_held and not self.among.is_ending:
             self.invariants.violated(f"{machine.name} waits in a step while merges are held")
 
-    def _after_ring(self, event: Event, effects: list[Effect]) -> None:
+    def _after_groups(self, event: Event, effects: list[Effect]) -> None:
         self.counts.events += 1
         rounds, happened = self.among.global_rounds, self.among.happened
         # A process that died before it knew of its cut finds it on disk.
-        if isinstance(event, ev.CutTaken | ev.RingRecovered) and event.cut is not None:
+        if isinstance(event, ev.CutTaken | ev.GroupsRecovered) and event.cut is not None:
             rounds.offers(self.name, event.cut)
         if isinstance(event, ev.DecisionKept):
             rounds.decided(event.attempt)
-        elif isinstance(event, ev.RingRecovered) and event.decided is not None:
+        elif isinstance(event, ev.GroupsRecovered) and event.decided is not None:
             rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
-        if isinstance(event, ev.RingRecovered | ev.Adopted) and self.config.leads:
+        if isinstance(event, ev.GroupsRecovered | ev.Adopted) and self.config.leads:
             rounds.begun(self.name)
         for effect in effects:
             happened["attempts"] += isinstance(effect, do.KeepAttempt)
-            if isinstance(effect, do.StartRing):
+            if isinstance(effect, do.StartReduction):
                 rounds.reduces(effect.view)
             elif isinstance(effect, do.KeepDecision):
                 rounds.decides(effect)
@@ -198,14 +198,14 @@ class GroupsSimulation:
         """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
         merged on.
         """
-        self.ring = FakeRing(self._chance, self.profile)
+        self.reductions = FakeReductions(self._chance, self.profile)
         self.is_ending = False
         """Whether clients wait for the end of the run."""
         self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
         self.groups = [GroupSimulation(settings, name, self) for name in self.roster]
         lineages = {group.name: group.invariants.lineage for group in self.groups}
         codec = self.groups[0].config.codec.spec_down
-        self.global_rounds = RingInvariants(self.world.violated, lineages, codec)
+        self.global_rounds = GroupsInvariants(self.world.violated, lineages, codec)
         for name, lineage in lineages.items():
             lineage.adopts = functools.partial(self.global_rounds.adopts, name)
 
@@ -218,7 +218,7 @@ class GroupsSimulation:
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
-        self.ring.is_calm = True
+        self.reductions.is_calm = True
         self.world.end(self.groups, 10.0, self._is_settled)
         if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
@@ -237,27 +237,27 @@ class GroupsSimulation:
     # --- partitions between parameter servers ---
 
     def _plan_cut(self) -> None:
-        every_s = self.profile.ring_cut_every_s
-        if every_s and not self.ring.is_calm:
+        every_s = self.profile.group_cut_every_s
+        if every_s and not self.reductions.is_calm:
             self.world.at(self._chance.expovariate(1.0 / every_s), self._cut)
 
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
-        if self.ring.is_calm:
+        if self.reductions.is_calm:
             return
         self.counts.fault("partition between parameter servers")
         one, *others = self._chance.sample(self.roster, len(self.roster))
         if self._chance.random() < 0.5:
             others = others[:1]
         pairs = [frozenset((one, other)) for other in others]
-        self.ring.parted.update(pairs)
+        self.reductions.parted.update(pairs)
         for pair in pairs:
             self._link(pair, cut=True)
         self.world.at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
         self._plan_cut()
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:
-        self.ring.parted.difference_update(pairs)
+        self.reductions.parted.difference_update(pairs)
         for pair in pairs:
             self._link(pair, cut=False)
 
@@ -283,7 +283,7 @@ class GroupsSimulation:
             "global_rounds": decided,
             "attempts": happened["attempts"],
             "attempts_failed": happened["attempts"] - decided,
-            "reductions_mixed": sum(len(found) > 1 for found in self.ring.outcomes.values()),
+            "reductions_mixed": sum(len(found) > 1 for found in self.reductions.outcomes.values()),
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
             "adopted": happened["adopted"],
             "adopted_late": happened["late"],

@@ -24,8 +24,8 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.store.book.groups_book import Adoption
 from fsl_async.store.book.records import VersionRecord
-from fsl_async.store.book.ring_book import Adoption
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
@@ -92,8 +92,8 @@ class Lineage:
         wrong = []
         if digest_of(held, weights=self.manifest.weights) != record.digest:
             wrong.append(f"version {record.version} holds other weights than its digest")
-        if record.ring is not None and self.adopts is not None:
-            wrong += self._check_adopted(record.ring, held)
+        if record.groups is not None and self.adopts is not None:
+            wrong += self._check_adopted(record.groups, held)
         elif record.version:
             wrong += self._check(record, held)
         self.weights.append(held)

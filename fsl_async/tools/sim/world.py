@@ -51,11 +51,11 @@ class FaultProfile:
     server_pause_every_s: float = 0.0
     """Each group's parameter server is stopped for a while, as by SIGSTOP."""
     server_pause_s: tuple[float, float] = (5.0, 400.0)
-    ring_cut_every_s: float = 0.0
+    group_cut_every_s: float = 0.0
     """One parameter server is parted from another one, or from all others."""
-    ring_fails: float = 0.0
+    reduction_fails: float = 0.0
     """Reductions that end well at some members and with an error at the others."""
-    ring_differs: float = 0.0
+    reduction_differs: float = 0.0
     """Reductions that give another result at one member."""
     delay_s: float = 0.03
     jitter_s: float = 0.0
@@ -82,7 +82,7 @@ PROFILES = {
         server_kill_every_s=24 * HOUR_S,
         jitter_s=0.02,
         drop=0.0002,
-        ring_fails=0.02,
+        reduction_fails=0.02,
     ),
     "storm": FaultProfile(
         client_kill_every_s=2 * HOUR_S,
@@ -90,9 +90,9 @@ PROFILES = {
         partition_every_s=4 * HOUR_S,
         server_kill_every_s=4 * HOUR_S,
         server_pause_every_s=6 * HOUR_S,
-        ring_cut_every_s=1 * HOUR_S,
-        ring_fails=0.3,
-        ring_differs=0.02,
+        group_cut_every_s=1 * HOUR_S,
+        reduction_fails=0.3,
+        reduction_differs=0.02,
         disk_full_every_s=2 * HOUR_S,
         disk_kills=0.5,
         power_cuts=0.5,

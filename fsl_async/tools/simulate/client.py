@@ -23,9 +23,9 @@ from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.learn.client.context import ClientContext, SplitPort
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext, SplitPort
 from fsl_async.learn.client.ports import Orders, RunFinishedError, Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training

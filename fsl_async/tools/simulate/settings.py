@@ -139,8 +139,8 @@ def check_simulated(config: Config, settings: SimulateSettings) -> None:
             "--workers: a split server trains with every client, so one process computes: leave"
             " --workers out"
         )
-    if config.ring.servers:
-        raise UsageError("ring.servers: sim --task simulates one parameter server, without groups")
+    if config.groups.servers:
+        raise UsageError("groups.roster: sim --task simulates one parameter server, no groups")
     if config.train.decay_at:
         raise UsageError("train.decay_at is a date, and simulated time has none: set run.rounds")
     if settings.workers > 1 and settings.step_seconds is None:

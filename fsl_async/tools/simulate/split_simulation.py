@@ -14,7 +14,7 @@ import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.errors import FslError, RefusedError
 from fsl_async.files.memory_files import MemoryFiles
-from fsl_async.learn.client.fed_base import choose_device
+from fsl_async.learn.client.context import choose_device
 from fsl_async.learn.split.build import build_server
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import ServerTraining

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fsl_async.observe.clients import NodeState
 from fsl_async.observe.evaluations import EVALUATIONS, Evaluation, kept, newest
 from fsl_async.observe.journal import JOURNAL, JournalReader
-from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER, NodeState
+from fsl_async.observe.run_state import CLIENT, SPLIT_SERVER
 from fsl_async.roles.names import NAME
 from fsl_async.tools.trackers.catalog import (
     Point,

@@ -9,8 +9,9 @@ from client_sides import Sides
 
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 

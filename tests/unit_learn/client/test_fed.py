@@ -10,8 +10,9 @@ from torch import nn
 
 from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import DataError, TaskError
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.roles.sync.events import PaceReached, Rebased, Snapshotted
 

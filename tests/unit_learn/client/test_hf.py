@@ -16,8 +16,8 @@ from transformers import (
 
 import fsl_async.hf
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 
 LORA = {"tune": {"method": "lora", "rank": 2}}
 ROW = torch.tensor([1, 2, 3, 4, 5, 6])
@@ -164,7 +164,7 @@ def test_a_rule_that_trains_one_factor_in_turn(made, monkeypatch):
     assert held == {id(weight) for weight in weights.values()}
     assert all(weight.requires_grad == (".lora_B." in name) for name, weight in weights.items())
     assert len(trainer.optimizer.state) == len(weights) / 2
-    fed._new_version(1)
+    fed._own_training.on_version(1)
     assert not trainer.optimizer.state  # moments of a basis that is gone
     assert all(weight.requires_grad == (".lora_A." in name) for name, weight in weights.items())
 
@@ -284,13 +284,9 @@ class Launched(LocalFed):
             ClientContext("alice", position=position, log=self.lines.append), steps=steps
         )
 
-    def keep_position(self, position):
-        """As `Fed` does."""
-        self.where = position
-
     def step(self, **done):
         """The delta is made within a step."""
-        self.delta = self.where()
+        self.delta = self._own_training.facts["position"]()
         return super().step(**done)
 
 

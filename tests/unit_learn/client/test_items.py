@@ -11,20 +11,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 
 datasets = pytest.importorskip("datasets", reason="the extra datasets is not installed")
 
 
 class Kept(LocalFed):
-    """Keeps what a snapshot would have of the position."""
+    """A client of which a snapshot's position is looked at."""
 
-    where = None
-
-    def keep_position(self, position):
-        """As `Fed` does."""
-        self.where = position
+    @property
+    def where(self):
+        """Gives the position that a snapshot would have."""
+        return self._own_training.facts.get("position")
 
 
 def fed_of(index, count, position=(), **more):

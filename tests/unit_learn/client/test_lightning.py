@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 
@@ -151,13 +151,9 @@ class Launched(LocalFed):
     def __init__(self, steps, position):
         super().__init__(ClientContext("alice", position=position), steps=steps)
 
-    def keep_position(self, position):
-        """As `Fed` does."""
-        self.where = position
-
     def step(self, **done):
         """The delta is made within a step."""
-        self.delta = self.where()
+        self.delta = self._own_training.facts["position"]()
         return super().step(**done)
 
 

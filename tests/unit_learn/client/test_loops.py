@@ -6,8 +6,8 @@ from torch import nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import loops
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 
 LABELS = torch.tensor([[-100, -100, 3, 4], [5, -100, -100, -100]])
 

@@ -11,8 +11,9 @@ from client_sides import Sides
 from fsl_async.config.site_policy import DELTAS, METRICS, SitePolicy
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.models.gpt import GPT, PRESETS
 

@@ -4,8 +4,8 @@ import pytest
 from client_sides import Sides
 from torch import nn
 
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.client.schedule import RunClock, Schedule
 from fsl_async.roles.sync.progress import RunPosition
 

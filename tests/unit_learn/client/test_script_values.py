@@ -10,8 +10,9 @@ from client_sides import Sides
 from torch import nn
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import Fed, LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.events import Snapshotted

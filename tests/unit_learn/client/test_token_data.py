@@ -8,8 +8,8 @@ from token_texts import texts, write_lines, write_parquet, write_tokenizer
 
 from fsl_async.errors import FslError
 from fsl_async.learn.client import pretrain, token_data
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.token_data import TokenData, run_coder
 from fsl_async.learn.data import packing
 from fsl_async.learn.data.tokenizer import facts_of

@@ -204,9 +204,8 @@ def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thre
     """
     events = queue.Queue()
     client = Sides(publishes=True, take=events.put)
-    client.training.expect_rounds()
-    client.training.round_steps = 3
-    client.training.facts = {"rank": 4.0}
+    client.training.expect_rounds(3)
+    client.training.facts["adapters"] = lambda: {"rank": 4.0}
     model = Model()
     begun = []
 
@@ -217,8 +216,7 @@ def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thre
             with torch.no_grad():
                 model.w += 1.0
             client.training.meter.count(2, None)
-            training = client.training
-            if (client.orders.attention or training.is_due) and not training.attend_round():
+            if not client.training.step():
                 return
 
     wait = in_thread(train)

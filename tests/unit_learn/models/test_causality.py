@@ -18,8 +18,8 @@ import peft
 import tiny_base
 import transformers
 
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.tune.base import quiet
 

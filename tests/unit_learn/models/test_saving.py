@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.models.adapters import Patched, adapters_off
 

@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.local_fed import LocalFed
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

@@ -23,8 +23,8 @@ from tuned_runs import adapted, make_run, make_versions
 from fsl_async.config.load import load
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.loops import hand_over
 from fsl_async.learn.models.adapters import heads_of, tied_layers, trunk_of
 from fsl_async.learn.models.hf import has_marks
@@ -292,8 +292,8 @@ def test_the_plan_counts_what_a_mixture_of_experts_exchanges(tmp_path, kind, tar
 
     from fsl_async.config.settings_tuning import TuneConfig
     from fsl_async.learn.client.buffers import ModelWeights
-    from fsl_async.learn.client.fed import LocalFed
-    from fsl_async.learn.client.fed_base import ClientContext
+    from fsl_async.learn.client.context import ClientContext
+    from fsl_async.learn.client.local_fed import LocalFed
     from fsl_async.learn.tune.base import base_facts, load_base
     from fsl_async.learn.tune.base_files import planned
 

@@ -20,8 +20,8 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import ConfigError, PrivacyError, TaskError, describe
 from fsl_async.files import files
 from fsl_async.files.checksummed_json import from_checksummed
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.adapters import Adapters
 from fsl_async.learn.tune.privacy import (

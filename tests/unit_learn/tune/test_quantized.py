@@ -23,8 +23,8 @@ from tuned_runs import adapted, logits_of, make_run, tune_of
 import fsl_async.hf
 from fsl_async.errors import ConfigError, TaskError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.fed import LocalFed
-from fsl_async.learn.client.fed_base import ClientContext
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.hf import (
     dense_weight,

@@ -7,8 +7,8 @@ import pytest
 from fsl_async.config.load import load, to_wire
 from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import TaskError, TaskRaisedError, UsageError
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.fed_base import ClientContext
 from fsl_async.learn.gang.link import ERRORS, Place
 from fsl_async.nodes.client import gang_joining, gang_rank
 from fsl_async.nodes.client.gang import checked, last_error, packed, unpacked

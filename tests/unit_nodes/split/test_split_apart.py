@@ -4,7 +4,7 @@ import pytest
 
 from fsl_async.config.address import Address, seen_from
 from fsl_async.config.load import load
-from fsl_async.config.servers import with_split_server
+from fsl_async.config.recipes import with_split_server
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
 from fsl_async.nodes.split_server import node as node_server
@@ -65,7 +65,7 @@ def test_every_socket_of_a_run_uses_its_settings(nodes, configured, text, monkey
     held = []  # so that no two of them have the same id
     monkeypatch.setattr(Pipe, "adopt", adopted)
     config = configured(
-        "split.method=splitfed-v1", f"data.path={text}", "transfer.window_bytes=3000000"
+        "split.method=splitfed-v1", f"data.path={text}", "transfer.window_limit_bytes=30000000"
     )
     nodes(config, apart=True)
     listeners, notifier, clients = 2, 2, 2 * 2 * 2

@@ -267,21 +267,19 @@ def test_a_site_with_other_data_than_the_runs_is_refused(images):
     tables = {"data.path": str(images(samples=61, name="more")), "data.holdout": "0"}
     known = [
         f"data.{key}={json.dumps(getattr(config.data, key))}"
-        for key in ("label_counts", "fingerprint", "sample_shape", "classes")
+        for key in ("fingerprint", "sample_shape", "classes")
     ]
     other = load(None, [*CNN, *known, *(f"{k}={v}" for k, v in tables.items())])
-    with pytest.raises(DataError, match="class 0 has 7 samples here and 6 in the run"):
+    with pytest.raises(DataError, match="are not those of the run"):
         open_samples(other, facts_of(other), (0, 2))
 
 
 def test_a_split_server_without_data_needs_their_shape_in_settings(tmp_path):
     """A split server does not need the data.
 
-    Then shape and classes are settings, and partitions can be checked by counts alone.
+    Then shape and classes are settings.
     """
     with pytest.raises(ConfigError, match=r"data\.sample_shape and data\.classes"):
         facts_of(load(None, CNN))
-    known = [*CNN, "data.sample_shape=1x8x8", "data.classes=10", "data.label_counts=5,4,3"]
+    known = [*CNN, "data.sample_shape=1x8x8", "data.classes=10"]
     assert facts_of(described(load(None, known))).shape == (1, 8, 8)
-    with pytest.raises(DataError, match="13 clients, but 12 samples"):
-        described(load(None, [*known, "sync.clients=13"]))

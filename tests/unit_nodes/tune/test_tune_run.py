@@ -34,7 +34,6 @@ SETTINGS = {
     "train.learning_rate": 1e-2,
     "train.schedule": "constant",
     "train.warmup_steps": 0,
-    "train.rewarm_steps": 0,
     "train.threads": 1,
     "train.device": "cpu",
     "data.holdout": 0.0,

@@ -7,7 +7,9 @@ import pytest
 from configs import config_of
 from machines import Driver, of, told
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
+    SERVER,
     DeclineStream,
     Finish,
     Greeted,
@@ -25,8 +27,6 @@ from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.sync.client import EXIT_REFUSED
-from fsl_async.roles.sync.client_state import SERVER
 
 
 def key(step=0, number=0, incarnation=1, leg=0):
@@ -305,7 +305,7 @@ def test_it_is_over(make, how):
         assert len(of(effects, kind)) == 1, kind
     assert told(effects) == ([msg.RunOver("limit")] if how == "run" else [])
     assert of(effects, Finish) == (
-        [Finish("cut differs", EXIT_REFUSED)] if how == "refused" else []
+        [Finish("cut differs", ExitCode.BAD_INPUT)] if how == "refused" else []
     )
     assert client.welcome() == []
     assert client.lose() == []

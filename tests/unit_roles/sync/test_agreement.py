@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fsl_async.roles.sync.agreement import mean_cosine
-from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, mean_cosine
 
 
 def merged(vectors, weights):

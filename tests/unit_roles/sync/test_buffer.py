@@ -14,7 +14,7 @@ def run(make_server):
     """Make a parameter server with versions of two deltas, and let clients join."""
 
     def make(*names, **rules):
-        rules = {"buffer": 2, "every_s": 100.0, "least_s": 2.0, "local_steps": 20, **rules}
+        rules = {"buffer": 2, "every_s": 100.0, "local_steps": 20, **rules}
         server = make_server(trigger="buffer", **rules).begin(*names)
         server.fire()
         assert server.now == 2.0

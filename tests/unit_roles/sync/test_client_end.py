@@ -2,7 +2,9 @@
 
 import pytest
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
+    SERVER,
     DeclineStream,
     DrainAsked,
     Finish,
@@ -16,8 +18,8 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
-from fsl_async.roles.sync.client_state import LOSSES, SERVER, VIOLATIONS
+from fsl_async.roles.sync.client import VIOLATIONS
+from fsl_async.roles.sync.shutdown import LOSSES
 
 
 def outstanding(client):
@@ -39,7 +41,7 @@ def test_the_run_ends(client):
     assert client.machine.next_deadline() is None
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [("model", EXIT_REFUSED), ("finished", 0)])
+@pytest.mark.parametrize(("code", "exit_code"), [("model", ExitCode.BAD_INPUT), ("finished", 0)])
 def test_refused(client, code, exit_code):
     """A run that has ended is no failure of the client; the user must fix anything else."""
     client.ready()
@@ -52,7 +54,7 @@ def test_training_raises(client):
     client.ready()
     client.receive(msg.Stop("limit"))
     assert client.feed(TrainingEnded("ZeroDivisionError")) == [
-        Finish("ZeroDivisionError", EXIT_FAILED)
+        Finish("ZeroDivisionError", ExitCode.BUG)
     ]
 
 
@@ -145,7 +147,7 @@ def test_ctrl_c_waits_for_the_last_delta(client):
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
     assert client.feed(TrainingEnded(None)) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
+    assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", ExitCode.INTERRUPTED)
 
 
 def test_finished_is_finished(client):
@@ -179,7 +181,7 @@ def test_a_message_that_the_server_cannot_read_is_not_sent_for_ever(client):
     assert isinstance(end, do.EndTraining)
     assert "tokens is float, not int" in end.reason
     (finish,) = client.feed(TrainingEnded(None))
-    assert finish.exit_code == EXIT_FAILED
+    assert finish.exit_code == ExitCode.BUG
     assert "tokens is float, not int" in finish.reason
 
 
@@ -204,7 +206,7 @@ def test_sessions_that_end_again_and_again_do_not_keep_a_client_that_has_ended(c
         if client.machine.next_deadline() <= client.now + 1.0:
             break
     assert client.now <= LOSSES + 10.0
-    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
+    assert client.fire() == [Finish("Ctrl-C", ExitCode.INTERRUPTED)]
 
 
 def test_a_session_lost_between_the_last_call_and_its_snapshot(client):

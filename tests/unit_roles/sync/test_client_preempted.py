@@ -2,10 +2,10 @@
 
 import pytest
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import Finish, TrainingEnded
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.client import EXIT_RELAUNCH
 
 
 def preempt(client, deadline, source="SIGTERM"):
@@ -30,8 +30,7 @@ def test_what_was_trained_last_is_sent_and_the_exit_code_asks_for_a_relaunch(cli
     assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
     (offer,) = client.snapshot(2, 0)
     effects = client.acknowledge(offer.delta.key)
-    assert effects == [do.DropDelta(2), Finish("SIGTERM", EXIT_RELAUNCH, until)]
-    assert EXIT_RELAUNCH == 64
+    assert effects == [do.DropDelta(2), Finish("SIGTERM", ExitCode.RELAUNCH, until)]
 
 
 def test_a_delta_that_would_not_arrive_is_not_begun(client):
@@ -42,7 +41,7 @@ def test_a_delta_that_would_not_arrive_is_not_begun(client):
     assert "28.0 s are left and a delta takes 40.0 s" in warning.text
     assert end == do.EndTraining("SIGTERM")
     client.fire()
-    finish = Finish("SIGTERM", EXIT_RELAUNCH, until)
+    finish = Finish("SIGTERM", ExitCode.RELAUNCH, until)
     assert client.feed(TrainingEnded(None)) == [finish]
 
 
@@ -64,7 +63,7 @@ def test_a_step_that_ends_too_late_is_lost_and_the_client_says_goodbye(client):
     effects = client.fire()
     assert client.now == begun + 38.0
     assert [type(effect) for effect in effects] == [Finish]
-    assert effects[0].exit_code == EXIT_RELAUNCH
+    assert effects[0].exit_code == ExitCode.RELAUNCH
 
 
 def test_the_goodbye_comes_before_the_deadline_whatever_is_under_way(client):
@@ -79,7 +78,7 @@ def test_the_goodbye_comes_before_the_deadline_whatever_is_under_way(client):
         effects = client.fire()
     assert client.now == 28.0
     (finish,) = effects
-    assert finish.exit_code == EXIT_RELAUNCH
+    assert finish.exit_code == ExitCode.RELAUNCH
     assert "could be sent in time" in finish.reason
 
 

@@ -2,7 +2,9 @@
 
 from deltas import delta_of
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
+    SERVER,
     DeclineStream,
     Finish,
     HelloRefused,
@@ -15,7 +17,6 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import EXIT_REFUSED, SERVER
 from fsl_async.roles.sync.progress import RunPosition
 
 
@@ -48,7 +49,7 @@ def test_a_run_that_has_gone_back_to_before_version_0_ends_its_clients(client):
     shutdown = client.machine.shutdown
     text = "gone back to before version 0, and this client holds version 2: start it again"
     assert text in (shutdown.reason or "")
-    assert shutdown.exit_code == EXIT_REFUSED
+    assert shutdown.exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_model_that_is_attached_after_the_welcome(client):

@@ -5,8 +5,8 @@ from attrs import evolve
 from configs import guard_of
 from deltas import delta_of
 
-from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.roles.sync.deltas import Counting
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import WEIGHTINGS, weighting_named
 

@@ -5,9 +5,8 @@ from attrs import evolve
 from configs import book_of, guard_of
 from deltas import delta_of, stored_of
 
-from fsl_async.roles.sync.counting import Counting
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
+from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, Counting, DeltaBook
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
 

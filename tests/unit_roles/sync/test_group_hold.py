@@ -1,13 +1,13 @@
-"""A group in a ring: cuts and global weights come between two versions, and merges wait."""
+"""A group of a roster: cuts and global weights come between two versions, and merges wait."""
 
 import pytest
 from configs import ROSTER
 from deltas import key
 from machines import of
 
+from fsl_async.roles.groups import effects as groups
+from fsl_async.roles.groups.events import Decision, GroupEnds
 from fsl_async.roles.machine import ClientLeft, EndSession, Finish, Note, TimerFired
-from fsl_async.roles.ring import effects as ring
-from fsl_async.roles.ring.events import Decision, GroupEnds
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -15,7 +15,7 @@ from fsl_async.roles.sync.group_hold import CommitGlobal, GlobalFailed, TakeGrou
 from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
-BROUGHT = ring.Adopt(G1, counted=True)
+BROUGHT = groups.Adopt(G1, counted=True)
 
 ENDS = {"name": "a", "roster": ROSTER, "hold_s": 7.0}
 
@@ -31,12 +31,12 @@ def group(make_server):
 
 def test_merges_wait_from_the_cut_on_and_uploads_do_not(group, look):
     """Deltas are acknowledged meanwhile; the round is merged once merges are resumed."""
-    assert group.feed(ring.TakeCut(0)) == [TakeGroupCut(0)]
+    assert group.feed(groups.TakeCut(0)) == [TakeGroupCut(0)]
     for client in ("a", "b"):
         effects = group.store(key(client), number=0)
         assert look.sent(effects, client) == [msg.Accepted(key(client))]
         assert not of(effects, do.Commit)
-    assert of(group.feed(ring.ResumeMerges()), do.Commit)
+    assert of(group.feed(groups.ResumeMerges()), do.Commit)
 
 
 def test_a_cut_waits_for_a_version_that_is_being_made(group):
@@ -44,20 +44,20 @@ def test_a_cut_waits_for_a_version_that_is_being_made(group):
     group.store(key("a"), number=0)
     group.store(key("b"), number=0)
     assert group.machine.phase is Phase.MERGING
-    assert group.feed(ring.TakeCut(0)) == []
+    assert group.feed(groups.TakeCut(0)) == []
     assert TakeGroupCut(0) in group.committed(1)
     assert group.feed(BROUGHT) == [CommitGlobal(2, G1, counted=True)]
 
 
 def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
     """The open round ends with the version of global weights; nothing is merged twice."""
-    group.feed(ring.TakeCut(0))
+    group.feed(groups.TakeCut(0))
     group.store(key("a"), number=0)
     assert group.feed(BROUGHT) == [CommitGlobal(1, G1, counted=True)]
     assert not of(group.store(key("b"), number=0), do.Commit)
     effects = group.committed(1)
     assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
-    assert group.feed(ring.ResumeMerges()) == []
+    assert group.feed(groups.ResumeMerges()) == []
     for client in ("a", "b"):
         group.hold(client, 1)
     group.fire()
@@ -69,7 +69,7 @@ def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
 
 
 def test_a_version_that_cannot_be_written_changes_nothing(group):
-    """The round goes on; the ring brings the weights again."""
+    """The round goes on; the member brings the weights again."""
     group.feed(BROUGHT)
     assert group.machine.phase is Phase.MERGING
     group.feed(GlobalFailed(1))
@@ -103,7 +103,7 @@ def test_a_group_without_clients_ends_after_a_last_global_round(ending):
     """What they sent before they left counts all the same."""
     ending.feed(ClientLeft("a", 1, "lost"))
     assert not ending.machine.ended
-    assert of(ending.feed(ring.EndGroup()), Finish)
+    assert of(ending.feed(groups.EndGroup()), Finish)
 
 
 def test_a_group_that_joins_publishes_nothing(make_server, look):
@@ -111,7 +111,7 @@ def test_a_group_that_joins_publishes_nothing(make_server, look):
     server = make_server(name="b", roster=ROSTER)
     effects = server.join("a")
     assert not look.sent(effects, "a")
-    assert server.feed(ring.Adopt(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
+    assert server.feed(groups.Adopt(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
     assert [one.peer for one in of(server.committed(0), EndSession)] == ["a"]
     assert server.machine.phase is Phase.READY
 

@@ -3,7 +3,7 @@
 from configs import book_of
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
-from fsl_async.roles.sync.movement import Movement
+from fsl_async.roles.sync.training_trouble import Movement
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 

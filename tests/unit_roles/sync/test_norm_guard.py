@@ -9,8 +9,15 @@ from deltas import delta_of, key, stored_of
 
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync import norm_guard
 from fsl_async.roles.sync.delta import MergedDelta
 from fsl_async.roles.sync.norm_guard import NormGuard
+
+
+@pytest.fixture(autouse=True)
+def _few_deltas(monkeypatch):
+    """Medians count after three deltas, so that each test needs few."""
+    monkeypatch.setattr(norm_guard, "LEAST_DELTAS", 3)
 
 
 def usual(norms, tokens=()):
@@ -22,7 +29,7 @@ def usual(norms, tokens=()):
 
 
 def screen(norms=(), tokens=(), by_order=False, **rules):
-    made = NormGuard(guard_of(**{"least": 3, **rules}), by_order=by_order)
+    made = NormGuard(guard_of(**rules), by_order=by_order)
     made.recovered(usual(norms, tokens), ())
     return made
 
@@ -163,7 +170,7 @@ def guarded(make_server):
     """A parameter server with rules and three clients, after a round of usual deltas."""
 
     def make(**rules):
-        server = make_server(guard=guard_of(**{"least": 3, **rules}))
+        server = make_server(guard=guard_of(**rules))
         server.begin("a", "b", "c")
         server.fire()
         for name in "abc":
@@ -221,7 +228,7 @@ def test_a_held_outlier_is_released(guarded, look):
 
 def test_a_held_outlier_becomes_too_stale(make_server, look):
     """Beyond max_staleness it is not released."""
-    server = make_server(guard=guard_of(outlier_median=2.0, least=1, release=True), max_staleness=1)
+    server = make_server(guard=guard_of(outlier_median=2.0, release=True), max_staleness=1)
     server.begin("a", "b")
     server.fire()
     server.store(key("b"))
@@ -250,7 +257,7 @@ def test_a_false_token_count_reaches_no_ledger(make_server, look):
 
 def test_after_a_restart_the_same_is_excluded(make_server, look):
     """After a crash between a delta's ledger line and the decision, the decision is the same."""
-    rules = guard_of(outlier_median=10.0, least=3)
+    rules = guard_of(outlier_median=10.0)
     server = make_server(guard=rules)
     pending = (stored_of(key("a", 2, 1), 50.0), stored_of(key("b", 2, 1), 1.5))
     effects = server.recover(

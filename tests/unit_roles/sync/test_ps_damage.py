@@ -1,11 +1,11 @@
 """Decisions of the parameter server when its disk or a client's memory is damaged."""
 
+from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
 
 
 def alarms(effects):
@@ -19,7 +19,9 @@ def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, loo
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
     effects = server.feed(ev.StoreFailed("version 0 is damaged: start with --from-version 3"))
-    assert effects == [Finish("version 0 is damaged: start with --from-version 3", EXIT_DAMAGED)]
+    assert effects == [
+        Finish("version 0 is damaged: start with --from-version 3", ExitCode.BAD_INPUT)
+    ]
     assert server.machine.next_deadline() is None
     assert not server.machine.ended
 

@@ -3,10 +3,10 @@
 import pytest
 
 from fsl_async.config.settings import SyncConfig
-from fsl_async.roles.sync.round import ArrivalHistory, Round
-from fsl_async.roles.sync.triggers.completion import QuorumAndGrace
+from fsl_async.roles.sync.ps_state import ArrivalHistory, Round
+from fsl_async.roles.sync.triggers import QuorumAndGrace
 
-RULES = SyncConfig(quorum=0.5, grace_min_s=1.0, first_grace_s=60.0)
+RULES = SyncConfig(quorum=0.5)
 
 
 def open_round(*names, cap_s=100.0):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.weighting import WEIGHTINGS, staleness_discount, weighting_named
+from fsl_async.roles.sync.weighting import WEIGHTINGS, weighting_named
 
 KEY = DeltaKey("a", 1, 0, 1)
 
@@ -108,13 +108,6 @@ def test_a_stale_delta_counts_less_even_alone(name):
     strategy = weighting_named(name)
     values = [average(strategy, [work(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
     assert values == pytest.approx([1.0, 0.5, 1 / 3])
-
-
-def test_the_exponent_is_the_users():
-    """An exponent of 0 turns the discount off."""
-    assert staleness_discount(99, 0.0) == 1.0
-    assert staleness_discount(3, 1.0) == 0.25
-    assert weighting_named("uniform", 1.0).weight(delta_of(KEY), 1) == 0.5
 
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))

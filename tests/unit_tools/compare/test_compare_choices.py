@@ -7,7 +7,7 @@ import pytest
 from fsl_async.cli import main
 from fsl_async.errors import ConfigError, FslError, UsageError
 from fsl_async.tools.compare.choices import is_scored, parse_names, parse_numbers
-from fsl_async.tools.compare.split import SplitChoices
+from fsl_async.tools.compare.split import SplitChoices, SplitComparison
 from fsl_async.tools.compare.table import check_plot
 from fsl_async.tools.compare.tune import METHODS, ZEROTH, TuningChoices, is_tuning
 from fsl_async.tools.demo.places import net_of
@@ -104,7 +104,7 @@ def test_a_sequential_round_is_a_turn_of_every_client(images):
 def test_errors_are_raised_before_anything_starts(images, settings, words):
     """A run of an hour does not fail in its third method."""
     with pytest.raises(FslError, match=words) as caught:
-        split(images, "fsl-sage", settings=settings).checked()
+        SplitComparison(split(images, "fsl-sage", settings=settings)).check()
     assert "\n" not in caught.value.message
 
 
@@ -199,7 +199,7 @@ def test_rules_and_methods_of_split_learning_are_not_mixed():
     ("more", "words"),
     [
         (("--methods", "fedit"), "--methods fedit: needs --base"),
-        (("--methods", "fedit", "--base", ".", "--cut", "1"), "--cut is of split learning"),
+        (("--methods", "fedit", "--base", ".", "--auxiliary", "x"), "--auxiliary is of split"),
         (("--methods", "fedit", "--base", ".", "--format", "fp32"), "--format is of split"),
         (("--methods", "fedit", "--base", "."), "--base .: there is no config.json"),
         (("--methods", "sl", "--ranks", "2"), "--ranks needs --base MODEL_DIR"),

@@ -5,10 +5,10 @@ import functools
 import pytest
 from attrs import evolve
 
-from fsl_async.roles.ring.coordinator import RingCoordinator
-from fsl_async.roles.ring.machine import RingMachine
-from fsl_async.store.book.ring_book import RingBook
-from fsl_async.store.commit.ring_store import RingStore
+from fsl_async.roles.groups.coordinator import GroupsCoordinator
+from fsl_async.roles.groups.machine import GroupsMachine
+from fsl_async.store.book.groups_book import GroupsBook
+from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim import world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
@@ -29,10 +29,10 @@ WORSE = world.FaultProfile(
     server_return_s=(2.0, 20.0),
     server_pause_every_s=1800.0,
     server_pause_s=(2.0, 120.0),
-    ring_cut_every_s=600.0,
+    group_cut_every_s=600.0,
     partition_s=(5.0, 200.0),
-    ring_fails=0.4,
-    ring_differs=0.1,
+    reduction_fails=0.4,
+    reduction_differs=0.1,
     disk_full_every_s=300.0,
     disk_kills=0.5,
     power_cuts=0.5,
@@ -54,7 +54,7 @@ def worse(monkeypatch):
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 60))]
 )
 def test_tokens_are_in_one_decided_round_whatever_fails(worse, seed):
-    """The checks of `RingInvariants` and those of each group, with every kind of fault."""
+    """The checks of `GroupsInvariants` and those of each group, with every kind of fault."""
     simulation = simulate(seed=seed)
     assert simulation.violations == []
     found = simulation.facts()
@@ -104,7 +104,7 @@ def test_without_faults_all_groups_take_part_in_each_round():
 def _count_again(monkeypatch):
     """The coordinator forgets which cuts were counted."""
     monkeypatch.setattr(
-        RingCoordinator, "counted", property(lambda _: {}, lambda *_: None), raising=False
+        GroupsCoordinator, "counted", property(lambda _: {}, lambda *_: None), raising=False
     )
 
 
@@ -113,13 +113,13 @@ def _forget_the_cut(monkeypatch):
     monkeypatch.setattr(world, "LONGEST_END_S", 600.0)  # rounds do not end then
 
     def short(config):
-        return RingMachine(evolve(config, ring=evolve(config.ring, hold_s=10.0)))
+        return GroupsMachine(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
 
-    monkeypatch.setattr("fsl_async.nodes.ps.ring.RingMachine", short)
+    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupsMachine", short)
     commit = Store.commit
 
     def forget(self, *given, **more):
-        self.ring._book.cut = None
+        self.groups._book.cut = None
         return commit(self, *given, **more)
 
     monkeypatch.setattr(Store, "commit", forget)
@@ -127,7 +127,7 @@ def _forget_the_cut(monkeypatch):
 
 def _use_numbers_again(monkeypatch):
     """Attempts are not in the ledger."""
-    monkeypatch.setattr(RingBook, "attempted", lambda *_: None)
+    monkeypatch.setattr(GroupsBook, "attempted", lambda *_: None)
 
 
 def _adopt_as_counted(monkeypatch):
@@ -135,7 +135,7 @@ def _adopt_as_counted(monkeypatch):
     adopt = Store.adopt_global
 
     def wrong(self, *given, counted, keeps_momentum):
-        counted = not counted and self.ring._book.cut is not None
+        counted = not counted and self.groups._book.cut is not None
         return adopt(self, *given, counted=counted, keeps_momentum=keeps_momentum)
 
     monkeypatch.setattr(Store, "adopt_global", wrong)
@@ -143,7 +143,7 @@ def _adopt_as_counted(monkeypatch):
 
 def _forget_what_was_gained(monkeypatch):
     """What a group merged since its cut is forgotten."""
-    monkeypatch.setattr(RingStore, "_reference", lambda *_: None)
+    monkeypatch.setattr(GroupsStore, "_reference", lambda *_: None)
 
 
 @pytest.mark.sweep

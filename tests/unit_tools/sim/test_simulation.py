@@ -1,11 +1,9 @@
 """The simulator: complete runs with production code, and proof that its invariants can fail."""
 
 import json
-from collections import Counter
 
 import pytest
 from attrs import evolve
-from buffered import K, buffered_by_clock
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
@@ -13,7 +11,6 @@ from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
@@ -111,18 +108,6 @@ def test_starts_make_versions_again(monkeypatch):
     monkeypatch.setitem(PROFILES, "storm", worse)
     assert simulate(hours=0.25, every_s=20.0).violations == []
     assert len(made) > 5
-
-
-def test_buffered_merging_breaks_no_invariant(monkeypatch):
-    """A trigger made of other parts drives complete runs in a storm."""
-    monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
-    simulation = simulate(hours=1.0)
-    assert simulation.violations == []
-    assert simulation.counts.relaunches > 0
-    sizes = list(Counter(simulation.invariants.lineage.merged.values()).values())
-    assert len(sizes) > 50
-    assert sum(size >= K for size in sizes) > 0.9 * len(sizes)
-    assert simulation.counts.participation < 0.5, "no round waits for all"
 
 
 def test_a_server_that_never_runs_for_a_period_still_makes_versions(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.roles.machine import Note, Send
+from fsl_async.roles.machine import SERVER, Note, Send
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
@@ -17,7 +17,6 @@ from fsl_async.roles.split.methods import METHODS, names_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.shutdown import SplitShutdown
-from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
@@ -45,7 +44,7 @@ and a second away."""
 def run(method, *, clients=3, hours=0.15, seed=2, faults="storm", lockstep=False, **rules):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
-    rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
+    rules = {"upload_every": 3, "align_every": 2, **rules}
     simulation = SplitSimulation(
         settings, SplitConfig(method=method, mode="lockstep" if lockstep else "free", **rules)
     )

@@ -6,7 +6,7 @@ import time
 import pytest
 from tracked_run import TrackedRun
 
-from fsl_async.observe.run_state import NodeState
+from fsl_async.observe.clients import NodeState
 from fsl_async.tools.trackers.outbox import Feed, Outbox, run_name
 
 

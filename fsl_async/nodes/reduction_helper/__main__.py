@@ -1,0 +1,5 @@
+"""Runs the helper on standard input and output."""
+
+from fsl_async.nodes.reduction_helper.parent import main
+
+main()

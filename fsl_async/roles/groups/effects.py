@@ -1,0 +1,107 @@
+"""Effects of the machines of groups, as frozen values. A shell carries them out, in order.
+
+Those that are events, too, go to the machine of the group's parameter server.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.roles.groups.events import Decision
+from fsl_async.roles.groups.messages import View
+from fsl_async.roles.machine import Effect, Event
+
+
+@frozen
+class TakeCut(Effect, Event, tag="take_cut"):
+    """Hold merges, then make the newest version durable as the cut of `round`.
+
+    Ends in CutTaken or CutFailed.
+    """
+
+    round: int
+
+
+@frozen
+class ResumeMerges(Effect, Event, tag="resume_merges"):
+    """Let the group merge again."""
+
+
+@frozen
+class EndGroup(Effect, Event, tag="end_group"):
+    """Answers GroupEnds: all groups end, and what they merged is in decided rounds."""
+
+
+@frozen
+class StartReduction(Effect, tag="start_reduction"):
+    """Reduce with the members of a view. Ends in ReductionDone or ReductionFailed."""
+
+    view: View
+    rank: int
+
+
+@frozen
+class KillReduction(Effect, tag="kill_reduction"):
+    """End the process of a reduction. It ends in no event any more."""
+
+    reason: str
+
+
+@frozen
+class PassAddress(Effect, tag="pass_address"):
+    """Give the process of a reduction the address of another rank."""
+
+    key: str
+    blob: bytes
+
+
+@frozen
+class KeepAttempt(Effect, tag="keep_attempt"):
+    """Write the number of an attempt to the ledger. Ends in AttemptKept or LedgerFailed."""
+
+    round: int
+    attempt: int
+
+
+@frozen
+class KeepDecision(Effect, tag="keep_decision"):
+    """Write the decision of a round to the ledger. Ends in DecisionKept or LedgerFailed.
+
+    contributors: name -> begin and end of the tokens of its cut.
+    """
+
+    round: int
+    attempt: int
+    digest: str
+    contributors: dict[str, tuple[int, int]]
+
+
+@frozen
+class ReceiveGlobal(Effect, tag="receive_global"):
+    """Have G_`round` here: as the result of `attempt` if that has the digest, else by a stream.
+
+    Ends in GlobalHeld or GlobalLost.
+    """
+
+    round: int
+    attempt: int
+    digest: str
+
+
+@frozen
+class SendGlobal(Effect, tag="send_global"):
+    """Send the global weights held to a member; with the model if `model`."""
+
+    peer: str
+    model: bool
+
+
+@frozen
+class Adopt(Effect, Event, tag="adopt"):
+    """Make a version of decided weights, and of what the group merged that is not in them.
+
+    counted: the cut offered is in it. Ends in Adopted or AdoptFailed; merges go on afterwards.
+    """
+
+    decision: Decision
+    counted: bool
