@@ -25,7 +25,7 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS
 
 if TYPE_CHECKING:
-    from fsl_async.tools.simulate.result import Point
+    from collections.abc import Callable, Iterator
 
 
 _PACES = ["called", "time", "steps", "speed", "own"]
@@ -138,6 +138,21 @@ def _check(task: str | None, context: click.Context) -> None:
             raise UsageError(f"{shown} needs --task FILE.py:FUNCTION")
 
 
+@contextlib.contextmanager
+def _progress(output: Output) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a line in a terminal over the one before; erase it at the end."""
+    begun, shows = time.monotonic(), sys.stderr.isatty() and not output.as_json
+
+    def show(text: str) -> None:
+        if shows:
+            sys.stderr.write(f"\r{text}, {time.monotonic() - begun:5.1f} s ")
+            sys.stderr.flush()
+
+    yield show
+    if shows:
+        sys.stderr.write("\r" + " " * 72 + "\r")
+
+
 def _train(options: SimOptions, output: Output) -> int:
     """Simulate with the user's function, and print the result. Raises FslError."""
     from fsl_async.commands.client import check_task
@@ -148,25 +163,17 @@ def _train(options: SimOptions, output: Output) -> int:
     task, png, faults = given.pop("task"), given.pop("png"), given.pop("faults") or "none"
     if png is not None:
         check_plot(png)
-    begun = time.monotonic()
-    shows = sys.stderr.isatty() and not output.as_json
-
-    def progress(point: Point) -> None:
-        if shows:
-            done = f"\rversion {point.version}, {point.hours:.2f} virtual hours, loss"
-            sys.stderr.write(f"{done} {point.loss:.4g}, {time.monotonic() - begun:.0f} s ")
-            sys.stderr.flush()
-
-    with contextlib.redirect_stdout(sys.stderr):  # what the training function prints
+    # What the training function prints goes to standard error.
+    with _progress(output) as show, contextlib.redirect_stdout(sys.stderr):
         result = start(
             check_task(task) if ".py:" in task else task,
             **given,
             faults=faults,
             log=output.say,
-            progress=progress,
+            progress=lambda one: show(
+                f"version {one.version}, {one.hours:.2f} virtual hours, loss {one.loss:.4g}"
+            ),
         )
-    if shows:
-        sys.stderr.write("\r" + " " * 72 + "\r")
     if png is not None:
         result.figure().savefig(png, dpi=130)
     if output.as_json:
@@ -265,19 +272,13 @@ def command(options: SimOptions) -> int:
     settings = SimulationSettings(**{name: one for name, one in given.items() if one is not None})
     writer = _journal_writer(options.journal)
     simulation = _simulation_of(settings, method, mode, lockstep=lockstep, journal=writer)
-    begun = time.monotonic()
-    shows = sys.stderr.isatty() and not options.as_json
-
-    def progress(hour: float) -> None:
-        if shows:
-            done = f"\rsimulated {hour:5.1f} of {settings.hours:g} h, "
-            seen = f"{simulation.counts.events:,} events, {time.monotonic() - begun:5.1f} s "
-            sys.stderr.write(done + seen)
-            sys.stderr.flush()
-
-    simulation.run(progress)
-    if shows:
-        sys.stderr.write("\r" + " " * 72 + "\r")
+    begun, counts = time.monotonic(), simulation.counts
+    with _progress(output) as show:
+        simulation.run(
+            lambda hour: show(
+                f"simulated {hour:5.1f} of {settings.hours:g} h, {counts.events:,} events"
+            )
+        )
     if writer is not None:
         writer.close()
     result = report(simulation, time.monotonic() - begun, options.journal or "")

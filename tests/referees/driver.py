@@ -30,7 +30,8 @@ from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.groups.events import Decision
-from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.messages import delta_stream
@@ -312,16 +313,17 @@ def play_split_server(folder, last, *, kills=False):
     """
     disk = ServerDisk(folder, Quiet())
     state = disk.recover()
+    before = state.recovered
     found = {
-        "book": state.book.to_plain(),
-        "lost": [key.text for key in state.lost],
-        "auxiliary": dict(state.auxiliary_seen),
+        "book": before.progress.to_plain(),
+        "lost": [key.text for key in before.lost],
+        "auxiliary": dict(before.auxiliary_seen),
         "tensors": {"common": tensors_digest(state.common or {})}
         | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
-    for key in state.lost:
+    for key in before.lost:
         disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
-    for uploads in range(state.book.uploads + 1, last + 1):
+    for uploads in range(before.progress.uploads + 1, last + 1):
         disk.append("upload", key=upload(uploads - 1).text, outcome="trained", reason="")
         if uploads % 2:
             continue

@@ -13,7 +13,7 @@ from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
 from fsl_async.tools.sim.split_processes import SPLIT_NAME

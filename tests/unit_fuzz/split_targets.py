@@ -53,7 +53,7 @@ from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.training import VirtualWorker

@@ -21,7 +21,7 @@ from text_nodes import (
 
 from fsl_async.nodes import wire
 from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.disk.chunk_files import digest_of

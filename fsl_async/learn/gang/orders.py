@@ -33,7 +33,6 @@ from fsl_async.learn.client.ports import (
     Orders,
     RebaseOrder,
     RoundOrder,
-    RunFinishedError,
     SnapshotOrder,
     Vector,
     Work,
@@ -169,9 +168,7 @@ class RankOrders(Orders):
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Apply directives until something holds. Raises RefusedError and RunFinishedError."""
         while not holds():
-            self.check_refusal()
-            if self.stopped:
-                raise RunFinishedError("the run ended before this client got its weights")
+            self.check_goes_on()
             self.agree(WAIT)
 
     def agree(self, where: str) -> None:

@@ -37,7 +37,8 @@ from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.machine import Event
-from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
+from fsl_async.roles.split.events import RoundEnded, UploadReady
+from fsl_async.roles.split.messages import SmashedMeta, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import (
     Activations,
@@ -53,7 +54,7 @@ POLL_S = 0.2
 """How often a wait looks whether the run has ended."""
 
 StepKey = tuple[int, int, int]
-"""Round, step and leg: an upload's key within this client's incarnation."""
+"""See `UploadKey.position`."""
 
 
 @attrs.define(eq=False)
@@ -109,8 +110,6 @@ class SplitTraining:
     ) -> None:
         self.part = part
         self.method = method
-        self.server_loss = float("nan")
-        """Of the newest upload that the split server has trained without an answer."""
         self.installed = 0
         """Auxiliary models that came and were used."""
         self._classes, self._features, self._labels_stay = classes, features, labels_stay
@@ -219,27 +218,24 @@ class SplitTraining:
     def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
         payload = self._payload(smashed)
         key = entry.key
-        number, step, leg = key
         due = self.method.aligns_at(entry.at)
         self._wait(lambda: self._slots > 0)
         with self._changed:
             self._slots -= 1
             self._kept[key] = payload
             self._aligning = self._aligning or due
-        self._run.post_split(
-            UploadReady(
-                number,
-                step,
-                self._run.version,
-                smashed.samples,
-                payload.shape,
-                len(payload.labels),
-                payload.lengths,
-                wants,
-                due,
-                leg,
-            )
+        meta = SmashedMeta(
+            UploadKey("", 0, *key),
+            self._run.version,
+            auxiliary=-1,
+            shape=list(payload.shape),
+            lengths=list(payload.lengths),
+            samples=smashed.samples,
+            label_bytes=len(payload.labels),
+            wants_gradient=wants,
+            alignment_due=due,
         )
+        self._run.post_split(UploadReady(meta))
 
     def _payload(self, smashed: Smashed) -> Payload:
         values = smashed.values.detach().float().cpu().numpy()
@@ -333,43 +329,30 @@ class SplitTraining:
         with self._changed:
             self._kept.pop(key, None)
 
-    def hand(self, key: UploadKey, values: Vector, loss: float) -> None:
-        """The answer to an upload is here, float32."""
-        self._answer(key, (values, loss))
+    def settle_upload(
+        self, key: StepKey, answer: tuple[Vector, float] | None, *, waits: bool
+    ) -> None:
+        """Free the slot of an upload.
 
-    def give_up(self, key: UploadKey) -> None:
-        """No answer comes."""
-        self._answer(key, None)
-
-    def _answer(self, key: UploadKey, answer: tuple[Vector, float] | None) -> None:
-        with self._changed:
-            self._answers[key.round, key.step, key.leg] = answer
-            self._changed.notify_all()
-
-    def free_slot(self) -> None:
-        """One more upload may go."""
+        waits: its step waits for an answer: float32 values and the loss, or None where none comes.
+        """
         with self._changed:
             self._slots += 1
+            if waits:
+                self._answers[key] = answer
             self._changed.notify_all()
 
-    def report_loss(self, loss: float) -> None:
-        """The server's loss on an upload."""
-        self.server_loss = loss
+    def install(self, vector: Vector | None) -> None:
+        """Use this auxiliary model from the next step on; None: no newer one comes.
 
-    def install(self, vector: Vector) -> None:
-        """Use this auxiliary model from the next step on; a wait for one ends."""
+        A wait for one ends.
+        """
         with self._changed:
-            self._model = vector
+            self._model = self._model if vector is None else vector
             self._aligning = False
             self._changed.notify_all()
 
-    def keep(self) -> None:
-        """No newer one comes."""
-        with self._changed:
-            self._aligning = False
-            self._changed.notify_all()
-
-    def settle(self, number: int) -> None:
+    def settle_round(self, number: int) -> None:
         """The round may go to the parameter server."""
         with self._changed:
             self._settled = max(self._settled, number)

@@ -36,7 +36,7 @@ from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import (
     Activations,
@@ -214,7 +214,7 @@ class ServerTraining:
                 f" {problem}; start it with the run's data and settings; for a new run give another"
                 " --run-dir"
             ) from error
-        return ev.SplitRecovered(found.book, found.lost, dict(found.auxiliary_seen))
+        return found.recovered
 
     # --- loop and codec threads ---
 
@@ -348,7 +348,7 @@ class ServerTraining:
         A copy in memory would take as much again as is kept of all clients.
         """
         clients = ((name, self.server.state(name)) for name in self.server.clients)
-        return self.disk.stage(effect.book, self.server.state(), clients)
+        return self.disk.stage(effect.progress, self.server.state(), clients)
 
 
 def _payload(values: Tensor, lengths: Tensor | None) -> Payload:

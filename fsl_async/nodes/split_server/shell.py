@@ -39,9 +39,9 @@ from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.facts import SplitClients
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import SplitClients
 from fsl_async.roles.sync import events as base
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class SplitServerShell(Shell):
         key = incoming.meta.key
         self.workers.code.submit(
             lambda: self.training.put(key, incoming.decoded()),
-            lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
+            lambda _: self.node.feed(ev.UploadReceived(event.peer, key)),
             lambda error: self._violated(event.peer, error),
         )
 

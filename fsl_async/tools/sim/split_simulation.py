@@ -45,10 +45,10 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import RETAIN, SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import Peer
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_async.tools.sim.simulation import SimulationSettings
@@ -208,7 +208,7 @@ class SplitSimulation(SplitServerSimulation):
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
         if not machine.method.replicas:
             return
-        done = [peer.book.done_round for peer in machine.peers.values()]
+        done = [peer.progress.done_round for peer in machine.peers.values()]
         if any(machine.averaged < number < key.round for number in done):
             self.world.violated(f"{key.text} is trained before the round before it is averaged")
 
@@ -222,15 +222,17 @@ class SplitSimulation(SplitServerSimulation):
         """Check what an event of a client's session may have touched."""
         self.counts.events += 1
         match event:
-            case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.AnswerReceived(key):
+            case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.VectorReceived(
+                msg.GradientMeta(key)
+            ):
                 self.settled[key] = "trained"
             case Received(_, msg.UploadRefused(key, code)) if code not in {"later", "ended"}:
                 self.settled[key] = "declined"
         bound = machine.method.in_flight + RETAIN
         if len(machine.sent) > bound:
             self.world.violated(f"{machine.name} keeps more than {bound} uploads")
-        # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived):
+        # A model that has just been received is installed after this.
+        if not isinstance(getattr(event, "meta", None), msg.AuxiliaryMeta):
             version = machine.auxiliary
             made = self.auxiliary.get((machine.name, version), START.tobytes())
             if training.auxiliary != made:

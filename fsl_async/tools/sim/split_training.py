@@ -47,7 +47,8 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.client import RETAIN
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
 from fsl_async.tools.sim.training import VirtualTraining
@@ -128,7 +129,7 @@ class Held:
 class Moment:
     """The state that a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
 
-    book: SplitProgress = field(factory=SplitProgress)
+    progress: SplitProgress = field(factory=SplitProgress)
     trained: int = 0
     parts: Mapping[str, Held] = field(factory=dict)
     auxiliary: Mapping[str, tuple[int, bytes]] = field(factory=dict)
@@ -159,7 +160,7 @@ class SplitLineage:
         """Go back to checkpoint `number`, which a new process has loaded."""
         assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
         moment = self.moments[number]
-        assert found.book == moment.book, "a checkpoint holds the progress of its moment"
+        assert found.progress == moment.progress, "a checkpoint holds the progress of its moment"
         lost = set(self.trained[moment.trained :])
         assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
         del self.trained[moment.trained :]
@@ -281,16 +282,16 @@ class CheckedTraining(ServerTraining):
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """See `ServerTraining.copy`."""
-        lineage, book = self.lineage, effect.book
+        lineage, progress = self.lineage, effect.progress
         number = max(self.disk.checkpoints.numbers(), default=0) + 1
         seal = super().copy(effect)
-        assert book.uploads == len(lineage.trained), "progress and tensors are of one moment"
-        for name, client in book.clients.items():
+        assert progress.uploads == len(lineage.trained), "progress and tensors are of one moment"
+        for name, client in progress.clients.items():
             assert client.last == self._last.get(name), "the progress has what was trained"
             kept = lineage.auxiliary.get(name, (-1, b""))[0]
             assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
         lineage.moments[number] = Moment(
-            book, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
+            progress, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
         )
 
         def write() -> None:
@@ -314,7 +315,7 @@ class CheckedSplitTraining(SplitTraining):
         self.lineage = lineage
         self.auxiliary = START.tobytes()
         """Content of the auxiliary model that it was given last."""
-        self._applied: set[UploadKey] = set()
+        self._applied: set[StepKey] = set()
         self._gradients = np.zeros(VALUES, np.float32)
         self._owner = run.name, run.incarnation
 
@@ -327,14 +328,21 @@ class CheckedSplitTraining(SplitTraining):
             assert self.lineage.sent.setdefault(named, values) == values, "an upload stays as it is"
         return found
 
-    def hand(self, key: UploadKey, values: Values, loss: float) -> None:
-        """See `SplitTraining.hand`."""
-        assert values.tobytes() in self.lineage.answers[key], "the answer to this very upload"
-        assert key not in self._applied, "an answer is applied once"
-        self._applied.add(key)
-        if key.leg == self.method.legs - 1:
-            self._gradients += values.reshape(-1, VALUES).sum(0)
-        super().hand(key, values, loss)
+    def settle_upload(
+        self, key: StepKey, answer: tuple[Vector, float] | None, *, waits: bool
+    ) -> None:
+        """See `SplitTraining.settle_upload`."""
+        if answer is not None:
+            values, named = answer[0], UploadKey(*self._owner, *key)
+            assert values.tobytes() in self.lineage.answers[named], "the answer to this very upload"
+            assert key not in self._applied, "an answer is applied once"
+            self._applied.add(key)
+            if named.leg == self.method.legs - 1:
+                self._gradients += values.reshape(-1, VALUES).sum(0)
+        super().settle_upload(key, answer, waits=waits)
+        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
+        bound = self.method.in_flight + RETAIN
+        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
 
     def check_change(self, change: Vector) -> None:
         """Check what a round did to the weights: by split servers' gradients, that is known."""
@@ -343,16 +351,10 @@ class CheckedSplitTraining(SplitTraining):
             found = change[:VALUES]
             assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "every gradient is applied"
 
-    def free_slot(self) -> None:
-        """See `SplitTraining.free_slot`."""
-        super().free_slot()
-        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
-        bound = self.method.in_flight + RETAIN
-        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
-
-    def install(self, vector: Values) -> None:
+    def install(self, vector: Vector | None) -> None:
         """See `SplitTraining.install`."""
-        self.auxiliary = vector.tobytes()
+        if vector is not None:
+            self.auxiliary = vector.tobytes()
         super().install(vector)
 
 

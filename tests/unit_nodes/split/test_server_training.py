@@ -23,7 +23,8 @@ from fsl_async.learn.split.server_training import (
 )
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 
 KEY = UploadKey("a", 1, 0, 0)
@@ -118,7 +119,7 @@ def test_a_checkpoint_of_another_model_is_one_line(training):
     with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
         training(*sets, "data.classes=6").recover()
     assert "\n" not in caught.value.message
-    assert training(*sets, "data.classes=4").recover().book == SplitProgress()
+    assert training(*sets, "data.classes=4").recover().progress == SplitProgress()
 
 
 def test_labels_out_of_range_are_refused(training):

@@ -7,7 +7,7 @@ from deltas import key, stored_of
 from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.machine import ClientLeft, Greeted, Refuse, StreamLost
 from fsl_async.roles.split.effects import AdmitSplit
-from fsl_async.roles.split.facts import SplitClients
+from fsl_async.roles.split.server_state import SplitClients
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact

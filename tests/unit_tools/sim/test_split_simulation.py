@@ -11,12 +11,10 @@ from fsl_async.learn.split.model_parts import Optimizer, ServerPart
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.roles.machine import SERVER, Note, Send
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import METHODS, names_of
-from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.split.shutdown import SplitShutdown
+from fsl_async.roles.split.server_state import Checkpoints, Peer, SplitShutdown
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.simulation import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
@@ -132,7 +130,13 @@ def test_free_mode_loses_nothing_without_faults(method):
 
 
 def _train_again(monkeypatch):
-    monkeypatch.setattr(Peer, "trained", lambda self, key: False)
+    original = Peer.refusal
+
+    def refusal(self, key, in_flight):
+        found = original(self, key, in_flight)
+        return None if found is not None and found.code == "known" else found
+
+    monkeypatch.setattr(Peer, "refusal", refusal)
 
 
 def _train_out_of_order(monkeypatch):
@@ -191,22 +195,22 @@ def _keep_every_answer(monkeypatch):
 
 
 def _settle_twice(monkeypatch):
-    original = SplitClientMachine._answer_received
+    original = SplitClientMachine._settle
 
-    def received(self, event, now):
-        effects = original(self, event, now)
-        return effects + [each for each in effects if each.tag == "free_slot"]
+    def settle(self, sent, settlement, now):
+        effects = original(self, sent, settlement, now)
+        return effects + [each for each in effects if each.tag == "settle_upload"]
 
-    monkeypatch.setattr(SplitClientMachine, "_answer_received", received)
+    monkeypatch.setattr(SplitClientMachine, "_settle", settle)
 
 
 def _keep_everything(monkeypatch):
     original = SplitClientMachine._settle
 
-    def settle(self, sent, now):
+    def settle(self, *arguments):
         with monkeypatch.context() as keeping:
             keeping.setattr("fsl_async.roles.split.client.RETAIN", 10)
-            return original(self, sent, now)
+            return original(self, *arguments)
 
     monkeypatch.setattr(SplitClientMachine, "_settle", settle)
     monkeypatch.setattr(SplitClientMachine, "_durable", lambda self, event, now: [])
@@ -221,8 +225,8 @@ def _say_nothing_of_alignments(monkeypatch):
 def _decline_without_a_line(monkeypatch):
     original = SplitServerMachine._decline
 
-    def decline(self, peer, key, answer):
-        effects = original(self, peer, key, answer)
+    def decline(self, peer, refusal):
+        effects = original(self, peer, refusal)
         return [each for each in effects if each.tag != "record_upload"]
 
     monkeypatch.setattr(SplitServerMachine, "_decline", decline)
@@ -270,7 +274,6 @@ def _leave_without_a_checkpoint(monkeypatch):
     monkeypatch.setattr(Checkpoints, "request", lambda self: None)
 
 
-@pytest.mark.sweep
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("method", "defect"),
