@@ -51,7 +51,7 @@ from fsl_async.roles.split.methods.base import (
 )
 
 POLL_S = 0.2
-"""How often a wait looks whether the run has ended."""
+"""Time between two looks of a wait whether the run has ended."""
 
 StepKey = tuple[int, int, int]
 """See `UploadKey.position`."""
@@ -75,7 +75,7 @@ class _Open:
 
 
 class Run(Protocol):
-    """What the training needs of the run (`fsl_async.learn.client.fed.Fed`)."""
+    """The part of `fsl_async.learn.client.fed.Fed` that the training needs."""
 
     # ruff: noqa: D102 - the implementation has them
     meter: Meter
@@ -188,7 +188,7 @@ class SplitTraining:
         return self._samples
 
     def _drive(self, entry: _Open, answer: Any) -> StepReport | None:
-        """Run a step until it ends or waits for an answer; None: it waits."""
+        """Run a step until it ends, or return None where it waits for an answer."""
         while True:
             try:
                 crossing = entry.steps.send(answer)
@@ -314,11 +314,11 @@ class SplitTraining:
 
     @property
     def auxiliary_values(self) -> int:
-        """How many a model must have that is installed."""
+        """Number of values that an installed model must have."""
         return ModelWeights(self.part.part("auxiliary")).layout.values
 
     def payload(self, key: StepKey) -> Payload | None:
-        """What is kept of an upload."""
+        """Return an upload that is kept, or None."""
         with self._changed:
             return self._kept.get(key)
 

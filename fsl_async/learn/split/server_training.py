@@ -1,4 +1,4 @@
-"""What the split server trains: uploads that wait, its parts of the model, answers that are kept.
+"""Training at the split server: uploads that wait, parts of the model, answers that are kept.
 
 It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread,
 and answers in the machine's events. An upload that cannot be trained on changes nothing.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fsl_async.errors import RunDirError, one_line
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.alignment import Alignment, AlignSettings
+from fsl_async.learn.split.alignment import Alignment
 from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions, ServerPending
 from fsl_async.learn.split.payload import (
     IGNORED,
@@ -48,14 +48,6 @@ from fsl_async.roles.split.methods.base import (
 )
 
 
-@attrs.frozen(slots=True)
-class ServerSettings(ServerPartOptions):
-    """How a split server's parts are made. replicas: one for each client."""
-
-    replicas: bool = attrs.field(default=False, kw_only=True)
-    align: AlignSettings = attrs.field(factory=AlignSettings, kw_only=True)
-
-
 class SplitServer:
     """x_s and what is kept per client.
 
@@ -63,7 +55,7 @@ class SplitServer:
     """
 
     def __init__(
-        self, body: nn.Module, settings: ServerSettings, auxiliary: nn.Module | None = None
+        self, body: nn.Module, settings: ServerPartOptions, auxiliary: nn.Module | None = None
     ) -> None:
         self.settings = settings
         self.common = ServerPart(body, settings)
@@ -85,7 +77,7 @@ class SplitServer:
         return self._replicas[client]
 
     def alignment(self, client: str) -> Alignment:
-        """What is kept for this client's auxiliary model; at first a copy of the common start."""
+        """Return this client's auxiliary model and buffer; at first a copy of the common one."""
         if client not in self._alignments:
             if self._auxiliary is None:
                 raise ModelPartMisused("this server has no auxiliary model")
@@ -137,7 +129,7 @@ class SplitServer:
 
     @property
     def clients(self) -> Sequence[str]:
-        """Those for whom anything is kept."""
+        """Names of the clients for which anything is kept."""
         return list({**self._replicas, **self._alignments})
 
     def state(self, client: str | None = None) -> dict[str, Tensor]:
@@ -166,12 +158,12 @@ class SplitServer:
 
 
 MAX_VALUES = 1 << 28
-"""Of one upload: 1 GiB."""
+"""Limit of the values of one upload: 1 GiB."""
 
 
 @attrs.frozen
 class UploadShape:
-    """What uploads must look like.
+    """The shape that uploads must have.
 
     shape: activations of one sample (-1: any size), classes, whether labels are one per token.
 
@@ -195,7 +187,9 @@ class ServerTraining:
         self.shape = shape
         self.disk = disk
         self.uploads: dict[UploadKey, Crossing] = {}
+        """Decoded and not trained yet."""
         self.answers: dict[UploadKey, Payload] = {}
+        """Kept until their clients have them."""
 
     def recover(self) -> ev.SplitRecovered:
         """Load the newest good checkpoint. Raises RunDirError, also for one of another model."""
@@ -221,7 +215,7 @@ class ServerTraining:
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
     ) -> str | None:
-        """Why an announced upload is not even received."""
+        """Return why an announced upload is not even received, or None."""
         rows = 2 if lengths else 1
         if size_of(shape) > MAX_VALUES:
             return f"more than {MAX_VALUES} values"
@@ -285,10 +279,6 @@ class ServerTraining:
         """Forget an answer."""
         self.answers.pop(key, None)
 
-    def answer(self, key: UploadKey) -> Payload | None:
-        """What an upload gave."""
-        return self.answers.get(key)
-
     # --- training thread ---
 
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
@@ -327,7 +317,7 @@ class ServerTraining:
         return ev.Aligned(effect.client, effect.version)
 
     def auxiliary(self, client: str) -> Vector:
-        """The auxiliary model that is kept for a client, as it goes to it."""
+        """Return the auxiliary model that is kept for a client, as it is sent."""
         return self.server.alignment(client).export()
 
     def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
@@ -335,10 +325,6 @@ class ServerTraining:
         shares = {name: float(effect.samples[name]) for name in sorted(effect.samples)}
         self.method.end_round(self.server, shares)
         return ev.ReplicasAveraged(effect.round)
-
-    def forget(self, client: str) -> None:
-        """Drop a client's open steps."""
-        self.server.forget(client)
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """Write everything as it is now, into the page cache.

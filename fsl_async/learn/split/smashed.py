@@ -1,4 +1,4 @@
-"""What goes through a model that is cut in two: batches, smashed data, and the loss.
+"""Data that goes through a model that is cut in two: smashed data, and the loss.
 
 A loss is a function (outputs, labels) -> scalar that is a *mean* over what counts in the batch. The
 built-in one is cross entropy over the last dimension; positions whose label is IGNORED count
@@ -18,7 +18,7 @@ from fsl_async.store.errors import LearnError
 
 
 class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, like FrameRefused
-    """What a peer sent cannot be trained on; nothing was changed by it. The sender is at fault."""
+    """Data of a peer cannot be trained on and has changed nothing. The sender is at fault."""
 
 
 class ModelPartMisused(LearnError):  # noqa: N818
@@ -30,7 +30,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @attrs.frozen(slots=True, eq=False)
 class Smashed:
-    """What a client sends of a batch.
+    """The data that a client sends of a batch.
 
     Activations at the cut (detached), labels unless they stay at home, lengths.
     """

@@ -7,8 +7,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fsl_async.learn.split.alignment import Alignment, AlignSettings
-from fsl_async.learn.split.model_parts import OptimizerSpec, ServerPart, ServerPartOptions
+from fsl_async.learn.split.alignment import Alignment
+from fsl_async.learn.split.model_parts import (
+    AlignSettings,
+    OptimizerSpec,
+    ServerPart,
+    ServerPartOptions,
+)
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, cross_entropy
 
 SGD = OptimizerSpec("sgd", 0.5)

@@ -19,9 +19,7 @@ from fsl_async.config.settings_training import SplitConfig
 from fsl_async.learn.models.cuts import in_one, split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig, rotary_table
-from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import OptimizerSpec
-from fsl_async.learn.split.server_training import ServerSettings
+from fsl_async.learn.split.model_parts import AlignSettings, OptimizerSpec, ServerPartOptions
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, planned_methods
 from fsl_async.plan.report import make_plan
@@ -249,7 +247,7 @@ def lockstep(name, halves, auxiliary, data, **settings):
         SPEC,
         auxiliary=auxiliary,
         auxiliary_optimizer=OptimizerSpec("adam", NET_RATE),
-        server=ServerSettings(
+        server=ServerPartOptions(
             SPEC, align=AlignSettings(PASSES, BUFFER, BUFFER, OptimizerSpec("adam", 1e-3))
         ),
         shares=SHARES,
@@ -362,7 +360,7 @@ def test_uploads_and_alignments_come_when_they_should(images):
         "a",
         SPEC,
         auxiliary=cnn_auxiliary(),
-        server=ServerSettings(SPEC, align=AlignSettings(1)),
+        server=ServerPartOptions(SPEC, align=AlignSettings(1)),
     )
     seen = []
     serve = run.method.serve
@@ -394,7 +392,9 @@ def test_the_pages_example_is_a_method(monkeypatch):
     torch.manual_seed(0)
     model = split(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), 1)
     spec = OptimizerSpec("sgd", 0.1)
-    run = start(method, model, "ab", spec, auxiliary=nn.Linear(5, 3), server=ServerSettings(spec))
+    run = start(
+        method, model, "ab", spec, auxiliary=nn.Linear(5, 3), server=ServerPartOptions(spec)
+    )
     rng = torch.Generator().manual_seed(1)
 
     def batch():
