@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
-from fsl_async.learn.split.smashed import Smashed
+from fsl_async.learn.split.smashed import Smashed, payload_of
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadReady
 from fsl_async.roles.split.messages import SmashedMeta, UploadKey
@@ -238,19 +237,15 @@ class SplitTraining:
         self._run.post_split(UploadReady(meta))
 
     def _payload(self, smashed: Smashed) -> Payload:
-        values = smashed.values.detach().float().cpu().numpy()
-        if smashed.labels is not None and self._labels_stay:
+        labels, lengths = smashed.labels, smashed.lengths
+        if labels is None:
+            return payload_of(smashed.values, lengths)
+        if self._labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
-        labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
-        lengths: tuple[int, ...] = ()
-        if smashed.lengths is not None:
-            lengths = tuple(int(each) for each in smashed.lengths)
-            values = valid_rows(values, lengths)
-            if labels is not None and labels.ndim > 1:
-                labels = valid_rows(labels, lengths)
-        packed = b"" if labels is None else pack_labels(labels, self._classes)
-        # A copy: what is kept must not change, and must not hold the step's graph.
-        return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
+        found = labels.cpu().numpy()
+        if lengths is not None and found.ndim > 1:
+            found = valid_rows(found, lengths.tolist())
+        return payload_of(smashed.values, lengths, pack_labels(found, self._classes))
 
     def _finish_oldest(self) -> float | None:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""

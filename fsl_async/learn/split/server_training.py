@@ -30,10 +30,9 @@ from fsl_async.learn.split.payload import (
     put_back,
     size_of,
     unpack_labels,
-    valid_rows,
 )
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused, payload_of
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.messages import UploadKey
@@ -296,25 +295,25 @@ class ServerTraining:
         if not isinstance(given, CutGradient | Features) or not effect.wants_answer:
             return ev.UploadTrained(key, loss, updates)
         lengths = getattr(getattr(crossing, "smashed", None), "lengths", None)
-        self.answers[key] = _payload(given.values, lengths)
+        self.answers[key] = payload_of(given.values, lengths)
         if isinstance(given, Features):
             loss = 0.0  # it is computed at the client
         return ev.UploadTrained(key, loss, updates, answer=True)
 
     def align(self, effect: split.Align) -> ev.Aligned:
         """Align a client's auxiliary model."""
-        before = self.server.alignment(effect.client).export()
+        alignment, problem = self.server.alignment(effect.client), None
+        before = alignment.export()
         try:
             self.method.serve(self.server, effect.client, AuxiliaryWanted())
+            if not np.isfinite(alignment.export()).all():
+                problem = "its weights became infinite or NaN"
         except ValueError as error:
             # Batch norm and one sample: what one client sent must not end the split server.
-            self.server.alignment(effect.client).load(before)
-            return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
-        alignment = self.server.alignment(effect.client)
-        if not np.isfinite(alignment.export()).all():
+            problem = one_line(str(error))[:400]
+        if problem:
             alignment.load(before)
-            return ev.Aligned(effect.client, effect.version, "its weights became infinite or NaN")
-        return ev.Aligned(effect.client, effect.version)
+        return ev.Aligned(effect.client, effect.version, problem)
 
     def auxiliary(self, client: str) -> Vector:
         """Return the auxiliary model that is kept for a client, as it is sent."""
@@ -335,10 +334,3 @@ class ServerTraining:
         """
         clients = ((name, self.server.state(name)) for name in self.server.clients)
         return self.disk.stage(effect.progress, self.server.state(), clients)
-
-
-def _payload(values: Tensor, lengths: Tensor | None) -> Payload:
-    found = values.detach().float().cpu().numpy()
-    if lengths is not None:
-        found = valid_rows(found, [int(each) for each in lengths])
-    return Payload(np.array(found).reshape(-1), tuple(found.shape))

@@ -9,11 +9,12 @@ labels[b, t] is what outputs[b, t] should predict.
 from collections.abc import Callable, Sequence
 
 import attrs
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from fsl_async.learn.split.payload import IGNORED
+from fsl_async.learn.split.payload import IGNORED, Payload, valid_rows
 from fsl_async.store.errors import LearnError
 
 
@@ -55,6 +56,14 @@ class Smashed:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Smashed":
         rest = (None if one is None else change(one) for one in (self.labels, self.lengths))
         return Smashed(change(self.values), *rest)
+
+
+def payload_of(values: Tensor, lengths: Tensor | None, labels: bytes = b"") -> Payload:
+    """Return values as they travel: a copy, without padding and without the step's graph."""
+    found = values.detach().float().cpu().numpy()
+    sizes = () if lengths is None else tuple(int(each) for each in lengths)
+    rows = np.array(valid_rows(found, sizes) if sizes else found)
+    return Payload(rows.reshape(-1), rows.shape, labels, sizes)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

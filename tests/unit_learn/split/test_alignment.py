@@ -80,19 +80,6 @@ def test_alignment_is_gradient_descent_on_the_squared_difference(size, differenc
     assert 0 < errors[-1] < errors[0]
 
 
-def test_an_auxiliary_model_equal_to_the_server_is_at_the_goal_whatever_the_sizes():
-    """Targets of a mean over 9 and estimates of a mean over 4 must not differ by their sizes."""
-    server = dense(1)
-    for size in (3, 4, 9, 50):
-        net = copy.deepcopy(server)
-        alignment = Alignment(net, AlignSettings(2, 100, size, SGD))
-        alignment.remember(smashed(9))
-        assert alignment.align(server_of(server))[0] == 0.0
-        assert all(
-            torch.equal(a, b) for a, b in zip(net.parameters(), server.parameters(), strict=True)
-        )
-
-
 def noisy(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(

@@ -330,15 +330,6 @@ def test_splitfed_v1_is_fedavg(tail, images, difference):
     assert difference(found, flat([federated.model().client])) <= 1e-6
 
 
-def test_splitfed_v2_is_not_fedavg(images, difference):
-    """In a published simulation FedAvg over a shared upper part gives V2's weights by a defect."""
-    data, model = images(), cnn()
-    federated = lockstep("fedavg", in_one(copy.deepcopy(model)), None, data)
-    shared = lockstep("splitfed-v2", split(model, 2), None, data)
-    found = flat([shared.model().client, shared.model().server])
-    assert difference(found, flat([federated.model().client])) > 1e-2
-
-
 def test_labels_stay_at_home_in_a_u_shape(texts):
     """The second cut is for that."""
     run = start(method_of(SplitConfig(method="splitfed-v2")), split(gpt(), 1, 2), "a", SPEC)
@@ -424,12 +415,3 @@ def test_the_pages_example_is_a_method(monkeypatch):
     )
     assert "fsl-an" not in PLANNED
     assert planned.flows == known.flows, "what crosses is what CSE-FSL sends"
-
-
-def test_every_method_is_one_short_file():
-    """As the page promises."""
-    folder = ROOT / "fsl_async" / "roles" / "split" / "methods"
-    files = [path for path in folder.glob("*.py") if path.name not in {"__init__.py", "base.py"}]
-    assert len(files) == len(methods.METHODS)
-    for path in files:
-        assert len(path.read_text(encoding="utf-8").splitlines()) < 100, path
