@@ -24,12 +24,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from fsl_async.errors import DataError, one_line
-from fsl_async.learn.data.base import (
-    AnyArray,
-    Dataset,
-    Indices,
-    cannot_read,
-)
+from fsl_async.learn.data.base import AnyArray, Dataset, Indices, cannot_read
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _IDX_NAME = re.compile(r"[-.]idx\d-ubyte(\.gz)?$|\.idx(\.gz)?$")
@@ -92,24 +87,21 @@ class Arrays(Dataset):
             labels=labels,
             classes=classes,
         )
-        for part, start in zip(parts, self._starts, strict=False):
-            self._check_finite(part, int(start))
+        if first.dtype.kind == "f":
+            self._check_finite()
 
-    def _check_finite(self, values: AnyArray, start: int) -> None:
+    def _check_finite(self) -> None:
         """Read everything once, in pieces: one bad sample would spoil a model after days."""
-        if values.dtype.kind != "f":
-            return
-        step = max(1, _PIECE_VALUES // max(1, values[0].size))
-        for at in range(0, len(values), step):
-            piece = values[at : at + step]
-            finite = np.isfinite(piece)
-            if not finite.all():
-                inside = tuple(np.argwhere(~finite)[0])
-                index = ", ".join(map(str, (start + at + inside[0], *inside[1:])))
-                raise DataError(
-                    f"data {self.name!r}, sample [{index}]: the value is {piece[inside]}, which no"
-                    " model can train on"
-                )
+        for part, start in zip(self._parts, self._starts, strict=False):
+            step = max(1, _PIECE_VALUES // max(1, part[0].size))
+            for at in range(0, len(part), step):
+                piece = part[at : at + step]
+                for inside in np.argwhere(~np.isfinite(piece))[:1]:
+                    index = ", ".join(map(str, (start + at + inside[0], *inside[1:])))
+                    raise DataError(
+                        f"data {self.name!r}, sample [{index}]: the value is"
+                        f" {piece[tuple(inside)]}, which no model can train on"
+                    )
 
     def _take(self, indices: Indices) -> AnyArray:
         out = np.empty((len(indices), *self.sample_shape), self.dtype)
@@ -221,9 +213,9 @@ def open_npz(path: Path, *, split: str = "train", classes: int | None = None) ->
     with _reading(path), path.open("rb") as raw, NpzFile(raw, allow_pickle=False) as archive:
         pair = next((pair for pair in pairs if set(pair) <= set(archive.files)), None)
         if pair is None:
-            held = ", ".join(sorted(archive.files))[:200] or "no arrays"
+            names = ", ".join(sorted(archive.files))[:200] or "no arrays"
             wanted = ", ".join(f"{x} and {y}" for x, y in pairs)
-            raise DataError(f"{str(path)!r} holds {held}; for {split} it needs one of: {wanted}")
+            raise DataError(f"{str(path)!r} holds {names}; for {split} it needs one of: {wanted}")
         # What is no array comes as bytes.
         values, labels = map(np.asarray, (archive[pair[0]], archive[pair[1]]))
     return Arrays(str(path), [values], labels, classes)

@@ -64,18 +64,15 @@ class Dataset(ABC):
                 )
             if labels.size != samples:
                 raise DataError(f"data {name!r} holds {samples} samples, but {labels.size} labels")
-            self.labels = labels.reshape(-1).astype(np.int64)
-            self.classes = self._count_classes(self.labels, classes)
-
-    def _count_classes(self, labels: npt.NDArray[np.int64], classes: int | None) -> int:
-        most = MAX_CLASSES if classes is None else classes
-        wrong = np.flatnonzero((labels < 0) | (labels >= most))
-        if wrong.size:
-            raise DataError(
-                f"data {self.name!r}, sample {wrong[0]}: label {labels[wrong[0]]} is not in"
-                f" 0 ... {most - 1}"
-            )
-        return int(labels.max()) + 1 if classes is None else classes
+            self.labels = known = labels.reshape(-1).astype(np.int64)
+            most = MAX_CLASSES if classes is None else classes
+            wrong = np.flatnonzero((known < 0) | (known >= most))
+            if wrong.size:
+                raise DataError(
+                    f"data {name!r}, sample {wrong[0]}: label {known[wrong[0]]} is not in"
+                    f" 0 ... {most - 1}"
+                )
+            self.classes = int(known.max()) + 1 if classes is None else classes
 
     @abstractmethod
     def _take(self, indices: Indices) -> AnyArray:

@@ -38,7 +38,6 @@ from fsl_async.learn.client.ports import (
     Orders,
     RebaseOrder,
     RoundOrder,
-    RunFinishedError,
     SnapshotOrder,
     Vector,
     Work,
@@ -191,9 +190,7 @@ class RankOrders(Orders):
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Apply directives until something holds. Raises RefusedError and RunFinishedError."""
         while not holds():
-            self.check_refusal()
-            if self.stopped:
-                raise RunFinishedError("the run ended before this client got its weights")
+            self.check_goes_on()
             self.wait_one()
 
     def wait_one(self) -> None:
