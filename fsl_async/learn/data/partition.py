@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import Dataset, Indices
 from fsl_async.learn.data.counter import permutation, stream
+from fsl_async.learn.data.dataset import Dataset, Indices
 
 Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.arrays import Arrays
 from fsl_async.learn.data.counter import permutation, random_words
+from fsl_async.learn.data.dataset import Arrays
 from fsl_async.learn.data.partition import Kind, PartitionSpec, _without_empty, epoch_order
 
 
