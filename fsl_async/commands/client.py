@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
-    from fsl_async.config.site_policy import Order
     from fsl_async.nodes.client.client_node import Summary
     from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
@@ -89,7 +88,7 @@ def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
         auxiliary=check_task(options.auxiliary, "--auxiliary") if options.auxiliary else "",
         base=str(check_base(base)) if base is not None else "",
         rank=options.rank or 0,
-        order=_order(options.order),
+        order=options.order,
         layers=options.layers or "",
         columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,
@@ -251,12 +250,6 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
         for key, option in options.items():
             text = text.replace(key, option)
         raise DataError(text) from None
-
-
-def _order(text: str | None) -> Order | None:
-    if text is None or text in {"first", "zeroth"}:
-        return text  # type: ignore[return-value]
-    raise UsageError(f"--order {text[:80]}: first (gradients) or zeroth (losses alone)")
 
 
 def check_base(base: Path) -> Path:

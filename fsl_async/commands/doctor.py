@@ -59,7 +59,7 @@ _FEATURES = {
 class Finding:
     """The result of one check.
 
-    status: "ok", "warning" (works, but not well) or "problem". text: for people.
+    status: "ok", "warning" (works, but not well) or "problem". text: the line that is printed.
     """
 
     name: str

@@ -96,16 +96,16 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
     A directory that has others in it is not waited for: the caller refuses it.
     """
     places = [run_dir / part / JOURNAL for part in _FOLDERS]
-    told = False
+    notified = False
     while not any(map(_has_line, places)):
         others = {one.parent.name for one in run_dir.glob(f"*/{JOURNAL}")}.difference(_FOLDERS)
         if others or run_dir.is_file():
             return
-        if not told:
+        if not notified:
             output.say(f"waits for {places[0]}")
-        told = True
+        notified = True
         time.sleep(POLL_S)
-    if told and not _has_line(places[0]):
+    if notified and not _has_line(places[0]):
         time.sleep(SETTLE_S)
 
 

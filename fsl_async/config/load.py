@@ -246,7 +246,7 @@ SHORT: Mapping[str, str] = {
     "train.batch": "",
     "train.device": "",
 }
-"""What `init --short` writes, with comments that fit beside the value; empty: the line of help."""
+"""Settings that `init --short` writes, with comments that fit beside the value, or "" for help."""
 
 
 def short_toml(config: Config) -> str:

@@ -177,7 +177,7 @@ U_SHAPE = "-u"
 
 
 def both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
-    """The same up and down."""
+    """Return flows of one size up and down."""
     return Flow(category, Direction.UP, size), Flow(category, Direction.DOWN, size)
 
 
@@ -416,7 +416,7 @@ class Zeroth(Lora):
     scalars: int
 
     def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
-        """The same numbers both ways."""
+        """Return flows of the same numbers both ways."""
         return both_ways(
             Category.SCALARS, Size(SCALAR_BYTES * self.scalars, SCALAR_BYTES * self.scalars)
         )
