@@ -125,11 +125,13 @@ def load_config(
 
 def print_config(output: Output, config: Config, threads: str = "") -> None:
     """Print a resolved configuration. threads: added to the line of train.threads."""
-    from fsl_async.config.load import to_dict, to_toml
+    from attrs import asdict
+
+    from fsl_async.config.load import to_toml
 
     line = f"threads = {config.train.threads}\n"
     text = to_toml(config, comments=False).rstrip()
-    output.answer(to_dict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
+    output.answer(asdict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
 
 
 def _check_tokenizer(config: Config) -> None:
