@@ -36,7 +36,8 @@ from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools.sim import fake_reductions
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.settings import SimulationSettings
+from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.training import VirtualTraining
 
 SIZES = (1e9, 7e9, 70e9)
@@ -161,7 +162,7 @@ def check() -> None:
     run = LargeSimulation(settings, times)
     rate = sites.line / sites.members * FRAME / (sites.parameters * KNOWN.bits / 8)
     for name in run.names:
-        slow = evolve(run.network_conditions, bytes_per_s=rate)
+        slow = evolve(run.world.conditions, bytes_per_s=rate)
         run.network.set_conditions(name, run.server, slow)
     run.run()
     assert not run.violations, run.violations

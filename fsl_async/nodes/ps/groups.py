@@ -22,7 +22,7 @@ from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.groups.machine import GroupsMachine
 from fsl_async.roles.groups.member import COORDINATOR
-from fsl_async.roles.machine import Effect, Note, Received, Send
+from fsl_async.roles.machine import Done, Effect, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import group_hold as group
 from fsl_async.roles.sync.events import VersionCommitted
@@ -165,7 +165,7 @@ class GroupsShell:
             self.node.feed(ev.Adopted(effect.decision, state.since, state.gained))
 
         def failed(error: Exception) -> None:
-            self._group.node.feed(group.GlobalFailed(effect.decision.round))
+            self._group.node.feed(Done(effect, str(error)))
             self.node.feed(ev.AdoptFailed(effect.decision.round, str(error)))
 
         self._worker.submit(commit, done, failed)

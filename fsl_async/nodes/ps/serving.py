@@ -42,8 +42,11 @@ class Serving:
         """Report a version that a client declined, or whose stream broke off."""
         served = self._streams.pop((peer, stream), None)
         if served is not None:
-            _, effect, number = served
-            self.shell.node.feed(ev.SendVersionFailed(peer, effect.version), number)
+            source, effect, number = served
+            sent = ev.VersionSent(
+                peer, effect.kind, effect.version, source.bytes_coded, is_lost=True
+            )
+            self.shell.node.feed(sent, number)
 
     def caught_up(self, peer: str) -> None:
         """Stop keeping versions for a client that holds the newest."""

@@ -7,7 +7,7 @@ merge.
     TakeCut          TakeGroupCut, after a version that is being made; merges are held
     ResumeMerges     the open round goes on
     Adopt            CommitGlobal, after a version that is being made; VersionCommitted follows, or
-                     GlobalFailed
+                     Done with a problem
 
 These are effects of the member's machine. At the end of the run GroupEnds, of `run_end`, is an
 event of it, and EndGroup follows.
@@ -24,18 +24,11 @@ from attrs import frozen
 
 from fsl_async.roles.groups.effects import Adopt, ResumeMerges, TakeCut
 from fsl_async.roles.groups.events import Decision
-from fsl_async.roles.machine import Effect, EndSession, Event
+from fsl_async.roles.machine import Done, Effect, EndSession
 from fsl_async.roles.sync.ps_state import Member, Phase
 
 if TYPE_CHECKING:
     from fsl_async.roles.sync.rounds import RoundCoordinator
-
-
-@frozen
-class GlobalFailed(Event, tag="global_failed"):
-    """Answers CommitGlobal: nothing has changed."""
-
-    round: int
 
 
 @frozen
@@ -47,7 +40,10 @@ class TakeGroupCut(Effect, tag="take_group_cut"):
 
 @frozen
 class CommitGlobal(Effect, tag="commit_global"):
-    """Make `version` of decided global weights. Ends in VersionCommitted or GlobalFailed."""
+    """Make `version` of decided global weights.
+
+    Ends in VersionCommitted, or Done with a problem.
+    """
 
     version: int
     decision: Decision
@@ -87,7 +83,7 @@ class GroupHold:
         self._rounds.is_held = False
         return self._rounds.evaluate(now)
 
-    def failed(self, event: GlobalFailed, now: float) -> list[Effect]:
+    def failed(self, event: Done[CommitGlobal], now: float) -> list[Effect]:
         """Go on without the version of global weights; the member brings them again."""
         if self._before is None:
             return []

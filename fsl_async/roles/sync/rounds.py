@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fsl_async.roles.machine import Deadlines, Effect, Note, Received, Send
+from fsl_async.roles.machine import Deadlines, Done, Effect, Note, Received, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
@@ -238,14 +237,15 @@ class RoundCoordinator:
         self._round_over()
         self._deadlines.set("sync", self.trigger.schedule.after_version(called_at, now))
 
-    def abandon(self, event: ev.CommitFailed) -> tuple[str, str]:
+    def abandon(self, event: Done[do.Commit]) -> tuple[str, str]:
         """Make the deltas of a failed merge pending again. Returns the problem and the advice."""
         self.deltas.abandon_merge()
         # The beginning and the end of the store's text would be repeated.
-        reason, _, advice = event.reason.removeprefix(
-            f"cannot write version {event.version}: "
+        version = event.of.version
+        reason, _, advice = event.problem.removeprefix(
+            f"cannot write version {version}: "
         ).partition("; ")
-        text = f"version {event.version} could not be written: {reason}; nothing is lost"
+        text = f"version {version} could not be written: {reason}; nothing is lost"
         return text, advice.removesuffix(" and try again")
 
     def try_again(self, text: str, now: float) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 A run ends in three steps. An open round is completed. When the clients hold its version, one last
 round is called: clients send their deltas and are held. When they hold the version of that round,
-they are told to stop. Where clients train in rounds (Turn), the open round is the last one. Each
+they are told to stop. Where clients train in rounds, the open round is the last one. Each
 step waits `drain_s`, and then goes on waiting for clients whose transfers advance
 (`roles.sync.shutdown`).
 

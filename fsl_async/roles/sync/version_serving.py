@@ -4,10 +4,9 @@ Clients pull: a version is announced, and streamed to each client that asks: the
 holds the version before (checked by digest), else the full version. In a run of zeroth order a
 version is scalars: a client that is behind gets those of all versions that it missed in one stream,
 up to `history` of them, even where the digest of its version is forgotten: it compares that of the
-result. Where clients train in rounds
-(Turn), a client that holds the version before waits for the new one: it is sent with its
-announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0002). With
-scalars no Fetch crosses it: each is answered.
+result. Where clients train in rounds, a client that holds the version before waits for the new one:
+it is sent with its announcement, and the client's Fetch, which crosses it, is not answered again
+(docs/adr/0002). With scalars no Fetch crosses it: each is answered.
 
 A version of the weights of all groups does not follow the version before. It has a coded update
 from the global weights before (`global_base`), which a client that kept those applies whatever
@@ -26,7 +25,7 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
-from fsl_async.roles.machine import Effect, Note, Received, Send
+from fsl_async.roles.machine import Done, Effect, Note, Received, Send
 from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -227,18 +226,19 @@ class Serving:
         peers[peer] = peers.get(peer, 0) + 1
         return [do.VerifyVersion(version)] if sum(peers.values()) == READ_AT else []
 
-    def verified(self, event: ev.VersionVerified, now: float) -> list[Effect]:
+    def verified(self, event: Done[do.VerifyVersion], now: float) -> list[Effect]:
         """Report on which side the damage is."""
-        names = ", ".join(sorted(self._differing.get(event.version, ())))
-        if event.intact:
+        version = event.of.version
+        names = ", ".join(sorted(self._differing.get(version, ())))
+        if not event.problem:
             text = (
-                f"version {event.version} is intact at the parameter server, byte by byte, so the"
+                f"version {version} is intact at the parameter server, byte by byte, so the"
                 f" damage is at {names}: check memory and disk there, and that it runs the same"
                 " release"
             )
         else:
             text = (
-                f"version {event.version} was damaged at the parameter server, not at {names};"
+                f"version {version} was damaged at the parameter server, not at {names};"
                 " see the line above"
             )
         return [Note(text, "warning", {"alarm": "verdict"})]

@@ -6,6 +6,7 @@ from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
     SERVER,
     DeclineStream,
+    Done,
     Finish,
     HelloRefused,
     Note,
@@ -25,7 +26,7 @@ def test_first_client_publishes_and_adopts_its_own_weights(client, look):
     assert client.feed(ev.Attached("f", 10)) == []
     assert client.welcome() == [do.SendManifest()]
     assert client.receive(msg.Publish()) == [do.OfferInitial()]
-    assert client.announce(0) == [do.AdoptInitial()]
+    assert client.announce(0) == [do.ReplaceBase(0, is_own=True)]
     assert client.replaced(0) == [do.Rebase(0)]
     assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
 
@@ -35,7 +36,7 @@ def test_initial_weights_that_could_not_be_written_are_those_of_another_client(c
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.receive(msg.Publish())
-    assert client.announce(0, "d-other") == [do.AdoptInitial()]
+    assert client.announce(0, "d-other") == [do.ReplaceBase(0, is_own=True)]
     assert look.sent(client.replaced(0)) == [msg.Fetch(-1, "")]
     assert client.notes[-1] == Note("another client published the initial weights")
 
@@ -232,7 +233,7 @@ def test_quarantine_while_a_new_base_is_being_applied(client):
     client.announce(1)
     client.offered(1)
     assert client.fetched(1) == [do.FinishEncoding(1)]
-    client.feed(ev.EncodingFinished(1))
+    client.feed(Done(do.FinishEncoding(1)))
     client.refuse(client.key(1), "quarantined")
     assert client.replaced(1) == [do.Rebase(1, discard=True)]
     client.rebased(1)
@@ -248,7 +249,7 @@ def test_a_version_waits_until_the_delta_is_coded(client):
     assert client.fetched(1) == [], "the snapshot comes first"
     effects = client.snapshot(1, 0)
     assert [type(effect) for effect in effects] == [do.OfferDelta, do.FinishEncoding]
-    assert client.feed(ev.EncodingFinished(1)) == [do.ReplaceBase(1)]
+    assert client.feed(Done(do.FinishEncoding(1))) == [do.ReplaceBase(1)]
 
 
 def test_a_delta_that_is_settled_while_it_is_coded(client):
@@ -260,7 +261,7 @@ def test_a_delta_that_is_settled_while_it_is_coded(client):
     client.offered(1)
     client.fetched(1)
     assert not [one for one in client.refuse(client.key(1)) if isinstance(one, do.DropDelta)]
-    assert client.feed(ev.EncodingFinished(1)) == [do.DropDelta(1), do.ReplaceBase(1)]
+    assert client.feed(Done(do.FinishEncoding(1))) == [do.DropDelta(1), do.ReplaceBase(1)]
 
 
 def test_digest_mismatch_is_fetched_in_full_after_a_pause(client, look):
@@ -282,7 +283,7 @@ def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
     client.announce(1)
     client.offered(1)
     client.fetched(1)
-    client.feed(ev.FetchFailed(1, "damaged"))
+    client.feed(Done(do.ReplaceBase(1), "damaged"))
     client.call(1)
     assert client.snapshot(1, 0) == [
         do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0", number=1))
@@ -406,7 +407,7 @@ def test_after_a_delta_that_was_too_old_the_next_one_is_from_the_newest_version(
     client.snapshot(1, 0)
     effects = client.refuse(client.key(1))
     assert "the next delta is measured from version 9" in look.notes(effects)
-    client.feed(ev.EncodingFinished(1))
+    client.feed(Done(do.FinishEncoding(1)))
     client.replaced(1)
     effects = client.rebased(1)
     assert not look.only(effects, do.TakeSnapshot), "from version 1 it would be refused again"

@@ -12,7 +12,7 @@ def turn(client, number, *, last=False):
 def test_a_round_from_beginning_to_end(client):
     """It is trained, sent, and held until its version is applied; then the next one begins."""
     client.ready()
-    assert turn(client, 0) == [do.BeginRound(1, 0)]
+    assert turn(client, 0) == [do.TakeSnapshot(1, True, 0)]
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
     client.announce(1)
@@ -22,7 +22,7 @@ def test_a_round_from_beginning_to_end(client):
     client.replaced(1)
     effects = client.rebased(1)
     assert do.ResumeTraining() in effects
-    assert effects[-1] == do.BeginRound(2, 1)
+    assert effects[-1] == do.TakeSnapshot(2, True, 1)
 
 
 def test_a_turn_is_repeated_in_a_new_session(client):
@@ -46,10 +46,3 @@ def test_the_end_is_asked_for_in_a_round(client):
     turn(client, 0)
     client.feed(DrainAsked("Ctrl-C"))
     assert do.ResumeTraining() in client.snapshot(1, 0)
-
-
-def test_the_wire():
-    """A turn is not a call: a client of an older release must refuse it."""
-    assert msg.from_wire({"m": "turn/1", "round": 3, "last": False}) == msg.Turn(3)
-    assert msg.Turn(3) != msg.Call(3)
-    assert not msg.Call(3).is_turn

@@ -5,9 +5,10 @@ from configs import guard_of
 from deltas import key, stored_of
 
 from fsl_async.roles.client_facts import ClientFact
-from fsl_async.roles.machine import ClientLeft, Greeted, Refuse, StreamLost
+from fsl_async.roles.machine import ClientLeft, Done, Greeted, Refuse, StreamLost
 from fsl_async.roles.split.effects import AdmitSplit
 from fsl_async.roles.split.server_state import SplitClients
+from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
@@ -88,7 +89,7 @@ def test_a_merge_that_fails_is_no_version(told):
     server.begin("a")
     server.fire()
     server.store(key("a"))
-    server.feed(ev.CommitFailed(1, "full"))
+    server.feed(Done(do.Commit(1, (), 1.0), "full"))
     assert newest(server, VersionFact).version == 0
     assert newest(server, RoundFact).pending == 1
     server.fire()

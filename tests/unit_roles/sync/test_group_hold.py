@@ -7,11 +7,11 @@ from machines import of
 
 from fsl_async.roles.groups import effects as groups
 from fsl_async.roles.groups.events import Decision, GroupEnds
-from fsl_async.roles.machine import ClientLeft, EndSession, Finish, Note, TimerFired
+from fsl_async.roles.machine import ClientLeft, Done, EndSession, Finish, Note, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.group_hold import CommitGlobal, GlobalFailed, TakeGroupCut
+from fsl_async.roles.sync.group_hold import CommitGlobal, TakeGroupCut
 from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
@@ -70,9 +70,9 @@ def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
 
 def test_a_version_that_cannot_be_written_changes_nothing(group):
     """The round goes on; the member brings the weights again."""
-    group.feed(BROUGHT)
+    (commit,) = group.feed(BROUGHT)
     assert group.machine.phase is Phase.MERGING
-    group.feed(GlobalFailed(1))
+    group.feed(Done(commit, "full"))
     assert group.machine.phase is Phase.COLLECTING
     group.store(key("a"), number=0)
     assert of(group.store(key("b"), number=0), do.Commit)

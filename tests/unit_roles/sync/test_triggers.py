@@ -16,7 +16,9 @@ def called(effects):
     return [
         (effect.peer, effect.message.round)
         for effect in effects
-        if isinstance(effect, Send) and isinstance(effect.message, msg.Turn)
+        if isinstance(effect, Send)
+        and isinstance(effect.message, msg.Call)
+        and effect.message.trains
     ]
 
 
@@ -301,7 +303,7 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
     server.store(DeltaKey("a", 1, 0, 1))
     server.committed(1)
     if how == "declined":
-        server.feed(ev.SendVersionFailed("a", 1))
+        server.feed(ev.VersionSent("a", "update", 1, 0, is_lost=True))
     elif how == "held":
         server.hold("a", 1, "other")  # is answered with the full version
         server.hold("a", 1)
