@@ -83,7 +83,7 @@ def main() -> None:
     overrides = [f"split.method={options.method}", *options.set]
     config = described(load(None, overrides))
     shapes, batch = shapes_of(config), config.train.batch
-    memories = PLANNED[options.method].memory(shapes, batch), trained(shapes, batch)
+    memories = PLANNED[options.method].memory(shapes, batch), trained(shapes.whole, batch)
     planned = [memory.total for memory in memories]
     found = measured("client", overrides), measured("whole", overrides)
     row = {
