@@ -158,7 +158,7 @@ def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run)
 
 
 def updates(run, version):
-    return [run.store.read_global_update(version, i) for i in range(run.manifest.chunks)]
+    return [run.store.groups.read_update(version, i) for i in range(run.manifest.chunks)]
 
 
 def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
@@ -176,7 +176,7 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
         for run in (first, other):
             made = adopt(run, number + 1, attempt, digest)
             assert (made.made_of, made.global_base) == ("global", from_)
-            assert run.store.has_global_update(version)
+            assert run.store.groups.has_update(version)
         assert updates(first, version) == updates(other, version)
         assert sum(map(len, updates(first, version))) < first.manifest.values * 4
         sent = np.concatenate([decode(frame) for frame in updates(first, version)])
@@ -192,9 +192,9 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
     assert (found.global_version, found.global_base) == (version, from_)
     assert (found.global_versions, found.newest_global) == (3, (2, 4, 6))
     assert updates(other, version) == updates(first, version)
-    assert other.store.read_global_update(version - 2, 0) is None, "only the newest is kept"
+    assert other.store.groups.read_update(version - 2, 0) is None, "only the newest is kept"
     with pytest.raises(IndexError):
-        other.store.read_global_update(version, 99)
+        other.store.groups.read_update(version, 99)
 
 
 def two_groups_began(run):
@@ -254,8 +254,8 @@ def test_there_is_an_update_only_for_clients_that_can_use_it(make_run, late):
         update.unlink()
     made = adopt(other, 1, 1, digest)
     assert (made.made_of, made.global_base) == ("late" if late else "global", "")
-    assert not other.store.has_global_update(made.version)
-    assert other.store.read_global_update(made.version, 0) is None
+    assert not other.store.groups.has_update(made.version)
+    assert other.store.groups.read_update(made.version, 0) is None
     assert other.open().global_version == (-1 if late else 2)
 
 
