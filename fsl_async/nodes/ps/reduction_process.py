@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
-from attrs import asdict, frozen
+from attrs import asdict, define, field, frozen
 
 _READ_BYTES = 1 << 16
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -49,6 +49,30 @@ def _plain(_: object, __: object, value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+@define(eq=False)
+class _Helper:
+    """One process. waiting: what is sent to it once it is started."""
+
+    process: asyncio.subprocess.Process | None = None
+    is_killed: bool = False
+    waiting: list[bytes] = field(factory=list)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        self.waiting.append(msgpack.packb(frame))
+        self.flush()
+
+    def flush(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.writelines(self.waiting)
+            self.waiting.clear()
+
+    def kill(self) -> None:
+        self.is_killed = True
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
 class ReductionProcess:
     """The reductions of one parameter server. All methods belong to the loop's thread.
 
@@ -63,65 +87,49 @@ class ReductionProcess:
         on_failed: Callable[[int, str], None],
     ) -> None:
         self._on_address, self._on_done, self._on_failed = on_address, on_done, on_failed
-        self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        """Watches the process of the next reduction, or of the one under way."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        """This one, and those of processes that are ending."""
-        self._waiting: list[bytes] = []
-        """For a process that is being started."""
         self._attempt = 0
-        """The one under way; 0: none."""
+        self._current: _Helper | None = None
+        """The process of the attempt under way."""
+        self._next: _Helper | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
     def pid(self) -> int | None:
-        """The process of the next reduction, or of the one under way; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The process of the reduction under way; None: there is none."""
+        helper = self._current
+        return None if helper is None or helper.process is None else helper.process.pid
 
     def start(self) -> None:
-        """Start a process, if none waits for its job."""
-        if self._task is None and not self._is_closed:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
+        """Start the process of the next reduction, if there is none."""
+        if self._next is None and not self._is_closed:
+            self._next = _Helper()
+            task = asyncio.get_running_loop().create_task(self._run(self._next))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def reduce(self, job: ReductionJob) -> None:
         """Begin a reduction; ends in `on_done` or `on_failed`, unless it is killed."""
-        self._attempt = job.attempt
+        self.kill()
         self.start()
-        self._send(asdict(job, value_serializer=_plain))
+        self._attempt, self._current, self._next = job.attempt, self._next, None
+        if self._current is not None:
+            self._current.send(asdict(job, value_serializer=_plain))
 
     def address(self, key: str, blob: bytes) -> None:
         """Give the reduction the address of another rank."""
-        if self._attempt:
-            self._send({"key": key, "blob": blob})
+        if self._current is not None:
+            self._current.send({"key": key, "blob": blob})
 
     def kill(self) -> None:
         """End the reduction, if one is under way."""
-        self._waiting.clear()
-        if self._attempt and self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            self._replace()
-        self._attempt = 0
+        if self._current is not None:
+            self._current.kill()
+            self._current = None
+            self.start()
 
-    def _send(self, frame: dict[str, Any]) -> None:
-        data = msgpack.packb(frame)
-        if self._process is None:
-            self._waiting.append(data)
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-
-    def _replace(self) -> None:
-        """Start the process of the next reduction. The last one ends by itself."""
-        self._process = self._task = None
-        self.start()
-
-    async def _run(self) -> None:
+    async def _run(self, helper: _Helper) -> None:
         """Start a process and read its reports until it ends."""
-        task = self._task
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -133,51 +141,45 @@ class ReductionProcess:
                 env={**os.environ, **_ONE_THREAD},
             )
         except OSError as error:
-            self._task = None
-            self._waiting.clear()
-            self._end(self._on_failed, f"its process cannot be started: {error.strerror}")
+            self._ended(helper, f"its process cannot be started: {error.strerror}")
             return
-        self._process = process
-        assert process.stdin is not None
+        helper.process = process
         assert process.stdout is not None
-        process.stdin.writelines(self._waiting)
-        self._waiting.clear()
-        frames = msgpack.Unpacker()
         try:
+            if helper.is_killed:
+                helper.kill()
+            helper.flush()
+            frames = msgpack.Unpacker()
             while data := await process.stdout.read(_READ_BYTES):
                 frames.feed(data)
                 for frame in frames:
-                    if self._task is task:
-                        self._take(frame)
+                    self._take(helper, frame)
         except BaseException:  # the parameter server ends
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            helper.kill()
             await process.wait()
             raise
-        code = await process.wait()
-        if self._task is not task:
-            return
-        if self._attempt:
-            self._replace()
-            self._end(self._on_failed, f"its process ended ({code})")
-        else:  # it had no job, and another one may end as this one
-            self._process = self._task = None
+        self._ended(helper, f"its process ended ({await process.wait()})")
 
-    def _take(self, frame: dict[str, Any]) -> None:
+    def _take(self, helper: _Helper, frame: dict[str, Any]) -> None:
+        if helper is not self._current:
+            return
         match frame:
             case {"key": str(key), "blob": bytes(blob)}:
                 self._on_address(self._attempt, key, blob)
             case {"done": True}:
-                self._replace()
-                self._end(self._on_done)
+                self._current = None
+                self.start()
+                self._on_done(self._attempt)
             case {"reason": str(reason)}:
-                self._replace()
-                self._end(self._on_failed, reason)
+                self._ended(helper, reason)
 
-    def _end(self, callback: Callable[..., None], *reason: str) -> None:
-        attempt, self._attempt = self._attempt, 0
-        if attempt:
-            callback(attempt, *reason)
+    def _ended(self, helper: _Helper, reason: str) -> None:
+        if helper is self._next:  # its successor may end the same way, so there is none
+            self._next = None
+        if helper is self._current:
+            self._current = None
+            self.start()
+            self._on_failed(self._attempt, reason)
 
     async def aclose(self) -> None:
         """End all processes."""
