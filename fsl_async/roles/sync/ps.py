@@ -106,7 +106,7 @@ from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
-from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
+from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -153,15 +153,7 @@ class ParameterServerMachine(RoleMachine):
             one_base=merging.clips_values or tune.history > 0,
         )
         self.deadlines = Deadlines()
-        self.serving = Serving(
-            self.members,
-            self.deltas,
-            self.progress,
-            trigger.selection.announces_to_all,
-            trigger.trains,
-            LONGEST_CHAIN if trigger.clients_lead else 0,
-            tune.history,
-        )
+        self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
