@@ -55,7 +55,7 @@ class Drop(enum.StrEnum):
 
 
 class Dropped(Exception):  # noqa: N818 - it ends one pair, and is no bug
-    """The relay closes a pair: a Drop, and the reason for people."""
+    """The relay closes a pair: a Drop, and the reason in words."""
 
 
 @define(eq=False, slots=False)

@@ -18,7 +18,7 @@ from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Merging, Phase, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
@@ -40,7 +40,7 @@ class RoundCoordinator:
     _config: Config
     _merging: Merging
     members: dict[str, Member]
-    deltas: DeltaBook
+    deltas: Deltas
     _deadlines: Deadlines
     trigger: Trigger
     serving: Serving
@@ -127,7 +127,7 @@ class RoundCoordinator:
                 self._deadlines.set("round", cap_at)
                 return []
             return [do.CheckTransfers()]
-        pending = self.deltas.fresh
+        pending = self.deltas.mergeable
         completion = self.trigger.completion
         verdict = completion.verdict(self.round, self._history, now, pending=pending)
         if verdict.action in {"next", "pass"}:

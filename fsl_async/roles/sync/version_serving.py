@@ -30,7 +30,7 @@ from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.progress import RunPosition, RunProgress
 from fsl_async.roles.sync.ps_state import Member
 from fsl_async.roles.sync.triggers import Trigger
@@ -51,7 +51,7 @@ class Serving:
     """Announces and sends versions. It shares the machine's members and deltas."""
 
     members: dict[str, Member]
-    deltas: DeltaBook
+    deltas: Deltas
     progress: RunProgress
     trigger: Trigger
     history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
@@ -159,7 +159,7 @@ class Serving:
         """Forget a push that has ended."""
         self._pushed.pop(peer, None)
 
-    def met(self, event: ev.ClientHello) -> list[Effect]:
+    def check_lineage(self, event: ev.ClientHello) -> list[Effect]:
         """Report a client that holds a version that is not in the run: a line for each of both."""
         peer, held, newest = event.peer, event.version, self.version
         is_known = held <= newest and self.deltas.digests.get(held, event.digest) == event.digest

@@ -7,7 +7,7 @@ from configs import book_of, guard_of
 from deltas import delta_of, stored_of
 
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta, mean_cosine
-from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, Counting, DeltaBook
+from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, Counting, Deltas
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.training_trouble import Movement
 from fsl_async.roles.sync.weighting import WEIGHTINGS, TokensWeighting, weighting_named
@@ -137,7 +137,7 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
 def latest_book(**rules):
     """A book of a run at version 0 that uses deltas again."""
     weighting, guard = weighting_named("latest"), NormGuard(guard_of(clip_norm=4.0))
-    made = DeltaBook(
+    made = Deltas(
         weighting,
         max_staleness=2,
         keep_versions=1,
@@ -357,15 +357,15 @@ def test_one_client_has_no_cosine():
 def test_two_rounds_without_a_change_are_one_line():
     """An optimizer of another model trains for days; one round may be a loss scale's search."""
     movement = Movement()
-    assert movement.saw(20, moved=False) == []
-    (note,) = movement.saw(30, moved=False)
+    assert movement.count(20, moved=False) == []
+    (note,) = movement.count(30, moved=False)
     assert note.level == "warning"
     assert note.text.startswith("50 steps in 2 rounds changed no exchanged weight")
     for cause in ("optimizer", "GradScaler", "scaler.get_scale()", "gradients", "learning rate"):
         assert cause in note.text
-    assert movement.saw(30, moved=False) == []
-    assert len(movement.saw(1, moved=True)) == 1
-    assert movement.saw(1, moved=True) == []
+    assert movement.count(30, moved=False) == []
+    assert len(movement.count(1, moved=True)) == 1
+    assert movement.count(1, moved=True) == []
 
 
 def average(norms, **options):
@@ -383,8 +383,8 @@ def test_a_change_between_two_rounds_is_none_in_a_row():
     """A loss scale that is too high now and then is healthy."""
     movement = Movement()
     for _ in range(3):
-        assert movement.saw(5, moved=False) == []
-        assert movement.saw(5, moved=True) == []
+        assert movement.count(5, moved=False) == []
+        assert movement.count(5, moved=True) == []
 
 
 def test_a_round_in_which_nothing_moves_makes_a_version():
