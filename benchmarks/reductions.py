@@ -1,6 +1,6 @@
 """Measures the reduction between parameter servers: helpers of one machine over loopback.
 
-    python benchmarks/groups.py [--values 50000000] [--members 3] [--repeat 3]
+    python benchmarks/reductions.py [--values 50000000] [--members 3] [--repeat 3]
 
 Prints one JSON row per line:
 

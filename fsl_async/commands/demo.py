@@ -76,8 +76,9 @@ class DemoOptions(Options):
     dry_run: bool = option("Print the configuration of the run, resolved, and exit.")
     net: str | None = option(
         "Run servers and clients in sites of a network laboratory with such links: lan, campus,"
-        " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
-        metavar="PROFILE",
+        " transatlantic, dsl, wireless, satellite; or with changes: dsl:up=2mbit:down=50mbit. Needs"
+        " root and a clone; docs/netlab.md.",
+        metavar="PROFILE[:KEY=VALUE...]",
     )
     links: bool = option("Put each client behind a proxy that `chaos` can cut; not with --net.")
     rounds: int = option("split, lora: rounds to train.", Whole(3, 10**6), default=12)

@@ -157,7 +157,7 @@ def _train(options: SimOptions, output: Output) -> int:
     """Simulate with the user's function, and print the result. Raises FslError."""
     from fsl_async.commands.client import check_task
     from fsl_async.tools.compare.table import check_plot
-    from fsl_async.tools.simulate.start import start
+    from fsl_async.tools.sim.simulate import start
 
     given = options.of(_Common) | options.of(_Training)
     task, png, faults = given.pop("task"), given.pop("png"), given.pop("faults") or "none"
@@ -194,10 +194,8 @@ _SOMETIMES = {
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Journal
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
-
-    Simulated = Simulation | GroupsSimulation
+    from fsl_async.tools.sim.settings import SimulationSettings
+    from fsl_async.tools.sim.simulation import Run
 
 
 def _simulation_of(
@@ -207,7 +205,7 @@ def _simulation_of(
     *,
     lockstep: bool,
     journal: Journal | None,
-) -> Simulated:
+) -> Run:
     """A simulation: of split learning, of tuning, or of pretraining, in groups or not."""
     pace, groups = settings.pace, settings.groups > 1
     if pace != "called" and (method or mode):
@@ -264,8 +262,7 @@ def command(options: SimOptions) -> int:
     output = Output(as_json=options.as_json)
     if options.task:
         return _train(options, output)
-    from fsl_async.tools.sim.simulation import SimulationSettings
-    from fsl_async.tools.sim.world import report
+    from fsl_async.tools.sim.settings import SimulationSettings
 
     given = options.of(_Common) | options.of(_Counting)
     method, lockstep, mode = given.pop("method"), given.pop("lockstep"), given.pop("mode")
@@ -281,7 +278,7 @@ def command(options: SimOptions) -> int:
         )
     if writer is not None:
         writer.close()
-    result = report(simulation, time.monotonic() - begun, options.journal or "")
+    result = simulation.report(time.monotonic() - begun, options.journal or "")
     for violation in simulation.violations[:10]:
         output.warn(f"invariant violated {violation}")
     shown = {

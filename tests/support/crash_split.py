@@ -14,11 +14,12 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.messages import UploadKey
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
-from fsl_async.tools.sim.split_processes import SPLIT_NAME
+from fsl_async.tools.sim import settings as module
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
+from fsl_async.tools.sim.simulation import SERVER_NAME
+from fsl_async.tools.sim.split_server import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
-from fsl_async.tools.sim.world import FaultProfile, SilentJournal
+from fsl_async.tools.sim.world import SilentJournal
 
 _RULES = SplitConfig(upload_every=3, align_every=2)
 KINDS = {

@@ -97,6 +97,16 @@ def test_a_profile_replaces_everything():
     assert words(settings) == "10 Mbit/s, 30 ms each way, 1 % loss"
 
 
+def test_rates_of_the_two_directions():
+    """`up` is toward the first site; a rate is that of both."""
+    uneven = profile("dsl:up=2mbit:down=50mbit")
+    assert words(uneven).startswith("2 Mbit/s up, 50 Mbit/s down, 30 ms")
+    assert netem.arguments(uneven.up) == netem.arguments(changed(profile("dsl"), "rate=2"))
+    assert netem.arguments(uneven.down) == netem.arguments(changed(profile("dsl"), "rate=50"))
+    assert words(profile("lan:up=2")).startswith("2 Mbit/s up, no limit down")
+    assert changed(uneven, "rate=10") == profile("dsl") == changed(uneven, "dsl")
+
+
 def test_impossible_bursts_are_refused():
     """Bursts of two with a packet between them cannot lose more than two of three."""
     with pytest.raises(UsageError, match="67 % at most"):

@@ -7,7 +7,7 @@ from crash_point import Point, Points, Scheduler, carried_out
 
 from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import SimulationSettings
 
 SETTINGS = SimulationSettings(1, hours=0.17, seed=5, faults="none", every_s=30.0, groups=2)
 

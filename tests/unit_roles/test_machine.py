@@ -1,5 +1,6 @@
 """Tags of messages, events and effects; the machines' tables, and what these refuse."""
 
+import gc
 import inspect
 import re
 
@@ -7,7 +8,6 @@ import pytest
 from attrs import frozen
 from configs import config_of, roster_of
 
-from fsl_async.roles.gang import GangMachine
 from fsl_async.roles.groups import messages as groups_messages
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
 from fsl_async.roles.groups.member import GroupMember
@@ -24,6 +24,7 @@ from fsl_async.roles.sync.weighting import TokensWeighting
 
 def classes(base):
     """Every subclass of `base` in the program."""
+    gc.collect()  # attrs replaces a class by one with slots, and the first one stays till then
     found = {one for kind in base.__subclasses__() for one in (kind, *classes(kind))}
     return {one for one in found if one.__module__.startswith("fsl_async")}
 
@@ -75,7 +76,6 @@ MACHINES = [
     SplitClientMachine(SPLIT, "a", 1),
     GroupsCoordinator(RING[0]),
     GroupMember(RING[1]),
-    GangMachine(),
 ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import fsl_transport as tp
@@ -26,10 +26,12 @@ from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.fake_reductions import FakeHelper, FakeReductions, GroupsInvariants
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.fake_reductions import FakeHelper, FakeReductions
+from fsl_async.tools.sim.groups_invariants import GroupsInvariants
+from fsl_async.tools.sim.settings import SimulationSettings
+from fsl_async.tools.sim.simulation import Run, Simulation
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
+from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
@@ -45,7 +47,7 @@ class GroupSimulation(Simulation):
             f"groups.roster={roster}",
             f"groups.every={EVERY_VERSIONS}",
         )
-        super().__init__(settings, world=among.world, place=f"{name}-", config=config)
+        super().__init__(settings, world=among.world, prefix=f"{name}-", config=config)
         self.name, self.among = name, among
         self.invariants.violated = lambda text: self.world.violated(f"{name}: {text}")
         self.shell: GroupsShell | None = None
@@ -68,23 +70,14 @@ class GroupSimulation(Simulation):
     def _prepare(
         self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            return tp.DialerEndpoint(
-                self.network.dialer(self.name, self.server_of(self.config.groups.coordinator)),
-                clock,
-                self._transport,
-                take,
-                self.name,
-                incarnation=number,
-                role="group",
-                rng=random.Random(f"{self.settings.seed}/{self.name}/{number}"),  # noqa: S311
-            )
-
+        dialer = None
+        if not self.config.leads:
+            link = self.network.dialer(self.name, self.server_of(self.config.groups.coordinator))
+            dialer = self._dials(link, clock, self.name, number, role="group")
         helper = functools.partial(
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
-        used = None if self.config.leads else dialer
-        self.shell = shell.groups = GroupsShell(self.config, shell, used, helper)
+        self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
         self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_groups)
 
     def _after_server(
@@ -177,22 +170,16 @@ class GroupSimulation(Simulation):
             clock.go_on()
 
 
-class GroupsSimulation:
-    """Several groups; `run()` plays them to their end, `violations` and `counts` hold the result.
-
-    The settings are those of each group.
-    """
+class GroupsSimulation(Run):
+    """Several groups, each with these settings, and their global rounds."""
 
     kind = "groups"
+    groups: Sequence[GroupSimulation]
 
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
     ) -> None:
-        self.settings = settings
-        self.profile = PROFILES[settings.faults]
-        self.world = World(self.profile, settings.seed, keep_journal)
-        self.counts = self.world.counts
-        self.violations = self.world.violations
+        super().__init__(settings, World(settings.profile, settings.seed, keep_journal))
         self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
         self.happened: Counter[str] = Counter()
         """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
@@ -209,23 +196,19 @@ class GroupsSimulation:
         for name, lineage in lineages.items():
             lineage.adopts = functools.partial(self.global_rounds.adopts, name)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time, then end all groups in order."""
-        for group in self.groups:
-            group.begin()
+    def begin(self) -> None:
+        """See `Run.begin`."""
+        super().begin()
         self._plan_cut()
-        self.world.run(self.settings.hours, self._end, progress)
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
         self.reductions.is_calm = True
-        self.world.end(self.groups, 10.0, self._is_settled)
+        super()._end()
         if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
         if not self.violations:
             self.global_rounds.ended()
-        for group in self.groups:
-            group.check_end()
 
     def _is_settled(self) -> bool:
         """Whether no global round is under way, or was not when this was asked before."""
@@ -239,7 +222,7 @@ class GroupsSimulation:
     def _plan_cut(self) -> None:
         every_s = self.profile.group_cut_every_s
         if every_s and not self.reductions.is_calm:
-            self.world.at(self._chance.expovariate(1.0 / every_s), self._cut)
+            self._at(self._chance.expovariate(1.0 / every_s), self._cut)
 
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
@@ -253,7 +236,7 @@ class GroupsSimulation:
         self.reductions.parted.update(pairs)
         for pair in pairs:
             self._link(pair, cut=True)
-        self.world.at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
+        self._at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
         self._plan_cut()
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:
@@ -266,7 +249,7 @@ class GroupsSimulation:
         first = self.groups[0]
         if first.name in pair:
             (member,) = pair - {first.name}
-            act = self.world.network.cut if cut else self.world.network.heal
+            act = self.network.cut if cut else self.network.heal
             act(member, first.server)
 
     # --- the result ---
@@ -276,14 +259,14 @@ class GroupsSimulation:
         rounds, happened = self.global_rounds, self.happened
         decided = len(rounds.decisions)
         contributors = sum(len(one.contributors) for one in rounds.decisions)
-        hours = self.world.scheduler.time() / 3600.0
+        hours = self.scheduler.time() / 3600.0
         held_s = sum(group.held_s for group in self.groups)
         return {
             "groups": len(self.groups),
             "global_rounds": decided,
             "attempts": happened["attempts"],
             "attempts_failed": happened["attempts"] - decided,
-            "reductions_mixed": sum(len(found) > 1 for found in self.reductions.outcomes.values()),
+            "reductions_mixed": self.reductions.mixed,
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
             "adopted": happened["adopted"],
             "adopted_late": happened["late"],

@@ -284,10 +284,6 @@ class Invariants:
 
     # --- at a client ---
 
-    def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
-        """Take the training of a new client process."""
-        self.lineage.works[name, incarnation] = training.sent
-
     def after_client(
         self,
         machine: ClientMachine,
@@ -300,6 +296,8 @@ class Invariants:
             if isinstance(effect, do.OfferDelta):
                 self._offered_again(effect.delta)
         match event:
+            case ev.Welcomed():
+                self.lineage.works[machine.name, machine.incarnation] = training.sent
             case Received(_, msg.Accepted(key)):
                 self._taken(machine, key)
             case Received(_, msg.Declined(key, code)) if code != "later" and key in self._offered:

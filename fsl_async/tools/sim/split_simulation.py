@@ -51,8 +51,8 @@ from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.server_state import Peer
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_processes import SplitServerSimulation
+from fsl_async.tools.sim.settings import STEP_S, SimulationSettings
+from fsl_async.tools.sim.split_server import SplitServerSimulation
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
     SPLIT_DIR,
@@ -65,8 +65,8 @@ from fsl_async.tools.sim.split_training import (
     client_of,
     exchanged,
 )
-from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch
+from fsl_async.tools.sim.training import Launch, Trainer
+from fsl_async.tools.sim.world import CheckedMachine
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -94,7 +94,7 @@ class SplitSimulation(SplitServerSimulation):
         # Formats that keep every bit, so that what arrives can be compared with what was sent. A
         # split server without clients waits for them: the simulation ends by its clock.
         split = evolve(split, alone_s=0.0, up="fp32", down="fp32", models="fp32")
-        self.add_split_server(evolve(config, split=split), self.network_conditions)
+        self.add_split_server(evolve(config, split=split), self.world.conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)

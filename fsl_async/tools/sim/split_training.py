@@ -51,9 +51,8 @@ from fsl_async.roles.split.events import SplitProgress
 from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
-from fsl_async.tools.sim.training import VirtualTraining
-from fsl_async.tools.sim.world import Launch
-from fsl_async.tools.simulate.baton import Changed, TrainingThread
+from fsl_async.tools.sim.training import Launch, VirtualTraining
+from fsl_async.tools.sim.training_thread import Changed, TrainingThread
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""

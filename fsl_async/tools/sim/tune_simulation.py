@@ -45,9 +45,16 @@ from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
-from fsl_async.tools.sim.training import Trainer, VirtualTraining, VirtualWorker, WatchedExchange
-from fsl_async.tools.sim.world import Launch, ProcessClock
+from fsl_async.tools.sim.settings import SimulationSettings
+from fsl_async.tools.sim.simulation import Simulation
+from fsl_async.tools.sim.training import (
+    Launch,
+    Trainer,
+    VirtualTraining,
+    VirtualWorker,
+    WatchedExchange,
+)
+from fsl_async.tools.sim.world import ProcessClock
 from fsl_codecs import add_signs, is_seeds
 from fsl_transport import Scheduler
 
@@ -343,7 +350,7 @@ class TuneSimulation(Simulation):
         self.happened: Counter[str] = Counter()
         """Fetches and refused deltas, by kind."""
         self._has_faults = settings.faults != "none"
-        chance = random.Random(f"{settings.seed}/slow")  # noqa: S311
+        chance = self._rng("slow")
         slow = [name for name in self.names if chance.random() < 2 * SLOW_SHARE]
         self._slow_links = set(slow[::2]) if self._has_faults else set()
         self._slow_disks = set(slow[1::2]) | {self.server} if self._has_faults else set()
@@ -359,7 +366,7 @@ class TuneSimulation(Simulation):
     def begin(self) -> None:
         """See `Simulation.begin`."""
         for name in self._slow_links:
-            slow = evolve(self.network_conditions, bytes_per_s=SLOW_BYTES_PER_S)
+            slow = evolve(self.world.conditions, bytes_per_s=SLOW_BYTES_PER_S)
             self.network.set_conditions(name, self.server, slow)
         self._at(WATCH_EVERY_S, self._watch)
         super().begin()
@@ -370,7 +377,7 @@ class TuneSimulation(Simulation):
     # --- processes ---
 
     def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
-        chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
+        chance = self._rng(name, self._incarnations, "worker")
         slow = SLOW_JOBS if name in self._slow_disks else 0.0
         if name == self.server:
             slow /= 10.0

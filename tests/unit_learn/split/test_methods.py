@@ -28,7 +28,7 @@ from fsl_async.plan.report import make_plan
 from fsl_async.plan.shapes import find_shapes
 from fsl_async.roles.split import methods
 from fsl_async.roles.split.methods import METHODS, method_of
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 
 SHARES = {"a": 3.0, "b": 1.0, "c": 2.0}

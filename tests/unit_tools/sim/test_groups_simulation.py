@@ -10,9 +10,8 @@ from fsl_async.roles.groups.machine import GroupsMachine
 from fsl_async.store.book.groups_book import GroupsBook
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
-from fsl_async.tools.sim import world
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import PROFILES, FaultProfile, SimulationSettings
 
 
 def simulate(**changes):
@@ -23,7 +22,7 @@ def simulate(**changes):
     return simulation
 
 
-WORSE = world.FaultProfile(
+WORSE = FaultProfile(
     client_kill_every_s=3600.0,
     server_kill_every_s=1200.0,
     server_return_s=(2.0, 20.0),
@@ -47,7 +46,7 @@ WORSE = world.FaultProfile(
 @pytest.fixture
 def worse(monkeypatch):
     """A profile in which few global rounds go well at once."""
-    monkeypatch.setitem(world.PROFILES, "storm", WORSE)
+    monkeypatch.setitem(PROFILES, "storm", WORSE)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,8 @@ def _count_again(monkeypatch):
 
 def _forget_the_cut(monkeypatch):
     """A group that merges again drops the cut that it has offered; most do before a decision."""
-    monkeypatch.setattr(world, "LONGEST_END_S", 600.0)  # rounds do not end then
+    # Rounds do not end then.
+    monkeypatch.setattr("fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0)
 
     def short(config):
         return GroupsMachine(evolve(config, groups=evolve(config.groups, hold_s=10.0)))

@@ -15,9 +15,9 @@ from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
 from fsl_async.store.vectors import vectors
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.settings import PROFILES, SimulationSettings
+from fsl_async.tools.sim.simulation import Simulation
 from fsl_async.tools.sim.training import VirtualTraining
-from fsl_async.tools.sim.world import PROFILES, report
 
 
 def simulate(**changes):
@@ -75,14 +75,14 @@ def test_versions_that_use_deltas_again(often_killed, seed):
     lineage = simulation.invariants.lineage
     assert lineage.uses_again > lineage.version > 20
     assert lineage.most_uses_again <= 5
-    facts = report(simulation, 1.0, "")
+    facts = simulation.report(1.0, "")
     assert facts["deltas_reused"] == lineage.uses_again
     assert facts["deltas_doubled"] == facts["deltas_lost"] == 0
 
 
 def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     """A server is killed far more often than in any profile, mostly within a round."""
-    from fsl_async.tools.sim import simulation as module
+    from fsl_async.tools.sim import settings as module
 
     worse = module.PROFILES["storm"].__class__(
         server_kill_every_s=90.0, server_return_s=(1.0, 5.0), client_kill_every_s=600.0, drop=0.02
@@ -112,7 +112,7 @@ def test_starts_make_versions_again(monkeypatch):
 
 def test_a_server_that_never_runs_for_a_period_still_makes_versions(monkeypatch):
     """The schedule continues over restarts instead of waiting a full period after each."""
-    from fsl_async.tools.sim import simulation as module
+    from fsl_async.tools.sim import settings as module
 
     profile = module.PROFILES["none"].__class__(
         server_kill_every_s=200.0, server_return_s=(5.0, 5.0)

@@ -15,11 +15,10 @@ from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import METHODS, names_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.split.server_state import Checkpoints, Peer, SplitShutdown
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim import settings as module
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.split_simulation import SplitSimulation
 from fsl_async.tools.sim.split_training import STEPS, CheckedTraining
-from fsl_async.tools.sim.world import FaultProfile
 
 WORSE = FaultProfile(
     server_kill_every_s=150.0,

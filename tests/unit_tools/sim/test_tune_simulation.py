@@ -16,10 +16,9 @@ from fsl_async.store.merge.merge_rows import by_client
 from fsl_async.store.rules.adapters import FlexLoRA
 from fsl_async.store.rules.adapters.base import AdapterRule
 from fsl_async.store.store import Store
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim import settings as module
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.tune_simulation import MODES, TuneSimulation
-from fsl_async.tools.sim.world import FaultProfile
 from fsl_codecs import decode_seeds, encode_seeds
 
 WORSE = FaultProfile(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fsl_transport as tp
-from fsl_async.tools.simulate.baton import Changed, RandomStates, TrainingThread
+from fsl_async.tools.sim.training_thread import Changed, RandomStates, TrainingThread
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ run, as in production. Its jobs take no longer than those of a store.
 """
 
 import functools
-import random
 from pathlib import Path
 from typing import Any, cast
 
-import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.errors import FslError, RefusedError
 from fsl_async.files.memory_files import MemoryFiles
@@ -29,15 +27,15 @@ from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.split_processes import SPLIT_NAME, SPLIT_WORKERS, SplitServerSimulation
+from fsl_async.tools.sim.split_server import SPLIT_NAME, SPLIT_WORKERS, SplitServerSimulation
+from fsl_async.tools.sim.task_simulation import ServerBooks, TaskSimulation
+from fsl_async.tools.sim.task_training import TaskTraining
 from fsl_async.tools.sim.training import VirtualWorker
 from fsl_async.tools.sim.world import ProcessClock
-from fsl_async.tools.simulate.client import OwnTraining
-from fsl_async.tools.simulate.simulation import OwnSimulation, ServerBooks
 
 
-class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
-    """A run with a split server. Takes the arguments of `OwnSimulation`."""
+class TaskSplitSimulation(SplitServerSimulation, TaskSimulation):
+    """A run with a split server. Takes the arguments of `TaskSimulation`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -58,7 +56,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
     def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         folder = self.root / SPLIT_SERVER
         folder.mkdir(mode=0o700, exist_ok=True)
-        books = self._split_journal = ServerBooks.opened(folder, clock, self._wall)
+        books = self._split_journal = ServerBooks(folder, clock, self._wall)
         self.traffics.append(books.traffic)
         books.started(SPLIT_SERVER, SPLIT_NAME, method=self.config.split.method)
         return books.traffic, books.reporter
@@ -67,7 +65,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
         self._split_journal.reporter.say(note)
 
     def _split_failed(self, text: str) -> None:
-        self.places.note("failed", SPLIT_NAME, FslError(text))
+        self.note("failed", SPLIT_NAME, FslError(text))
 
     def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
         """See `Simulation`. The parts of the user's model may fail with any error."""
@@ -81,7 +79,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
         super()._close_split()
 
     def write_out(self) -> None:
-        """See `OwnSimulation.write_out`."""
+        """See `TaskSimulation.write_out`."""
         if self.split_shell is not None:
             self._close_split()
         super().write_out()
@@ -91,7 +89,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
 
     @property
     def all_over(self) -> bool:
-        """See `OwnSimulation.all_over`."""
+        """See `TaskSimulation.all_over`."""
         return super().all_over and self.split_run_over
 
     # --- the parameter server, which sends the split server the end of the run ---
@@ -100,19 +98,9 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
         self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
         link = self.split_network.dialer(PS_ROLE, SPLIT_NAME)
-        rng = random.Random(f"{self.settings.seed}/{PS_ROLE}/{number}")  # noqa: S311
         self._notifier = RunEndNotifier(
             self.run_name,
-            lambda take: tp.DialerEndpoint(
-                link,
-                clock,
-                self._transport,
-                take,
-                PS_ROLE,
-                incarnation=number,
-                role=PS_ROLE,
-                rng=rng,
-            ),
+            self._dials(link, clock, PS_ROLE, number, role=PS_ROLE),
             redial_s=self.config.session.reoffer_s,
             scheduler=clock,
         )
@@ -132,7 +120,7 @@ class OwnSplitSimulation(SplitServerSimulation, OwnSimulation):
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         training = self.processes[name].training
-        assert isinstance(training, OwnTraining)
+        assert isinstance(training, TaskTraining)
         training.opens_session = functools.partial(self._open, name, welcome)
         training.on_split = functools.partial(self._run_over, name)
         super()._welcomed(name, welcome)

@@ -16,7 +16,7 @@ from fsl_async import cli
 from fsl_async.errors import FslError, TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import measure_round
-from fsl_async.tools.simulate import client, places
+from fsl_async.tools.sim import residents, task_simulation, task_training
 
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'own_task.py'}:train"
 POINTS = list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).split(4))
@@ -156,13 +156,13 @@ def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimiz
     """With one model in memory the versions are those of all in memory, in a storm too; weights,
     gradients that are kept, and moments are moved.
     """
-    seen, move_out = [], places.Model.move_out
+    seen, move_out = [], residents.Model.move_out
 
     def watched(model):
         move_out(model)
         seen.append(sum(size for _, size in model.moved))
 
-    monkeypatch.setattr(places.Model, "move_out", watched)
+    monkeypatch.setattr(residents.Model, "move_out", watched)
 
     def adds_up(fed):
         torch.manual_seed(fed.seed)
@@ -196,9 +196,9 @@ def test_models_that_are_out_come_back_to_the_bit(tmp_path, monkeypatch, optimiz
 def test_steps_are_computed_late_and_none_sees_an_order_of_later(tmp_path, monkeypatch):
     """Threads pause for several steps and catch up; the versions are those of single steps."""
     late = simulated(tmp_path, name="late", rates=[1, 0.7], settings={"sync.every_s": 11.3})
-    usual = client.StepTime.__init__
+    usual = task_training.StepTime.__init__
     single = lambda self, of, seconds, rate, _: usual(self, of, seconds, rate, 0.0)  # noqa: E731
-    monkeypatch.setattr(client.StepTime, "__init__", single)
+    monkeypatch.setattr(task_training.StepTime, "__init__", single)
     by_step = simulated(tmp_path, name="by", rates=[1, 0.7], settings={"sync.every_s": 11.3})
     assert late.digests == by_step.digests
     assert [one.tokens for one in late.clients] == [one.tokens for one in by_step.clients]
@@ -397,9 +397,7 @@ def test_the_simulated_time_ends_a_run(tmp_path):
 
 def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path, monkeypatch):
     """The line has what is needed and what is there."""
-    from fsl_async.tools.simulate import simulation
-
-    monkeypatch.setattr(simulation, "available_bytes", lambda: 100)
+    monkeypatch.setattr(task_simulation, "available_bytes", lambda: 100)
     with pytest.raises(UsageError, match="simulate fewer clients"):
         simulated(tmp_path)
 

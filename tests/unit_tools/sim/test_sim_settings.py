@@ -4,10 +4,10 @@ import pytest
 
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
-from fsl_async.tools.sim.world import PROFILES
-from fsl_async.tools.simulate.settings import (
+from fsl_async.tools.sim.settings import (
+    PROFILES,
     Link,
-    SimulateSettings,
+    TaskSettings,
     bytes_of,
     check_simulated,
     read_link,
@@ -40,7 +40,7 @@ def test_the_faults_of_a_profile_are_added_to_the_link():
 def test_rates_and_links_are_repeated_over_the_clients():
     """The fourth client of three rates has the first one."""
     links = (Link(), Link(1e6))
-    settings = SimulateSettings(clients=5, rates=read_rates("1,1,0.3"), links=links)
+    settings = TaskSettings(clients=5, rates=read_rates("1,1,0.3"), links=links)
     assert [settings.rate_of(number) for number in range(5)] == [1, 1, 0.3, 1, 1]
     assert settings.link_of(3) is links[1]
 
@@ -59,7 +59,7 @@ def test_rates_that_are_no_speeds_are_refused(text):
 def test_runs_that_cannot_be_simulated_are_refused_in_one_line(override, hours, words):
     """The line has what to do instead."""
     with pytest.raises(UsageError, match=words) as refused:
-        check_simulated(load(None, [override]), SimulateSettings(clients=2, hours=hours))
+        check_simulated(load(None, [override]), TaskSettings(clients=2, hours=hours))
     assert "\n" not in refused.value.message
 
 
@@ -70,7 +70,7 @@ def test_numbers_that_are_too_small_are_refused_by_name(wrong):
     """The line has the argument and its value."""
     ((name, value),) = wrong.items()
     with pytest.raises(UsageError, match=f"{name}={value:g}: "):
-        SimulateSettings(**{"clients": 2, **wrong})
+        TaskSettings(**{"clients": 2, **wrong})
 
 
 def test_the_memory_of_a_client_is_that_of_seven_models():

@@ -1,16 +1,165 @@
-"""Settings of a simulated run of a user's training function. Pure."""
+"""Settings of simulations: faults, and the surroundings of clients. Pure.
+
+In a fault profile mean times between faults are those of one client (or of one server); times are
+exponential, as for independent failures. `storm` is a bad week: every client is killed about every
+two hours, connections are reset, links are cut for minutes, messages are lost, duplicated, delayed
+and reordered, and the parameter server is killed every few hours.
+"""
 
 from collections.abc import Iterable
+from typing import Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 import fsl_transport as tp
+from fsl_async.config.load import load
+from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import Config
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import parse_link
-from fsl_async.tools.sim.world import PROFILES, FaultProfile
 
+HOUR_S = 3600.0
+STEP_S = 3.0
+"""Mean seconds of a step whose training is simulated, too."""
 MOST_RATE = 1e6
+Pace = Literal["called", "time", "steps", "speed", "own"]
+"""When a client sends: when it is called, or by itself (`roles.sync.pacing`)."""
+
+
+@frozen
+class FaultProfile:
+    """Mean seconds between faults (0 = never), seconds of recovery (from, to), probabilities per
+    message.
+    """
+
+    client_kill_every_s: float = 0.0
+    client_return_s: tuple[float, float] = (20.0, 120.0)
+    reset_every_s: float = 0.0
+    partition_every_s: float = 0.0
+    partition_s: tuple[float, float] = (30.0, 600.0)
+    server_kill_every_s: float = 0.0
+    server_return_s: tuple[float, float] = (5.0, 60.0)
+    disk_full_every_s: float = 0.0
+    """A parameter server's disk is full: some calls in a row fail."""
+    disk_kills: float = 0.0
+    """Kills of the parameter server in the middle of a call to its disk."""
+    power_cuts: float = 0.0
+    """Deaths of the parameter server after which its disk has lost what was not synced."""
+    server_pause_every_s: float = 0.0
+    """Each group's parameter server is stopped for a while, as by SIGSTOP."""
+    server_pause_s: tuple[float, float] = (5.0, 400.0)
+    group_cut_every_s: float = 0.0
+    """One parameter server is parted from another one, or from all others."""
+    reduction_fails: float = 0.0
+    """Reductions that end well at some members and with an error at the others."""
+    reduction_differs: float = 0.0
+    """Reductions that give another result at one member."""
+    delay_s: float = 0.03
+    jitter_s: float = 0.0
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+    @property
+    def conditions(self) -> tp.Conditions:
+        """The conditions of a link without limits."""
+        return tp.Conditions(
+            delay_s=self.delay_s,
+            jitter_s=self.jitter_s,
+            drop=self.drop,
+            duplicate=self.duplicate,
+            reorder=self.reorder,
+        )
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after the last fault within which every process and link is back."""
+        longest_s = max(self.client_return_s[1], self.partition_s[1], self.server_return_s[1])
+        return max(longest_s, self.server_pause_s[1] if self.server_pause_every_s else 0.0) + 60.0
+
+
+PROFILES = {
+    "none": FaultProfile(),
+    "mild": FaultProfile(
+        client_kill_every_s=12 * HOUR_S,
+        reset_every_s=4 * HOUR_S,
+        partition_every_s=24 * HOUR_S,
+        server_kill_every_s=24 * HOUR_S,
+        jitter_s=0.02,
+        drop=0.0002,
+        reduction_fails=0.02,
+    ),
+    "storm": FaultProfile(
+        client_kill_every_s=2 * HOUR_S,
+        reset_every_s=0.5 * HOUR_S,
+        partition_every_s=4 * HOUR_S,
+        server_kill_every_s=4 * HOUR_S,
+        server_pause_every_s=6 * HOUR_S,
+        group_cut_every_s=1 * HOUR_S,
+        reduction_fails=0.3,
+        reduction_differs=0.02,
+        disk_full_every_s=2 * HOUR_S,
+        disk_kills=0.5,
+        power_cuts=0.5,
+        jitter_s=0.1,
+        drop=0.003,
+        duplicate=0.002,
+        reorder=0.005,
+    ),
+}
+
+
+@frozen
+class SimulationSettings:
+    """Settings of a simulation. Times in seconds of virtual time."""
+
+    clients: int = 100
+    hours: float = 24.0
+    seed: int = 0
+    faults: str = "storm"
+    every_s: float = 600.0
+    keep_versions: int = 3
+    pace: Pace = "called"
+    latest: bool = False
+    """Whether versions use the newest delta of each other client again; with pace "own"."""
+    groups: int = 1
+    """Parameter servers; `clients` are those of each."""
+
+    @property
+    def profile(self) -> FaultProfile:
+        """The faults by name."""
+        return PROFILES[self.faults]
+
+    def config(self, *more: str) -> Config:
+        """Return the run's production settings. more: `table.key=value`, as for `--set`."""
+        steps = max(1, round(self.every_s / (4 * STEP_S)))
+        heartbeat_s = min(60.0, self.every_s / 10)
+        pace = {
+            "called": [],
+            "time": [],
+            "steps": [f"sync.local_steps={steps}"],
+            "speed": [f"sync.local_steps={steps}", "sync.dylu=true"],
+            "own": ["sync.pace=own", "train.task=own", "sync.weighting=anarchic"],
+        }[self.pace]
+        if self.pace != "called":
+            pace.append("sync.trigger=buffer")
+        if self.latest:
+            pace[1:1] = ["outer.aggregation=latest", "outer.optimizer=average"]
+            pace.remove("sync.weighting=anarchic")
+        given = load(
+            None,
+            [
+                f"sync.every_s={self.every_s}",
+                f"sync.clients={self.clients}",
+                f"store.keep_versions={self.keep_versions}",
+                f"session.heartbeat_every_s={heartbeat_s}",
+                f"session.expire_after_s={3 * heartbeat_s}",
+                "codec.up=fp32",  # so that a delta can be compared with the work of its steps
+                *pace,
+                *more,
+            ],
+        )
+        return with_implied(given)
 
 
 @frozen
@@ -29,18 +178,12 @@ class Link:
 
     def conditions(self, faults: FaultProfile) -> tuple[tp.Conditions, tp.Conditions]:
         """Return the conditions up and down, those of a fault profile added."""
-        up, down = (
-            tp.Conditions(
-                delay_s=faults.delay_s if self.delay_s is None else self.delay_s,
-                jitter_s=faults.jitter_s,
-                bytes_per_s=rate,
-                drop=1 - (1 - self.loss) * (1 - faults.drop),
-                duplicate=faults.duplicate,
-                reorder=faults.reorder,
-            )
-            for rate in (self.up, self.down)
+        both = evolve(
+            faults.conditions,
+            delay_s=faults.delay_s if self.delay_s is None else self.delay_s,
+            drop=1 - (1 - self.loss) * (1 - faults.drop),
         )
-        return up, down
+        return evolve(both, bytes_per_s=self.up), evolve(both, bytes_per_s=self.down)
 
 
 def read_link(text: str) -> Link:
@@ -86,7 +229,7 @@ def read_rates(given: str | Iterable[float] | None) -> tuple[float, ...]:
 
 
 @frozen(kw_only=True)
-class SimulateSettings:
+class TaskSettings:
     """The surroundings of the training function. Times in seconds of virtual time.
 
     rates, links: of the first clients, then of the next ones again.
@@ -131,7 +274,7 @@ class SimulateSettings:
         return self.links[number % len(self.links)]
 
 
-def check_simulated(config: Config, settings: SimulateSettings) -> None:
+def check_simulated(config: Config, settings: TaskSettings) -> None:
     """Raise UsageError for a run that cannot be simulated, or that has no end."""
     run = config.run
     if settings.workers > 1 and config.split.has_server:

@@ -1,8 +1,8 @@
 """The training side of a simulated client: a user's training function in a thread of its own.
 
 `Training`, exchange and `Fed` are those of production. Replaced is where the training thread waits
-(`baton`). A step of the training function is one event of the virtual clock: its thread sleeps in
-`fed.step` until the step is over.
+(`training_thread`). A step of the training function is one event of the virtual clock: its thread
+sleeps in `fed.step` until the step is over.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import attrs
+from attrs import evolve, field, frozen
 from torch import nn
 
 from fsl_async.config.load import from_wire
@@ -30,43 +31,63 @@ from fsl_async.learn.client.ports import Orders, RunFinishedError, Vector
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.adapters import View
+from fsl_async.learn.user_code import Task
 from fsl_async.nodes.client.joining import context_of
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.events import Attached
 from fsl_async.roles.sync.progress import RunPosition
+from fsl_async.tools.sim.residents import Residents
 from fsl_async.tools.sim.simulation import SERVER_NAME
-from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import Launch
-from fsl_async.tools.simulate.baton import Changed, TrainingThread
-from fsl_async.tools.simulate.places import Residents
+from fsl_async.tools.sim.training import Launch, Trainer
+from fsl_async.tools.sim.training_thread import Changed, RandomStates, TrainingThread
 
 if TYPE_CHECKING:
     import threading
-
-    from fsl_async.tools.simulate.simulation import OwnSimulation
 
 ATTEND_S = 3600.0
 _ALL = SitePolicy(frozenset(KINDS))
 
 
+@frozen(kw_only=True)
+class TaskRun:
+    """What the clients of a simulated run share.
+
+    config: without what it implies. folder: for files of clients. attached: takes the values of a
+    model that a client attaches. say: takes a client's name and a line. ended: takes its name, and
+    the error that ended its function, or None.
+    """
+
+    task: Task
+    config: Config
+    clients: int
+    step_seconds: float | None
+    folder: Path
+    residents: Residents
+    attached: Callable[[int], None]
+    say: Callable[[str, str], None]
+    ended: Callable[[str, BaseException | None], None]
+    states: RandomStates = field(factory=RandomStates)
+    owners: weakref.WeakKeyDictionary[nn.Module, object] = field(factory=weakref.WeakKeyDictionary)
+    """Module -> the training that it belongs to."""
+
+
 class OwnedTraining(Training):
     """Training that refuses a module which another client trains: clients share a process here."""
 
-    owners: weakref.WeakKeyDictionary[nn.Module, object]
-    residents: Residents
+    run: TaskRun
     time: StepTime
     """Its first step begins when the model has the run's weights."""
 
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """See `Training.attach`. Raises TaskError for a module of another client."""
-        if self.owners.setdefault(module, self) is not self:
+        if self.run.owners.setdefault(module, self) is not self:
             raise TaskError(
                 "fed.attach: another client trains the same module object; simulated clients share"
                 " one process, so build the model inside of the training function"
             )
-        self.residents.attached(module)
+        self.run.residents.attached(module)
         super().attach(module, exchange)
         self.time.begin()
 
@@ -93,7 +114,7 @@ class StepTime:
     """
 
     def __init__(
-        self, client: OwnTraining, seconds: float | None, rate: float, lag_s: float
+        self, client: TaskTraining, seconds: float | None, rate: float, lag_s: float
     ) -> None:
         self._thread, self._orders, self._changed = client.thread, client.orders, client.changed
         self._clock = client.clock
@@ -176,22 +197,15 @@ class SimulatedFed(Fed):
         return goes_on
 
 
-class OwnTraining(Trainer):
+class TaskTraining(Trainer):
     """The training side of a client's process: the user's function in a thread of its own.
 
-    simulation: that it is in. number: of the client, from 0; rate: its speed.
+    number: of the client, from 0; rate: its speed.
     """
 
-    def __init__(
-        self,
-        simulation: OwnSimulation,
-        launch: Launch,
-        *,
-        number: int,
-        rate: float,
-    ) -> None:
+    def __init__(self, run: TaskRun, launch: Launch, *, number: int, rate: float) -> None:
         self.name, self.clock = name, clock = launch.name, launch.clock
-        self._simulation, self._feed = simulation, launch.feed
+        self._run, self._feed = run, launch.feed
         self._number, self._rate = number, rate
         self._member: Membership | None = None
         self.opens_session: Callable[[Any, dict[str, str]], None] | None = None
@@ -202,11 +216,11 @@ class OwnTraining(Trainer):
         self.orders = LateOrders(cast("threading.Condition", self.changed))
         self.exchange = Exchange(self.orders, on_event=self._post)
         self.training = OwnedTraining(self.orders, self.exchange, self._now)
-        self.training.owners, self.training.residents = simulation.owners, simulation.residents
-        entered = functools.partial(simulation.residents.enter, name)
-        seed = f"{simulation.given.run.seed}/{name}/{launch.incarnation}/training"
+        self.training.run = run
+        entered = functools.partial(run.residents.enter, name)
+        seed = f"{run.config.run.seed}/{name}/{launch.incarnation}/training"
         self.thread = TrainingThread(
-            clock, simulation.states, self._train, self._ended, seed, entered=entered
+            clock, run.states, self._train, self._ended, seed, entered=entered
         )
         self.changed.thread = self.thread
 
@@ -236,7 +250,7 @@ class OwnTraining(Trainer):
     def end(self) -> None:
         """See `Trainer`."""
         self.thread.kill()
-        self._simulation.residents.forget(self.name)
+        self._run.residents.forget(self.name)
 
     def welcomed(self, welcome: Welcome) -> None:
         """Take the first welcome, with the settings of the run."""
@@ -246,13 +260,13 @@ class OwnTraining(Trainer):
 
     def _ended(self, error: BaseException | None) -> None:
         if error is not None:
-            self._simulation.ended_itself(self.name, error)
+            self._run.ended(self.name, error)
 
     # --- the training thread ---
 
     def _post(self, event: Event) -> None:
         if isinstance(event, Attached):
-            self._simulation.check_memory(event.values)
+            self._run.attached(event.values)
         self.clock.call_at(self.clock.time(), self._feed, event)
         if isinstance(event, TrainingEnded):
             self.post_split(event)
@@ -279,7 +293,7 @@ class OwnTraining(Trainer):
                     changed=self.changed,
                     session=None if self.opens_session is None else self,
                 )
-                self._simulation.task(fed)
+                self._run.task(fed)
         self.orders.is_late = False
         training.meter.step_ended()
         self._post(TrainingEnded(None))
@@ -295,10 +309,10 @@ class OwnTraining(Trainer):
         """
         by_clock = config.sync.trigger == "clock" and not config.tune.is_on
         lag_s = config.session.heartbeat_every_s if by_clock else 0.0
-        return StepTime(self, self._simulation.own.step_seconds, self._rate, lag_s)
+        return StepTime(self, self._run.step_seconds, self._rate, lag_s)
 
     def _context(self, member: Membership) -> ClientContext:
-        simulation, config = self._simulation, self._simulation.given
+        run, config = self._run, self._run.config
         # The user's own models, which each site of a real run is given.
         family, auxiliary = config.model.family, config.split.auxiliary
         options = ClientOptions(
@@ -308,16 +322,14 @@ class OwnTraining(Trainer):
             base=config.tune.base,
             model=family if is_own(family) else "",
             auxiliary=auxiliary if is_own(auxiliary) else "",
-            keys=KeysFolder(simulation.folder / self.name),
+            keys=KeysFolder(run.folder / self.name),
             policy=_ALL,
         )
-        context = context_of(
-            options, member, lambda line: simulation.places.note("say", self.name, line)
-        )
+        context = context_of(options, member, functools.partial(run.say, self.name))
         # All clients find the same data here, so each has its part also where the kind of run
         # implies that sites have data of their own.
         tables: dict[str, Mapping[str, Any]] = dict(context.config)
         tables["data"] = {**tables["data"], "sharding": config.data.sharding}
         part = (member.welcome.shard, member.welcome.shards)
-        index, count = part if part[1] else (self._number, simulation.own.clients)
-        return attrs.evolve(context, config=tables, shard_index=index, shard_count=count)
+        index, count = part if part[1] else (self._number, run.clients)
+        return evolve(context, config=tables, shard_index=index, shard_count=count)

@@ -8,7 +8,6 @@ as often asked to end while the run goes on.
 from __future__ import annotations
 
 import functools
-import random
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
@@ -108,14 +107,10 @@ class SplitServerSimulation(Simulation):
         machine, training = self._split_server(self.split_files)
         traffic, journal = self._split_books(clock)
         link = CountedLink(self.split_network.listener(SPLIT_NAME), traffic, at_client=False)
-        rng = random.Random(f"{self.settings.seed}/split/{incarnation}")  # noqa: S311
-
         shell = SplitServerShell(
             machine,
             training,
-            lambda take: tp.ListenerEndpoint(
-                link, clock, self._transport, take, SPLIT_NAME, incarnation=incarnation, rng=rng
-            ),
+            self._listens(link, clock, SPLIT_NAME, incarnation),
             workers=Workers(*(self._worker(clock, name) for name in SPLIT_WORKERS)),
             traffic=traffic,
             scheduler=clock,
@@ -182,15 +177,12 @@ class SplitServerSimulation(Simulation):
         self, name: str, incarnation: int, training: SplitTraining, facts: Facts
     ) -> SplitClientShell:
         """Return a client's side of its session with the split server; the caller dials."""
-        clock = self.processes[name].clock
-        rng = random.Random(f"{self.settings.seed}/{name}/{incarnation}/split")  # noqa: S311
-        link = self.split_network.dialer(name, SPLIT_NAME)
+        clock, link = self.processes[name].clock, self.split_network.dialer(name, SPLIT_NAME)
+        rng = self._rng(name, incarnation, "split")
         shell = SplitClientShell(
             SplitClientMachine(self.split_config, name, incarnation),
             training,
-            lambda take: tp.DialerEndpoint(
-                link, clock, self._transport, take, name, incarnation=incarnation, rng=rng
-            ),
+            self._dials(link, clock, name, incarnation, rng=rng),
             facts=facts,
             worker=self._worker(clock, name),
             traffic=self.client_traffic,
