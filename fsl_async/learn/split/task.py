@@ -256,9 +256,6 @@ def _check(data: Dataset, facts: Facts) -> None:
         )
 
 
-__all__ = ["begin", "train"]
-
-
 def warm_up() -> None:
     """A step of a tiny model, then mark memory.
 

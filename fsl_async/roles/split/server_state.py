@@ -1,4 +1,4 @@
-"""What the split server's machine keeps: its clients, its checkpoints, and how it ends. Pure.
+"""State of the split server's machine: its clients, its checkpoints, and its end. Pure.
 
 A client's uploads are trained in the order of their keys, so that its last trained key stands for
 all before it. A received upload waits for those offered before it; uploads behind one that was not
@@ -284,7 +284,7 @@ def resumed(event: SplitRecovered) -> list[Effect]:
 
 @mutable
 class SplitShutdown:
-    """How a split server ends, and the parameter server's session. It shares the deadlines."""
+    """The end of a split server, and the parameter server's session. It shares the deadlines."""
 
     deadlines: Deadlines
     alone_s: float
