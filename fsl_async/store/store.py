@@ -252,7 +252,7 @@ class Store:
         """
         self.abort_initial()
         if self._parts is not None:
-            self._parts.groups.close()
+            self._parts.groups.stop_receiving()
             if self._parts.newest is not None:
                 self._parts.newest.close()
             self._parts.run.close()

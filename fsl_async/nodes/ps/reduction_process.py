@@ -1,8 +1,8 @@
-"""Starts, feeds and kills the helper that adds up what groups gained. Never imports torch.
+"""Starts, feeds and kills the processes that add up what groups gained. Never imports torch.
 
-The helper is `fsl_async.nodes.reduction_helper`; its frames are described in its `pipes`. It is
-started at the first poll, because importing torch takes seconds, and kept. If it dies, the attempt
-fails, and the next one starts another.
+Each reduction of a global round has a process (`fsl_async.nodes.reduction_helper`). Importing torch
+takes seconds, so the first one is started at the first poll, and the next one as soon as a
+reduction has ended, however it did.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 from attrs import asdict, frozen
-
-from fsl_async.nodes.reduction_helper.pipes import Frames, pack
 
 _READ_BYTES = 1 << 16
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -24,7 +24,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @frozen
 class ReductionJob:
-    """One reduction, for `pipes`."""
+    """One reduction, for `fsl_async.nodes.reduction_helper`."""
 
     attempt: int
     rank: int
@@ -50,7 +50,7 @@ def _plain(_: object, __: object, value: object) -> object:
 
 
 class ReductionProcess:
-    """The helper of one parameter server. All methods belong to the loop's thread.
+    """The reductions of one parameter server. All methods belong to the loop's thread.
 
     on_address: takes attempt, key and blob, for the other ranks. on_done: takes an attempt.
     on_failed: takes an attempt and the reason.
@@ -64,47 +64,64 @@ class ReductionProcess:
     ) -> None:
         self._on_address, self._on_done, self._on_failed = on_address, on_done, on_failed
         self._process: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Watches the process of the next reduction, or of the one under way."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """This one, and those of processes that are ending."""
         self._waiting: list[bytes] = []
+        """For a process that is being started."""
         self._attempt = 0
         """The one under way; 0: none."""
         self._is_closed = False
 
     @property
     def pid(self) -> int | None:
-        """The helper's process; None while there is none."""
+        """The process of the next reduction, or of the one under way; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the helper, if it does not run."""
-        if self._starting is None and not self._is_closed:
-            self._starting = asyncio.get_running_loop().create_task(self._run())
+        """Start a process, if none waits for its job."""
+        if self._task is None and not self._is_closed:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
 
     def reduce(self, job: ReductionJob) -> None:
         """Begin a reduction; ends in `on_done` or `on_failed`, unless it is killed."""
         self._attempt = job.attempt
         self.start()
-        self._send({"do": "reduce", **asdict(job, value_serializer=_plain)})
+        self._send(asdict(job, value_serializer=_plain))
 
     def address(self, key: str, blob: bytes) -> None:
         """Give the reduction the address of another rank."""
-        self._send({"do": "address", "attempt": self._attempt, "key": key, "blob": blob})
+        if self._attempt:
+            self._send({"key": key, "blob": blob})
 
     def kill(self) -> None:
-        """End the reduction; the helper stays."""
+        """End the reduction, if one is under way."""
+        self._waiting.clear()
+        if self._attempt and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._replace()
         self._attempt = 0
-        self._send({"do": "kill"})
 
-    def _send(self, frame: dict[str, object]) -> None:
-        data = pack(frame)
+    def _send(self, frame: dict[str, Any]) -> None:
+        data = msgpack.packb(frame)
         if self._process is None:
             self._waiting.append(data)
             return
         assert self._process.stdin is not None
         self._process.stdin.write(data)
 
+    def _replace(self) -> None:
+        """Start the process of the next reduction. The last one ends by itself."""
+        self._process = self._task = None
+        self.start()
+
     async def _run(self) -> None:
-        """Start the helper and read its frames until it ends."""
+        """Start a process and read its reports until it ends."""
+        task = self._task
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -116,55 +133,56 @@ class ReductionProcess:
                 env={**os.environ, **_ONE_THREAD},
             )
         except OSError as error:
-            self._starting = None
-            self._fail(f"the helper cannot be started: {error.strerror}")
+            self._task = None
+            self._waiting.clear()
+            self._end(self._on_failed, f"its process cannot be started: {error.strerror}")
             return
         self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.writelines(self._waiting)
         self._waiting.clear()
-        frames = Frames()
+        frames = msgpack.Unpacker()
         try:
             while data := await process.stdout.read(_READ_BYTES):
-                for frame in frames.add(data):
-                    self._take(frame)
-        finally:
+                frames.feed(data)
+                for frame in frames:
+                    if self._task is task:
+                        self._take(frame)
+        except BaseException:  # the parameter server ends
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            self._process = self._starting = None
-        if not self._is_closed:
-            self._fail("the helper ended")
-
-    def _take(self, frame: dict[str, object]) -> None:
-        if frame["is"] == "ready" or frame["attempt"] != self._attempt or not self._attempt:
+            raise
+        code = await process.wait()
+        if self._task is not task:
             return
-        match frame:
-            case {"is": "address", "key": str(key), "blob": bytes(blob)}:
-                self._on_address(self._attempt, key, blob)
-            case {"is": "done"}:
-                attempt, self._attempt = self._attempt, 0
-                self._on_done(attempt)
-            case {"is": "failed", "reason": str(reason)}:
-                self._fail(reason)
+        if self._attempt:
+            self._replace()
+            self._end(self._on_failed, f"its process ended ({code})")
+        else:  # it had no job, and another one may end as this one
+            self._process = self._task = None
 
-    def _fail(self, reason: str) -> None:
+    def _take(self, frame: dict[str, Any]) -> None:
+        match frame:
+            case {"key": str(key), "blob": bytes(blob)}:
+                self._on_address(self._attempt, key, blob)
+            case {"done": True}:
+                self._replace()
+                self._end(self._on_done)
+            case {"reason": str(reason)}:
+                self._replace()
+                self._end(self._on_failed, reason)
+
+    def _end(self, callback: Callable[..., None], *reason: str) -> None:
         attempt, self._attempt = self._attempt, 0
         if attempt:
-            self._on_failed(attempt, reason)
+            callback(attempt, *reason)
 
     async def aclose(self) -> None:
-        """End the helper, and its child with it."""
+        """End all processes."""
         self._is_closed = True
-        task = self._starting
-        if task is None:
-            return
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # it kills its child, and ends
-            _, late = await asyncio.wait([task], timeout=2.0)
-            if not late:
-                return
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

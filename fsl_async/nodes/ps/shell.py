@@ -29,6 +29,7 @@ from fsl_async.nodes.wire import (
     violation,
 )
 from fsl_async.roles.goodbye import Goodbye
+from fsl_async.roles.groups.effects import Adopt, TakeCut
 from fsl_async.roles.groups.events import GroupEnds
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -45,7 +46,6 @@ from fsl_async.roles.messages import MessageError
 from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync import group_hold
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import RunFacts
 from fsl_async.roles.sync.ps import ParameterServerMachine
@@ -146,9 +146,9 @@ class ParameterServerShell(Shell):
             do.Release: self.jobs.release,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
-            group_hold.TakeGroupCut: lambda e, number: self._in_groups().take_cut(e, number),
+            TakeCut: lambda e, _: self._in_groups().take_cut(e),
             GroupEnds: lambda e, _: self._in_groups().node.feed(e),
-            group_hold.CommitGlobal: lambda e, number: self._in_groups().commit(e, number),
+            Adopt: lambda e, number: self._in_groups().adopt(e, number),
         }
 
     def start(self, recovered: ev.Recovered) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from fsl_async.roles.client_facts import ClientFact, ClientFacts
+from fsl_async.roles.groups.effects import Adopt
 from fsl_async.roles.machine import (
     ClientLeft,
     Effect,
@@ -34,7 +35,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, one_each
-from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.roles.sync.ps_state import Phase, Round
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class RunFacts:
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged, self._round = effect.merged, self._machine.round
-            elif isinstance(effect, CommitGlobal):
+            elif isinstance(effect, Adopt):
                 self._global_round = effect.decision.round
         now = self._rounds()
         if now != self._newest:

@@ -53,9 +53,8 @@ Rules
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
-                 ResumeMerges,
-                 CommitGlobal has failed
+    any          TakeCut, Adopt, AdoptFailed,  same         TakeCut, Adopt: `group_hold`
+                 ResumeMerges
     ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
 """
@@ -66,6 +65,7 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import ExitCode
 from fsl_async.roles.groups import effects as groups
+from fsl_async.roles.groups.events import AdoptFailed
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -91,7 +91,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import Counting, Deltas
-from fsl_async.roles.sync.group_hold import CommitGlobal, GroupHold
+from fsl_async.roles.sync.group_hold import GroupHold
 from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
@@ -199,7 +199,7 @@ class ParameterServerMachine(RoleMachine):
             groups.TakeCut: self.hold.asked,
             groups.ResumeMerges: self.hold.resumed,
             groups.Adopt: self.hold.asked,
-            CommitGlobal: self.hold.failed,
+            AdoptFailed: self.hold.failed,
             groups.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             do.Commit: self._commit_failed,
@@ -418,23 +418,22 @@ class ParameterServerMachine(RoleMachine):
         self.progress.committed(event.version, tokens, now, is_global=is_global)
         if is_global or (self.config.groups.is_on and event.version == 0):
             self.serving.take_global(event)
-        self.hold.committed()
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
             note = Note("version 0 is durable, training starts")
             if not self.config.leads:
-                return [note, *self.hold.began(self.members)]
-            return [note, *self.serving.announce(now), *self.hold.serve(now)]
+                return [note, *self.membership.begin_again()]
+            return [note, *self.serving.announce(now), *self.hold.serve()]
         if is_global and self.end.asked and self.rounds.round is not None:
             self.rounds.phase = Phase.COLLECTING  # the last round goes on
-            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve(now)]
+            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve()]
         self.rounds.committed(now)
         limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         again = self.admission.look_again(now)
-        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve(now)]
+        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve()]
 
     def _announce_to_all(self, now: float) -> list[Effect]:
         to_all = self.rounds.trigger.selection.announces_to_all

@@ -12,7 +12,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, DataError
-from fsl_async.learn.data.base import Dataset
+from fsl_async.learn.data.dataset import Dataset
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split.task import open_samples
 
