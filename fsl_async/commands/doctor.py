@@ -267,7 +267,7 @@ def _open_files() -> Result:
     settings = importlib.import_module("fsl_async.config.settings")
     capacities = importlib.import_module("fsl_async.nodes.capacity")
     relays = importlib.import_module("fsl_async.nodes.relay.relay")
-    capacity = capacities.capacity_here(settings.Config())
+    capacity = capacities.capacity_of(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"

@@ -47,7 +47,7 @@ from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.facts import FactBook
+from fsl_async.roles.sync.facts import RunFacts
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
@@ -90,7 +90,7 @@ class ParameterServerShell(Shell):
         self.groups: GroupsShell | None = None
         """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
-            machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
+            machine, around.scheduler, self._execute, around.journal, RunFacts(machine).after
         )
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.

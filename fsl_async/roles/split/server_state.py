@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 from attrs import Factory, define, field, mutable
 
-from fsl_async.roles.client_facts import ClientBook, ClientFact
+from fsl_async.roles.client_facts import ClientFact, ClientFacts
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -52,7 +52,7 @@ ALONE = "alone"
 """Name of the deadline of a split server without any session."""
 
 
-class SplitClients(ClientBook):
+class SplitClients(ClientFacts):
     """States what the clients do, in facts. They train at once: there is nothing to fetch first."""
 
     def after(self, event: Event, effects: Sequence[Effect]) -> list[Fact]:
