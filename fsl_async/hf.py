@@ -82,7 +82,7 @@ def patch(
     address = loops.address(server, fed, options)
     if fed is None and address is None:
         return None
-    from fsl_async.nodes.client.gang_joining import Place
+    from fsl_async.learn.gang.link import Place
 
     place = Place.here() if fed is None else None
     _check(trainer, fed.ranks if fed is not None else 1 if place is None else place.world)

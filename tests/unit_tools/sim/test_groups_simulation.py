@@ -5,8 +5,8 @@ from attrs import evolve
 from defects import defect
 
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
-from fsl_async.roles.groups.machine import GroupsMachine
-from fsl_async.store.book.groups_book import GroupsBook
+from fsl_async.roles.groups.member import GroupMember
+from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
@@ -100,25 +100,25 @@ def _forget_the_cut(monkeypatch):
     monkeypatch.setattr("fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0)
 
     def short(config):
-        return GroupsMachine(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
+        return GroupMember(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
 
-    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupsMachine", short)
+    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupMember", short)
     commit = Store.commit
 
     def forget(self, *given, **more):
-        self.groups._book.cut = None
+        self.groups._state.cut = None
         return commit(self, *given, **more)
 
     monkeypatch.setattr(Store, "commit", forget)
 
 
-_use_numbers_again = defect(GroupsBook, "attempted")(lambda *_: None)
+_use_numbers_again = defect(GroupsState, "attempted")(lambda *_: None)
 
 
 @defect(Store, "adopt_global")
 def _adopt_as_counted(original, self, *given, counted, keeps_momentum):
     """A group takes its cut for one that was in the round, or the other way round."""
-    counted = not counted and self.groups._book.cut is not None
+    counted = not counted and self.groups._state.cut is not None
     return original(self, *given, counted=counted, keeps_momentum=keeps_momentum)
 
 

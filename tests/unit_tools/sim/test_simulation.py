@@ -11,7 +11,7 @@ from fsl_async.commands import sim as sim_command
 from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
@@ -136,7 +136,7 @@ def _forget_acknowledged(original, self, key):
 # The spooled deltas of a version are removed before a checkpoint holds it.
 _prune_early = defect(Spool, "retire")(lambda original, self, keep: original(self, ()))
 _sync_nothing = defect(MemoryFiles, "sync")(lambda *_: None)
-_acknowledge_early = defect(DeltaBook, "is_acknowledged")(lambda _, self, key: True)
+_acknowledge_early = defect(Deltas, "is_acknowledged")(lambda _, self, key: True)
 
 
 @defect(ClientMachine, "_offer")

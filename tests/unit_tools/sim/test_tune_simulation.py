@@ -6,7 +6,7 @@ from defects import defect
 
 from fsl_async.learn.client.fetching import Replay
 from fsl_async.nodes.ps.serving import Serving as ShellServing
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
@@ -85,7 +85,7 @@ def test_without_faults_every_client_takes_part(mode):
     assert facts["full_fetches"] == 5, "all but the first client, when they join"
 
 
-@defect(DeltaBook, "__init__")
+@defect(Deltas, "__init__")
 def _no_base(original, self, *arguments, one_base, **options):
     original(self, *arguments, **options)
 
@@ -100,7 +100,7 @@ def _average_factors(monkeypatch):
 
 
 def _version_of_late(monkeypatch):
-    monkeypatch.setattr(DeltaBook, "fresh", property(lambda self: len(self.pending)))
+    monkeypatch.setattr(Deltas, "fresh", property(lambda self: len(self.pending)))
 
 
 _keep_versions = defect(ShellServing, "caught_up")(lambda _, self, peer: None)
