@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
-from attrs import evolve, fields_dict
+from attrs import asdict, evolve, fields_dict
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
 from fsl_async.commands.options import Finite, Options, Whole, Words, argument, option, takes
@@ -110,7 +110,7 @@ def command(options: DemoOptions) -> int:
     """
     import asyncio
 
-    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.load import load, resolved, to_toml
     from fsl_async.observe.table import show_news
     from fsl_async.process.stopper import Stopper, stop_on_signals
     from fsl_async.tools.demo.runner import Runner, make_run_dir
@@ -125,7 +125,7 @@ def command(options: DemoOptions) -> int:
     scenario.check()
     check_corpus(config, _OPTIONS)
     if options.dry_run:
-        output.answer(to_dict(config), *to_toml(config, comments=False).rstrip().split("\n"))
+        output.answer(asdict(config), *to_toml(config, comments=False).rstrip().split("\n"))
         return 0
     chosen = evolve(chosen, run_dir=make_run_dir(options.run_dir, output.say))
     note = f"; its files are in {chosen.run_dir}"

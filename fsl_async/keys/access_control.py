@@ -212,7 +212,7 @@ class Admission:
         """Return None or the refusal of a HELLO with `name`. Reserves a free name for the key."""
         if key and self._reserved.get(name) == key:
             return None
-        entry = self.list.find(key)
+        entry = self.list.entries.get(key)
         if entry is None:
             return KEY_CODE, "this key is not on the allow-list"
         if name in self._reserved and name not in entry.names:

@@ -112,11 +112,6 @@ def frozen_part(part: Part, batch: int) -> Memory:
     )
 
 
-def whole_model_memory(shapes: ModelShapes, batch: int) -> Memory:
-    """Memory of training the whole model in one process."""
-    return trained(shapes.whole, batch)
-
-
 @frozen
 class Flow:
     """Bytes that one client sends or receives in rounds 0, every, 2 every, ..."""
@@ -208,7 +203,7 @@ class PlannedMethod:
 
     def memory(self, shapes: ModelShapes, batch: int) -> Memory:
         """Memory of a client."""
-        return whole_model_memory(shapes, batch)
+        return trained(shapes.whole, batch)
 
 
 @frozen(kw_only=True)
@@ -272,7 +267,7 @@ class SplitRow(PlannedMethod):
         """Add up its part, the tensors at the cut, and an auxiliary model."""
         method = self._method()
         if not method.has_server:
-            return whole_model_memory(shapes, batch)
+            return trained(shapes.whole, batch)
         crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
         found = trained(shapes.client, batch) + crossing
         if method.legs > 1:

@@ -112,7 +112,7 @@ class Server:
         for name in CLIENTS:
             wire = self.manifest.to_wire(), self.manifest.frozen_to_wire()
             self.says(name, msg.Attach(self.manifest.fingerprint, *wire))
-        if kind.adopts and self.store.groups.open(coordinates=True).round < 0:
+        if kind.adopts and self.store.groups.open(coordinates=True).adopted is None:
             self.store.groups.begin()
 
     # --- what the shell calls of the transport ---
@@ -212,7 +212,7 @@ class Server:
         """Let the clients send what makes a version; return its digest."""
         self.open_round()
         if self.kind.adopts and version == LEFT + 1:  # so that the group merges on after its cut
-            self.store.groups.take_cut(self.store.groups.state.round)
+            self.store.groups.take_cut(self.store.groups.state.adopted.round)
         senders = self.kind.senders(version)
         for client, lag in senders:
             self.deliver(client, version, lag)
@@ -228,7 +228,7 @@ class Server:
         """Leave a delta acknowledged, another half sent, and the cut of a global round."""
         self.open_round()
         if self.kind.adopts:
-            self.store.groups.take_cut(self.store.groups.state.round)
+            self.store.groups.take_cut(self.store.groups.state.adopted.round)
         self.deliver(PENDING[0], LEFT + 1)
         if not self.kind.is_scalars:
             self.deliver(PENDING[1], LEFT + 1, most=1)
@@ -236,7 +236,7 @@ class Server:
     def adopt(self, version):
         """Reduce a global round of this one group, in NumPy, and make its result the version."""
         groups = self.store.groups
-        number = groups.state.round
+        number = groups.state.adopted.round
         cut = groups.take_cut(number)
         groups.keep_attempt(number, number + 1)
         job = groups.begin_result(number + 1)
@@ -246,7 +246,7 @@ class Server:
         job["out"].write_bytes(job["base"].read_bytes()[: job["skip"]] + total.tobytes())
         digest = groups.finish_result(number + 1, self.config.codec.spec_down)
         groups.keep_decision(number + 1, number + 1, digest, {"first": (cut.begin, cut.end)})
-        decision = Decision(number + 1, number + 1, digest, groups.state.run)
+        decision = Decision(number + 1, number + 1, digest, groups.state.adopted.run)
         made = self.store.adopt_global(decision, counted=True, keeps_momentum=True)
         assert made.version == version
         return made.digest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fsl_async.cli import main
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
-from fsl_async.config.load import from_wire, load, resolved, to_dict, to_toml, to_wire
+from fsl_async.config.load import from_wire, load, resolved, to_toml, to_wire
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
 from fsl_async.errors import ConfigError
@@ -217,7 +217,7 @@ def test_toml_comes_back_as_it_was(tmp_path, comments):
     path = tmp_path / "x.toml"
     path.write_text(to_toml(made, comments=comments), encoding="utf-8")
     assert load(path) == made
-    assert tomllib.loads(path.read_text()) == to_dict(made)
+    assert tomllib.loads(path.read_text()) == attrs.asdict(made)
 
 
 def test_every_setting_has_a_line_of_help():

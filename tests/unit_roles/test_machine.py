@@ -68,14 +68,14 @@ def test_a_renamed_message_is_the_same_on_the_wire():
 
 
 SPLIT = config_of("split", method="sl")
-RING = [config_of("groups", name=name, roster=roster_of("ab")) for name in "ab"]
+GROUPS = [config_of("groups", name=name, roster=roster_of("ab")) for name in "ab"]
 MACHINES = [
     ParameterServerMachine(config_of("sync", trigger="clock"), Merging(), TokensWeighting(), "run"),
     ClientMachine("a", 1),
     SplitServerMachine(SPLIT, {}),
     SplitClientMachine(SPLIT, "a", 1),
-    GroupsCoordinator(RING[0]),
-    GroupMember(RING[1]),
+    GroupsCoordinator(GROUPS[0]),
+    GroupMember(GROUPS[1]),
 ]
 
 

@@ -445,6 +445,7 @@ class Fed:
         return self._training.at_version()
 
     recalibrate = staticmethod(statistics.recalibrate)
+    """See `fsl_async.learn.client.statistics.recalibrate`."""
 
     # --- optimizers, and the run's progress ---
 

@@ -12,7 +12,7 @@ integers from `counter` and decimals of stated precision (ADR 30), so no lists a
                      shares drawn from Dirichlet(alpha, ..., alpha) over the classes (Hsu et al.,
                      arXiv:1909.06335). What a class no longer has is taken of the others by the
                      same shares, so the last clients take what is left
-    sorted           all samples in order of their classes, cut into `pieces` equal pieces for each
+    sorted           all samples in order of their classes, cut into two equal pieces for each
                      client, dealt out by a shuffle (McMahan et al., arXiv:1602.05629)
 
 A draw of `dirichlet` may leave a client without samples. It then gets one of the client with the
@@ -31,12 +31,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import Dataset, Indices
 from fsl_async.learn.data.counter import permutation, stream
+from fsl_async.learn.data.dataset import Dataset, Indices
 
 Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
+PIECES = 2
+"""Pieces of each client, for sorted."""
 MAX_SHARES = 100_000
 """Clients times classes at most; a share takes some 0.2 ms."""
 
@@ -57,8 +59,6 @@ class PartitionSpec:
     seed: int = 0
     alpha: float = 1.0
     """Used by dirichlet and dirichlet-equal only."""
-    pieces: int = 2
-    """Pieces of each client; used by sorted only."""
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in (kinds := get_args(Kind)):
@@ -194,18 +194,16 @@ def _equal_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]
 
 def _sorted_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
     """Samples by [class][client] for pieces of the samples in order of their classes."""
-    count = spec.clients * spec.pieces
+    count = spec.clients * PIECES
     if count > sum(counts):
-        raise DataError(
-            f"{spec.clients} clients times {spec.pieces} pieces, but {sum(counts)} samples"
-        )
+        raise DataError(f"{spec.clients} clients times {PIECES} pieces, but {sum(counts)} samples")
     pieces, classes = _even(sum(counts), count), _edges(counts)
     shares = [[0] * spec.clients for _ in counts]
     for number, piece in enumerate(permutation(spec.seed, "sorted", count).tolist()):
         for label, row in enumerate(shares):
             first = max(pieces[piece], classes[label])
             last = min(pieces[piece + 1], classes[label + 1])
-            row[number // spec.pieces] += max(0, last - first)
+            row[number // PIECES] += max(0, last - first)
     return shares
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import extra, json_object
+from fsl_async.learn.data.dataset import extra, json_object
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = (

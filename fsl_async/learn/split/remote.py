@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
-from fsl_async.learn.split.smashed import Smashed
+from fsl_async.learn.split.smashed import Smashed, payload_of
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadReady
 from fsl_async.roles.split.messages import SmashedMeta, UploadKey
@@ -51,7 +50,7 @@ from fsl_async.roles.split.methods.base import (
 )
 
 POLL_S = 0.2
-"""How often a wait looks whether the run has ended."""
+"""Time between two looks of a wait whether the run has ended."""
 
 StepKey = tuple[int, int, int]
 """See `UploadKey.position`."""
@@ -75,7 +74,7 @@ class _Open:
 
 
 class Run(Protocol):
-    """What the training needs of the run (`fsl_async.learn.client.fed.Fed`)."""
+    """The part of `fsl_async.learn.client.fed.Fed` that the training needs."""
 
     # ruff: noqa: D102 - the implementation has them
     meter: Meter
@@ -188,7 +187,7 @@ class SplitTraining:
         return self._samples
 
     def _drive(self, entry: _Open, answer: Any) -> StepReport | None:
-        """Run a step until it ends or waits for an answer; None: it waits."""
+        """Run a step until it ends, or return None where it waits for an answer."""
         while True:
             try:
                 crossing = entry.steps.send(answer)
@@ -238,19 +237,15 @@ class SplitTraining:
         self._run.post_split(UploadReady(meta))
 
     def _payload(self, smashed: Smashed) -> Payload:
-        values = smashed.values.detach().float().cpu().numpy()
-        if smashed.labels is not None and self._labels_stay:
+        labels, lengths = smashed.labels, smashed.lengths
+        if labels is None:
+            return payload_of(smashed.values, lengths)
+        if self._labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
-        labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
-        lengths: tuple[int, ...] = ()
-        if smashed.lengths is not None:
-            lengths = tuple(int(each) for each in smashed.lengths)
-            values = valid_rows(values, lengths)
-            if labels is not None and labels.ndim > 1:
-                labels = valid_rows(labels, lengths)
-        packed = b"" if labels is None else pack_labels(labels, self._classes)
-        # A copy: what is kept must not change, and must not hold the step's graph.
-        return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
+        found = labels.cpu().numpy()
+        if lengths is not None and found.ndim > 1:
+            found = valid_rows(found, lengths.tolist())
+        return payload_of(smashed.values, lengths, pack_labels(found, self._classes))
 
     def _finish_oldest(self) -> float | None:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
@@ -314,11 +309,11 @@ class SplitTraining:
 
     @property
     def auxiliary_values(self) -> int:
-        """How many a model must have that is installed."""
+        """Number of values that an installed model must have."""
         return ModelWeights(self.part.part("auxiliary")).layout.values
 
     def payload(self, key: StepKey) -> Payload | None:
-        """What is kept of an upload."""
+        """Return an upload that is kept, or None."""
         with self._changed:
             return self._kept.get(key)
 

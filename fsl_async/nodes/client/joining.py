@@ -168,7 +168,7 @@ def join_run(options: ClientOptions, *, stop: Stopper, log: Callable[[str], None
 
 
 class Joined(Fed):
-    """What `fsl_async.join` returns: a Fed of the caller's script, to close or use in a `with`."""
+    """The result of `fsl_async.join`: a Fed of the caller's script, to close or use in a `with`."""
 
     def __init__(
         self,

@@ -218,7 +218,7 @@ class SplitServerShell(Shell):
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:
         self.workers.train.submit(
-            lambda: self.training.forget(effect.client), lambda _: None, self._broken
+            lambda: self.training.server.forget(effect.client), lambda _: None, self._broken
         )
 
     def _outgoing(self, give: Callable[[], Payload | None], flow: Flow) -> Outgoing:
@@ -228,12 +228,12 @@ class SplitServerShell(Shell):
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
         key = effect.meta.key
-        if self.training.answer(key) is None:
+        if key not in self.training.answers:
             return
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
-        source = self._outgoing(lambda: self.training.answer(key), flow)
+        source = self._outgoing(lambda: self.training.answers.get(key), flow)
         # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
         self.endpoint.offer(effect.peer, stream, msg.to_wire(effect.meta), source, source.size)

@@ -17,7 +17,7 @@ from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedM
 
 @frozen
 class ClientProgress:
-    """What the split server holds of one client besides tensors.
+    """The state of one client at the split server besides tensors.
 
     Rounds and versions are -1 where there was none.
     """
@@ -49,7 +49,7 @@ class SplitProgress:
     clients: Mapping[str, ClientProgress] = field(factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """As values that JSON has."""
+        """Return the progress as values that JSON has."""
         made = asdict(self, recurse=False)
         made["clients"] = {
             name: {**asdict(one, recurse=False), "last": one.last.text if one.last else ""}

@@ -140,8 +140,8 @@ class SplitWelcome(Greeting, tag="split_welcome/1"):
 class RoundDone(Message, tag="round_done/1"):
     """Client: it has trained `samples` in this round, and all uploads of the round are settled.
 
-    errors: of coding all that it sent so far, "category direction" -> relative root mean square,
-    for people.
+    errors: relative root mean square that coding has changed so far, by "category direction"; an
+    operator sees it.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""What the split server's machine keeps: its clients, its checkpoints, and how it ends. Pure.
+"""State of the split server's machine: its clients, its checkpoints, and its end. Pure.
 
 A client's uploads are trained in the order of their keys, so that its last trained key stands for
 all before it. A received upload waits for those offered before it; uploads behind one that was not
@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 from attrs import Factory, define, field, mutable
 
-from fsl_async.roles.client_facts import ClientBook, ClientFact
+from fsl_async.roles.client_facts import ClientFact, ClientFacts
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -52,7 +52,7 @@ ALONE = "alone"
 """Name of the deadline of a split server without any session."""
 
 
-class SplitClients(ClientBook):
+class SplitClients(ClientFacts):
     """States what the clients do, in facts. They train at once: there is nothing to fetch first."""
 
     def after(self, event: Event, effects: Sequence[Effect]) -> list[Fact]:
@@ -284,7 +284,7 @@ def resumed(event: SplitRecovered) -> list[Effect]:
 
 @mutable
 class SplitShutdown:
-    """How a split server ends, and the parameter server's session. It shares the deadlines."""
+    """The end of a split server, and the parameter server's session. It shares the deadlines."""
 
     deadlines: Deadlines
     alone_s: float

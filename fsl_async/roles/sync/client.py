@@ -148,7 +148,7 @@ class ClientMachine(RoleMachine):
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
-        self.told_empty = False  # that steps without tokens send nothing
+        self.noted_empty = False  # that steps without tokens send nothing
         self.sends_from = -1  # no delta is measured from an older version
         self.violations = 0  # since a delta or a version has gone through
         self.deadlines = Deadlines()
@@ -470,8 +470,8 @@ class ClientMachine(RoleMachine):
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
                     effects.append(self.version_sync.holding())
-            if event.steps and not (self.told_empty or self.version_sync.by_scalars):
-                self.told_empty = True
+            if event.steps and not (self.noted_empty or self.version_sync.by_scalars):
+                self.noted_empty = True
                 text = (
                     f"nothing is sent: {event.steps:,} steps were reported with tokens=0, and"
                     " tokens are the weight of what was trained"
@@ -493,7 +493,7 @@ class ClientMachine(RoleMachine):
             self.shutdown.uploads.begin(now)
         waits = answered.trains or (answered.last and self.connected)
         waits = waits and not self.shutdown.asked
-        notes = self.movement.saw(event.steps, moved=event.moved)
+        notes = self.movement.count(event.steps, moved=event.moved)
         return [*notes, *([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:

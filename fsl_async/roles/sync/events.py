@@ -175,7 +175,7 @@ class VersionCommitted(Event, tag="version_committed"):
     merged since.
     """
     global_base: str = ""
-    """Of "global": the digest of the global weights from which a coded update leads; or empty."""
+    """Digest of the global weights from which a coded update leads to a "global" one; or empty."""
     alike: dict[str, float] = field(factory=dict)
     """"client/client" -> cosine, of those whose deltas in it are almost the same."""
     opposite: str = ""

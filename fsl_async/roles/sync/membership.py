@@ -154,6 +154,14 @@ class Membership:
             self.shards.lease_provisionally(peer, member.shard)
         return [do.Admit(peer, member.incarnation, None if is_permanent else member.shard)]
 
+    def begin_again(self) -> list[Effect]:
+        """End sessions from before version 0: their models were compared with no run's model."""
+        return [
+            EndSession(name, "the run has a model now: attach again")
+            for name, member in self.members.items()
+            if member.attached or member.agrees
+        ]
+
     def refuse(self, peer: str, now: float) -> list[Effect]:
         """Refuse a client for which there is no shard."""
         holders = ", ".join(self.shards.holders[:SHOWN_HOLDERS])

@@ -53,9 +53,8 @@ Rules
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
-                 ResumeMerges,
-                 CommitGlobal has failed
+    any          TakeCut, Adopt, AdoptFailed,  same         TakeCut, Adopt: `group_hold`
+                 ResumeMerges
     ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
 """
@@ -66,6 +65,7 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import ExitCode
 from fsl_async.roles.groups import effects as groups
+from fsl_async.roles.groups.events import AdoptFailed
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -90,8 +90,8 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.deltas import Counting, DeltaBook
-from fsl_async.roles.sync.group_hold import CommitGlobal, GroupHold
+from fsl_async.roles.sync.deltas import Counting, Deltas
+from fsl_async.roles.sync.group_hold import GroupHold
 from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
@@ -106,7 +106,7 @@ from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
-from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
+from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class ParameterServerMachine(RoleMachine):
         self.guard = NormGuard(
             config.guard, growth=weighting.growth, by_order=tune.method == "lora"
         )
-        self.deltas = DeltaBook(
+        self.deltas = Deltas(
             weighting,
             max_staleness=sync.staleness_limit,
             keep_versions=config.store.keep_versions,
@@ -153,15 +153,7 @@ class ParameterServerMachine(RoleMachine):
             one_base=merging.clips_values or tune.history > 0,
         )
         self.deadlines = Deadlines()
-        self.serving = Serving(
-            self.members,
-            self.deltas,
-            self.progress,
-            trigger.selection.announces_to_all,
-            trigger.trains,
-            LONGEST_CHAIN if trigger.clients_lead else 0,
-            tune.history,
-        )
+        self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
@@ -192,7 +184,7 @@ class ParameterServerMachine(RoleMachine):
             TimerFired: self._timers,
             ev.ClientHello: self._hello,
             do.Admit: lambda event, _: self.pacing.greet(self.membership.admitted(event)),
-            ev.HeartbeatReceived: self.pacing.heard,
+            ev.HeartbeatReceived: self.pacing.heartbeat,
             ClientLeft: self._left,
             ev.ModelAttached: self._attached,
             do.KeepShard: self._shard_kept,
@@ -207,7 +199,7 @@ class ParameterServerMachine(RoleMachine):
             groups.TakeCut: self.hold.asked,
             groups.ResumeMerges: self.hold.resumed,
             groups.Adopt: self.hold.asked,
-            CommitGlobal: self.hold.failed,
+            AdoptFailed: self.hold.failed,
             groups.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
             do.Commit: self._commit_failed,
@@ -304,7 +296,7 @@ class ParameterServerMachine(RoleMachine):
             now - event.since_version_s,
         )
         # In the order of the ledger, so that the guard excludes the same deltas as before.
-        again = [effect for one in event.pending for effect in self.admission.book(one, now)]
+        again = [effect for one in event.pending for effect in self.admission.queue(one, now)]
         return [*lost, Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
@@ -321,7 +313,7 @@ class ParameterServerMachine(RoleMachine):
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
         self.serving.forget(peer)
-        effects = self.serving.met(event) if is_member and event.run else []
+        effects = self.serving.check_lineage(event) if is_member and event.run else []
         if former is not None:  # no event has reported the end of its session or process
             effects += self._gone(peer, former.incarnation, "it opened a new session", now)
         if self.ended:  # the end waited for this client only
@@ -426,23 +418,22 @@ class ParameterServerMachine(RoleMachine):
         self.progress.committed(event.version, tokens, now, is_global=is_global)
         if is_global or (self.config.groups.is_on and event.version == 0):
             self.serving.take_global(event)
-        self.hold.committed()
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
             note = Note("version 0 is durable, training starts")
             if not self.config.leads:
-                return [note, *self.hold.began(self.members)]
-            return [note, *self.serving.announce(now), *self.hold.serve(now)]
+                return [note, *self.membership.begin_again()]
+            return [note, *self.serving.announce(now), *self.hold.serve()]
         if is_global and self.end.asked and self.rounds.round is not None:
             self.rounds.phase = Phase.COLLECTING  # the last round goes on
-            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve(now)]
+            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve()]
         self.rounds.committed(now)
         limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         again = self.admission.look_again(now)
-        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve(now)]
+        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve()]
 
     def _announce_to_all(self, now: float) -> list[Effect]:
         to_all = self.rounds.trigger.selection.announces_to_all

@@ -30,9 +30,10 @@ from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.progress import RunPosition, RunProgress
 from fsl_async.roles.sync.ps_state import Member
+from fsl_async.roles.sync.triggers import Trigger
 
 READ_AT = 2
 """Number of differing digests of one version at which the parameter server verifies its files."""
@@ -50,11 +51,9 @@ class Serving:
     """Announces and sends versions. It shares the machine's members and deltas."""
 
     members: dict[str, Member]
-    deltas: DeltaBook
+    deltas: Deltas
     progress: RunProgress
-    chains: bool = True  # a client far behind gets update after update, else the full version
-    pushes: bool = False  # a version is sent with its announcement
-    longest_chain: int = 0  # versions that a client catches up by updates; 0: any number
+    trigger: Trigger
     history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
     global_version: int = -1  # the newest one made of global weights
     global_base: str = ""  # the digest from which its coded update leads; empty: there is none
@@ -68,6 +67,16 @@ class Serving:
     """Version -> peer -> how often it computed a differing digest."""
     _astray: dict[str, int] = field(factory=dict)  # peer -> version that it holds with other digest
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
+
+    @property
+    def chains(self) -> bool:
+        """Whether a client far behind gets update after update, instead of the full version."""
+        return self.trigger.selection.announces_to_all
+
+    @property
+    def longest_chain(self) -> int:
+        """Versions that a client catches up by updates; 0: any number."""
+        return LONGEST_CHAIN if self.trigger.clients_lead else 0
 
     @property
     def version(self) -> int:
@@ -100,7 +109,7 @@ class Serving:
             oldest = self.version - self.history
         else:
             oldest = self.version - 1 if self.chains else 0
-        if not self.pushes or not max(0, oldest) <= held < self.version:
+        if not self.trigger.trains or not max(0, oldest) <= held < self.version:
             return announced  # a client without a version may have published this one
         if self.history:
             return [self._scalars(peer, held, now)]
@@ -150,7 +159,7 @@ class Serving:
         """Forget a push that has ended."""
         self._pushed.pop(peer, None)
 
-    def met(self, event: ev.ClientHello) -> list[Effect]:
+    def check_lineage(self, event: ev.ClientHello) -> list[Effect]:
         """Report a client that holds a version that is not in the run: a line for each of both."""
         peer, held, newest = event.peer, event.version, self.version
         is_known = held <= newest and self.deltas.digests.get(held, event.digest) == event.digest

@@ -76,7 +76,7 @@ class FakeReductions:
             for helper, job in zip(helpers, jobs, strict=True):
                 self._answer(helper, attempt, now + job.timeout_s, None)
             return
-        # The sum as `nodes.reduction_helper.reduction` computes it, in the order of ranks.
+        # The sum as `nodes.reduction_helper` computes it, in the order of ranks.
         parts = {helper.taken_job.rank: helper.gained() for helper in helpers}
         result = np.zeros_like(parts[0])
         for rank in sorted(parts):

@@ -18,7 +18,7 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups.events import Cut
 from fsl_async.roles.groups.messages import View
-from fsl_async.store.book.groups_book import Adoption
+from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.tools.sim.invariants import Lineage
 from fsl_codecs import CodecSpec, decode, encode

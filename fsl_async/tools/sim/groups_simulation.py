@@ -135,7 +135,7 @@ class GroupSimulation(Simulation):
         is_idle = coordinator is None or (
             coordinator.phase is CoordinatorPhase.IDLE and not coordinator.is_due
         )
-        return is_idle and machine.member.phase is MemberPhase.FREE and machine.member.cut is None
+        return is_idle and machine.phase is MemberPhase.FREE and machine.cut is None
 
     # --- faults ---
 

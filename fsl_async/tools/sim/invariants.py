@@ -24,7 +24,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.book.groups_book import Adoption
+from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.model.manifest import Manifest

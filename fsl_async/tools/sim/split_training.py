@@ -31,18 +31,19 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.models.cuts import CutModel
-from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import (
+    AlignSettings,
     ClientPart,
     ClientPartOptions,
     OptimizerSpec,
     ServerPart,
+    ServerPartOptions,
 )
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerSettings, ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import ServerTraining, UploadShape
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
@@ -180,7 +181,7 @@ class CheckedTraining(ServerTraining):
     ) -> None:
         model, auxiliary = model_of(method)
         align = AlignSettings(1, BUFFER_SAMPLES, BUFFER_SAMPLES, _CLIENT_SGD)
-        settings = ServerSettings(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
+        settings = ServerPartOptions(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
         server = split_server(method, model, settings, auxiliary)
         shape = UploadShape((VALUES,), 2, per_token=False)
         super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files, clock, clock))

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data import arrays
-from fsl_async.learn.data.arrays import open_cifar, open_idx, open_npz, read_idx
-from fsl_async.learn.data.base import check_gaps
+from fsl_async.learn.data import dataset
+from fsl_async.learn.data.dataset import check_gaps, open_cifar, open_idx, open_npz, read_idx
 from fsl_async.learn.data.facts import open_dataset
 
 IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
@@ -216,7 +215,7 @@ def test_npz_archives_that_cannot_be_used(tmp_path):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
     """One NaN among a million samples would make the model NaN days later."""
-    monkeypatch.setattr(arrays, "_PIECE_VALUES", 25)  # two samples per piece
+    monkeypatch.setattr(dataset, "_PIECE_VALUES", 25)  # two samples per piece
     path = tmp_path / "x.npz"
     values = np.zeros((7, 4, 3), np.float32)
     save(path, x=values, y=LABELS)

@@ -10,13 +10,12 @@ from torch import nn
 from fsl_async.config.load import load
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import RunDirError
-from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import build_server
+from fsl_async.learn.split.model_parts import AlignSettings, ServerPartOptions
 from fsl_async.learn.split.payload import Payload
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import (
     MAX_VALUES,
-    ServerSettings,
     ServerTraining,
     SplitServer,
     UploadShape,
@@ -96,7 +95,7 @@ def test_an_alignment_that_fails_changes_nothing(tmp_path):
     found = method_of(SplitConfig(method="fsl-sage"))
     server = SplitServer(
         nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)),
-        ServerSettings(align=AlignSettings(passes=1)),
+        ServerPartOptions(align=AlignSettings(passes=1)),
         nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
     )
     disk = ServerDisk(tmp_path)

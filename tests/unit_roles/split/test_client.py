@@ -108,10 +108,7 @@ def test_an_upload_without_an_answer(make):
     assert client.receive(msg.AlreadyTrained(key(9), False)) == []
     assert client.unwanted(key(9), "stale") == []
     assert of(client.answer(key(9)), split.SettleUpload) == []
-
-
-def test_a_server_that_gives_no_gradient(make):
-    """The step is left out, and the thread does not wait for it."""
+    # A split server that gives no gradient: the step is left out.
     client = make()
     client.ready(0)
     (effect,) = client.trained(key(0))

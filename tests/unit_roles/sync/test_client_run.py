@@ -7,6 +7,7 @@ from fsl_async.roles.machine import (
     SERVER,
     DeclineStream,
     Done,
+    DrainAsked,
     Finish,
     HelloRefused,
     Note,
@@ -415,3 +416,46 @@ def test_after_a_delta_that_was_too_old_the_next_one_is_from_the_newest_version(
     assert do.TakeSnapshot(2) in client.follow(9, "full")
     (offer,) = look.only(client.snapshot(2, 9), do.OfferDelta)
     assert offer.delta.key.base == 9
+
+
+def turn(client, number, *, last=False):
+    return client.receive(msg.Turn(number, last))
+
+
+def test_a_round_from_beginning_to_end(client):
+    """It is trained, sent, and held until its version is applied; then the next one begins."""
+    client.ready()
+    assert turn(client, 0) == [do.TakeSnapshot(1, True, 0)]
+    assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
+    assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
+    client.announce(1)
+    assert turn(client, 1) == [], "it starts from a version that has not arrived yet"
+    client.offered(1)
+    client.fetched(1)
+    client.replaced(1)
+    effects = client.rebased(1)
+    assert do.ResumeTraining() in effects
+    assert effects[-1] == do.TakeSnapshot(2, True, 1)
+
+
+def test_a_turn_is_repeated_in_a_new_session(client):
+    """The round is trained once, stays held offline, and stays the last one."""
+    client.ready()
+    turn(client, 0)
+    client.lose()
+    client.welcome()
+    client.announce(0)
+    assert turn(client, 0, last=True) == []
+    assert client.machine.answering.last
+    client.snapshot(1, 0)
+    assert not any(isinstance(effect, do.ResumeTraining) for effect in client.lose())
+    assert any(isinstance(effect, do.OfferDelta) for effect in client.welcome())
+    assert turn(client, 0, last=True) == [], "its delta is the answer"
+
+
+def test_the_end_is_asked_for_in_a_round(client):
+    """At Ctrl-C the progress is sent, and the thread is not held."""
+    client.ready()
+    turn(client, 0)
+    client.feed(DrainAsked("Ctrl-C"))
+    assert do.ResumeTraining() in client.snapshot(1, 0)

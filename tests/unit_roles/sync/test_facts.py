@@ -11,7 +11,7 @@ from fsl_async.roles.split.server_state import SplitClients
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
+from fsl_async.roles.sync.facts import RoundFact, RunFacts, VersionFact
 
 
 class Told:
@@ -19,7 +19,7 @@ class Told:
 
     def __init__(self, driver):
         self.driver, self.facts = driver, []
-        self.handle, self.book = driver.machine.handle, FactBook(driver.machine)
+        self.handle, self.book = driver.machine.handle, RunFacts(driver.machine)
         driver.machine.handle = self.follow
 
     def follow(self, event, now):

@@ -94,7 +94,7 @@ def test_no_version_is_made_of_late_deltas_alone(make_server):
     server.store(DeltaKey("b", 1, 0, 1), number=0)  # while the version is made
     server.committed(1)
     server.fire()
-    assert server.machine.deltas.fresh == 0 < len(server.machine.deltas.pending)
+    assert server.machine.deltas.mergeable == 0 < len(server.machine.deltas.pending)
     at_cap = server.feed(TimerFired(), after_s=101.0)
     assert not any(isinstance(one, do.Commit) for one in at_cap)
     made = server.store(DeltaKey("a", 1, 1, 2))

@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
-from fsl_async.roles.groups.machine import GroupsMachine
-from fsl_async.store.book.groups_book import GroupsBook
+from fsl_async.roles.groups.member import GroupMember
+from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
@@ -113,13 +113,13 @@ def _forget_the_cut(monkeypatch):
     monkeypatch.setattr("fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0)
 
     def short(config):
-        return GroupsMachine(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
+        return GroupMember(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
 
-    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupsMachine", short)
+    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupMember", short)
     commit = Store.commit
 
     def forget(self, *given, **more):
-        self.groups._book.cut = None
+        self.groups._state.cut = None
         return commit(self, *given, **more)
 
     monkeypatch.setattr(Store, "commit", forget)
@@ -127,7 +127,7 @@ def _forget_the_cut(monkeypatch):
 
 def _use_numbers_again(monkeypatch):
     """Attempts are not in the ledger."""
-    monkeypatch.setattr(GroupsBook, "attempted", lambda *_: None)
+    monkeypatch.setattr(GroupsState, "attempted", lambda *_: None)
 
 
 def _adopt_as_counted(monkeypatch):
@@ -135,7 +135,7 @@ def _adopt_as_counted(monkeypatch):
     adopt = Store.adopt_global
 
     def wrong(self, *given, counted, keeps_momentum):
-        counted = not counted and self.groups._book.cut is not None
+        counted = not counted and self.groups._state.cut is not None
         return adopt(self, *given, counted=counted, keeps_momentum=keeps_momentum)
 
     monkeypatch.setattr(Store, "adopt_global", wrong)

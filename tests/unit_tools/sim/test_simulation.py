@@ -10,7 +10,7 @@ from fsl_async.commands import sim as sim_command
 from fsl_async.files.memory_files import MemoryFiles
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.store.commit.newest import Newest
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.store import Store
@@ -180,7 +180,7 @@ def _sync_nothing(monkeypatch):
 
 
 def _acknowledge_early(monkeypatch):
-    monkeypatch.setattr(DeltaBook, "is_acknowledged", lambda self, key: True)
+    monkeypatch.setattr(Deltas, "is_acknowledged", lambda self, key: True)
 
 
 def _recompute(monkeypatch):

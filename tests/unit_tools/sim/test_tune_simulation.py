@@ -7,7 +7,7 @@ from attrs import evolve
 
 from fsl_async.learn.client.fetching import Replay
 from fsl_async.nodes.ps.serving import Serving as ShellServing
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
@@ -93,12 +93,12 @@ def test_without_faults_every_client_takes_part(mode):
 
 
 def _no_base(monkeypatch):
-    original = DeltaBook.__init__
+    original = Deltas.__init__
 
     def init(self, *arguments, one_base, **options):
         original(self, *arguments, **options)
 
-    monkeypatch.setattr(DeltaBook, "__init__", init)
+    monkeypatch.setattr(Deltas, "__init__", init)
 
 
 def _weigh_late(monkeypatch):
@@ -111,7 +111,7 @@ def _average_factors(monkeypatch):
 
 
 def _version_of_late(monkeypatch):
-    monkeypatch.setattr(DeltaBook, "fresh", property(lambda self: len(self.pending)))
+    monkeypatch.setattr(Deltas, "fresh", property(lambda self: len(self.pending)))
 
 
 def _keep_versions(monkeypatch):

@@ -1,4 +1,7 @@
-"""Groups book: what a ledger adds up to about global rounds. Pure.
+"""Groups state: what a ledger adds up to about global rounds. Pure.
+
+In a global round the parameter servers of a roster average what their groups gained since the
+global weights G_k; the result is G_(k+1), once the coordinator has decided it.
 
     fact       effect
     begun      version `version` is G_0 of `run`, and the tokens up to `tokens` are in it; only the
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, define, field, frozen
+from attrs import define, field, frozen
 
 from fsl_async.roles.groups.events import Cut, Decision, GroupsRecovered
 from fsl_async.roles.sync.deltas import REMEMBERED_GLOBAL
@@ -29,37 +32,25 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Adoption:
-    """Member `groups` of a version's record: the global weights that the version is made of."""
+class Adoption(Decision):
+    """Member `groups` of a version's record: the global weights that the version is made of.
 
-    round: int
-    attempt: int
-    digest: str
+    counted: the group's cut is in them. base: the digest of the global weights that a coded update
+    leads from; empty: there is none.
+    """
+
     counted: bool
-    run: str
     base: str = ""
-    """The digest of the global weights that a coded update leads from; empty: there is none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it."""
-        return asdict(self)
-
-    @property
-    def decision(self) -> Decision:
-        """The decision that it follows."""
-        return Decision(self.round, self.attempt, self.digest, self.run)
 
 
 @define
-class GroupsBook:
+class GroupsState:
     """The state after the facts so far."""
 
-    adopted: Decision | None = None
-    """The global weights that the newest version of them was made of."""
+    adopted: Adoption | None = None
+    """The newest global weights of which the group made a version, or at the coordinator G_0."""
     version: int = -1
-    """That version, or the one that is G_0."""
-    base: str = ""
-    """See `Adoption`."""
+    """That version."""
     versions: int = 0
     """Number of versions after version 0 that were made of global weights."""
     newest: list[int] = field(factory=list)
@@ -72,20 +63,15 @@ class GroupsBook:
     attempt: int = 0
     counted: dict[str, int] = field(factory=dict)
 
-    @property
-    def adopted_round(self) -> int:
-        """The round of the global weights adopted; -1: none."""
-        return -1 if self.adopted is None else self.adopted.round
-
     def begun(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "begun"."""
-        self.adopted = self.decided = Decision(0, 0, fact["digest"], fact["run"])
+        self.adopted = Adoption(0, 0, fact["digest"], fact["run"], counted=True)
+        self.decided = Decision(0, 0, fact["digest"], fact["run"])
         self.version, self.reference, self.since = fact["version"], fact["tokens"], 0
 
     def offered(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "cut"."""
-        self.cut = Cut(**{name: fact[name] for name in ("round", "version", "digest")},
-                       begin=fact["begin"], end=fact["end"])  # fmt: skip
+        self.cut = Cut(*(fact[name] for name in ("round", "version", "digest", "begin", "end")))
 
     def attempted(self, fact: Mapping[str, Any]) -> None:
         """Apply a line with "attempt"."""
@@ -105,23 +91,14 @@ class GroupsBook:
             self.reference = tokens_total
         if adoption.counted or self.reference == tokens_total:
             self.since = adoption.round
-        self.adopted = adoption.decision
-        self.version, self.base, self.cut = version, adoption.base, None
+        self.adopted, self.version, self.cut = adoption, version, None
         if version:
             self.versions += 1
             self.newest = [*self.newest, version][-REMEMBERED_GLOBAL:]
 
     def recovered(self, tokens_total: int) -> GroupsRecovered:
         """Return the event for the machine. tokens_total: those of the group."""
-        held = self.adopted or Decision(-1, 0, "", "")
+        gained = self.adopted is not None and tokens_total > self.reference
         return GroupsRecovered(
-            held.round,
-            held.digest,
-            held.run,
-            self.since,
-            self.adopted is not None and tokens_total > self.reference,
-            self.cut,
-            self.decided,
-            self.attempt,
-            self.counted,
+            self.adopted, self.since, gained, self.cut, self.decided, self.attempt, self.counted
         )

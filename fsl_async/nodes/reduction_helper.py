@@ -1,6 +1,10 @@
-"""One reduction, in a child of the helper: a ring all-reduce of what the groups gained.
+"""One reduction of a global round, in a process of its own: the parameter server has no torch.
 
-For each piece of values, on every rank, in fp32:
+    python -m fsl_async.nodes.reduction_helper      takes one job, reports, and ends
+
+In a global round the parameter servers of several groups average what their groups gained. The sum
+is a ring all-reduce of torch.distributed, in its own process because a waiting all-reduce cannot be
+woken, and because gloo may end its process. For each piece of values, on every rank, in fp32:
 
     D = base - cut            what this group gained, with the sign of a pseudo-gradient
     V = weight * D            at the coordinator minus what coding has lost of the rounds before
@@ -10,28 +14,37 @@ The parameter server makes the next global weights of it (`fsl_async.store.commi
 The sum is bit-equal on all ranks, and depends on the number of ranks, their order and the size of
 pieces (measured); all three are in the view. The inputs are mapped and not changed.
 
-Addresses of the ranks are exchanged by `MessageStore`, a torch store that is fed with messages, so
-there is no store server with a port of its own. gloo connects all pairs of ranks; it neither
-encrypts nor authenticates (docs/SECURITY.md).
+Standard input and output carry maps in msgpack:
+
+    in     the job: rank, weights (one for each rank), piece_values, base, cut, residual (or empty),
+           out (paths), skip (bytes before the values in each file), values, host (to bind),
+           timeout_s, bytes_per_s (0: no limit); then key, blob: the address of another rank
+    out    key, blob: the address of this rank, for the others; then either done: the result is at
+           `out`, complete and synced; or reason: why there is none
+
+The process ends with its input, because the parameter server has ended then. So no store server
+with a port of its own is needed for the addresses (`MessageStore`). gloo connects all pairs of
+ranks; it neither encrypts nor authenticates (docs/SECURITY.md).
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import re
+import signal
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from fsl_async.nodes.reduction_helper.pipes import Frames, pack
-
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -43,12 +56,16 @@ _MAX_REASON = 300
 
 
 class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
-    """A store of torch.distributed whose keys come and go as frames."""
+    """A store of torch.distributed whose keys come and go as messages."""
 
-    def __init__(self, line: socket.socket, timeout_s: float) -> None:
+    def __init__(
+        self,
+        arriving: queue.SimpleQueue[dict[str, Any]],
+        send: Callable[[dict[str, Any]], None],
+        timeout_s: float,
+    ) -> None:
         super().__init__()
-        self._line = line
-        self._frames = Frames()
+        self._arriving, self._send = arriving, send
         self._timeout_s = max(timeout_s, MEET_S)
         self._values: dict[str, bytes] = {}
 
@@ -56,7 +73,7 @@ class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
         """Keep a value, and send it to the other ranks."""
         blob = value.encode() if isinstance(value, str) else bytes(value)
         self._values[key] = blob
-        self._line.sendall(pack({"is": "address", "key": key, "blob": blob}))
+        self._send({"key": key, "blob": blob})
 
     def get(self, key: str) -> bytes:
         """Return a value; wait for it. Raises RuntimeError after the timeout."""
@@ -69,35 +86,15 @@ class MessageStore(dist.Store):  # type: ignore[misc, name-defined]
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + max(seconds, self._timeout_s)
         while missing := [key for key in keys if key not in self._values]:
-            self._line.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                data = self._line.recv(_READ_BYTES)
-            except TimeoutError:
+                frame = self._arriving.get(timeout=max(0.001, deadline - time.monotonic()))
+            except queue.Empty:
                 raise RuntimeError(f"no address from {len(missing)} other members") from None
-            if not data:
-                raise RuntimeError("the helper has ended")
-            for frame in self._frames.add(data):
-                self._values[frame["key"]] = frame["blob"]
+            self._values[frame["key"]] = frame["blob"]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are here."""
         return all(key in self._values for key in keys)
-
-
-class Pace:
-    """Waits so that at most `bytes_per_s` are reduced; 0: no limit."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._begun = time.monotonic()
-        self._bytes = 0
-
-    def add(self, count: int) -> None:
-        """Wait after so many bytes more."""
-        self._bytes += count
-        if self._bytes_per_s:
-            due = self._begun + self._bytes / self._bytes_per_s
-            time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _mapped(path: Path | str, skip: int, values: int) -> NDArray[np.float32]:
@@ -115,7 +112,7 @@ def _group(job: dict[str, Any], store: Any) -> Any:
 
 
 def reduce_files(job: dict[str, Any], store: Any) -> None:
-    """Write the result of a job (`pipes`) to its `out`, synced.
+    """Write the result of a job to its `out`, synced, at most `bytes_per_s` of it a second.
 
     Raises RuntimeError (gloo, not finite) and OSError.
     """
@@ -126,28 +123,34 @@ def reduce_files(job: dict[str, Any], store: Any) -> None:
     residual = _mapped(job["residual"], skip, values) if job["residual"] else None
     # One buffer: memory that is touched first costs more than the reduction.
     buffer = torch.empty(min(piece, values), dtype=torch.float32)
-    pace = Pace(job["bytes_per_s"])
     options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM
+    begun = time.monotonic()
     with open(job["base"], "rb") as head, open(job["out"], "xb", buffering=0) as out:  # noqa: PTH123
         os.fchmod(out.fileno(), 0o600)
         out.write(head.read(skip))
         for begin in range(0, values, piece):
             end = min(values, begin + piece)
             part = buffer[: end - begin]
-            room = part.numpy()
-            np.subtract(base[begin:end], cut[begin:end], out=room)
-            np.multiply(room, weight, out=room)
+            scratch = part.numpy()
+            np.subtract(base[begin:end], cut[begin:end], out=scratch)
+            np.multiply(scratch, weight, out=scratch)
             if residual is not None:
-                np.subtract(room, residual[begin:end], out=room)
+                np.subtract(scratch, residual[begin:end], out=scratch)
             group.allreduce([part], options).wait()
-            if not np.isfinite(room).all():
+            if not np.isfinite(scratch).all():
                 raise RuntimeError("the sum is not finite: a group has diverged")
-            view = room.data.cast("B")
-            while view:
-                view = view[out.write(view) :]
-            pace.add(room.nbytes)
+            _write_all(out.fileno(), scratch.data.cast("B"))
+            if job["bytes_per_s"]:
+                due = begun + end * scratch.itemsize / job["bytes_per_s"]
+                time.sleep(max(0.0, due - time.monotonic()))
         os.fsync(out.fileno())
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def reason_of(text: str) -> str:
@@ -157,14 +160,36 @@ def reason_of(text: str) -> str:
     return line.partition(" This is typically caused by")[0][:_MAX_REASON]
 
 
-def run(job: dict[str, Any], line: socket.socket) -> int:
-    """Reduce, and report on `line`; returns the exit code."""
+def _receive(arriving: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Take what arrives on standard input, and end the process with it."""
+    frames = msgpack.Unpacker()
+    while data := os.read(0, _READ_BYTES):
+        frames.feed(data)
+        for frame in frames:
+            arriving.put(frame)
+    os._exit(0)
+
+
+def main() -> None:
+    """Take one job from standard input, reduce, and report on standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the PS
+    reports = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no report
     torch.set_num_threads(1)
+    arriving: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(arriving,), daemon=True).start()
+
+    def send(frame: dict[str, Any]) -> None:
+        _write_all(reports, msgpack.packb(frame))
+
+    job = arriving.get()
     try:
-        reduce_files(job, MessageStore(line, job["timeout_s"]))
+        reduce_files(job, MessageStore(arriving, send, job["timeout_s"]))
+        send({"done": True})
     except Exception as error:  # noqa: BLE001 - any error is the reason of a failed attempt
-        reason = reason_of(str(error)) or type(error).__name__
-        line.sendall(pack({"is": "failed", "reason": reason}))
-        return 1
-    line.sendall(pack({"is": "done"}))
-    return 0
+        send({"reason": reason_of(str(error)) or type(error).__name__})
+    os._exit(0)  # gloo may wait for other ranks where it is ended in order
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_async.roles.relay.admission import QUIET_BYTES, Admission
+from fsl_async.nodes.relay.relay import QUIET_BYTES, Admission
 
 
 def test_one_address_never_takes_all_places():
