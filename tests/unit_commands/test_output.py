@@ -1,14 +1,18 @@
 """Output: objects for programs, lines for people, and no crash from a closed pipe."""
 
+import ast
 import io
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
 
+import fsl_async
 from fsl_async.commands.output import Output
 from fsl_async.roles.phrasing import megabytes
 
@@ -136,6 +140,30 @@ def test_a_broken_stream_without_a_descriptor_is_dropped():
     output.say("x")
     output.warn("x")
     output.result({"a": 1})
+
+
+def test_sizes_have_one_unit():
+    """`plan` printed MiB and `status` MB for the same bytes; people compare them."""
+    package = Path(fsl_async.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        source = path.read_text()
+        if not re.search("[KMGT]iB", source):
+            continue  # most files, which need not be parsed
+        tree = ast.parse(source)
+        prose = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) else ""
+            if isinstance(text, str) and id(node) not in prose and re.search("[KMGT]iB", text):
+                found.add(str(path.relative_to(package)))
+    # The figures of FSL-SAGE are in GiB.
+    assert found == {"plan/report.py"}
+    sizes = (megabytes(size) for size in (500, 2_500_000, 12.345e9, 4567e9))
+    assert list(sizes) == ["0.5 kB", "2.5 MB", "12.35 GB", "4.57 TB"]
 
 
 def test_sizes_of_a_result_have_their_unit(capsys):
