@@ -37,7 +37,7 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.store.vectors.memory import available_bytes
 
 MOST_BYTES = 64 << 20
-"""Of a message; a manifest is the largest."""
+"""The largest message; a manifest may be large."""
 SEND_S = 60
 """How long the other end of a connection may take no bytes."""
 ADDRESS = "FSL_GANG"

@@ -51,9 +51,9 @@ TRANSFER_CHECK_S = 0.02
 """The same while they wait for parts of a vector on their way to another machine."""
 MOST_STEPS = 1000
 STEP, WAIT, END = "fed.step", "waiting for the node", "the end of training"
-"""What ranks do together."""
+"""Points at which ranks agree, by what they do there."""
 SUMS = ("tokens", "tokens_per_s", "left_out")
-"""What is added up of the ranks' reports; they have made the same steps."""
+"""Counts that are added up; all ranks have made the same steps."""
 
 
 class AgreedClock(RunClock):
@@ -104,7 +104,7 @@ class RankOrders(Orders):
         self.current: tuple[Any, ...] = ()
         """The directive of the order that was taken last."""
         self.values = 0
-        """Of the flat vector; known from `attach` on."""
+        """Length of the flat vector; known from `attach` on."""
         self.vectors: dict[int, Vector] = {}
         self.own_slot = -1
         """The first slot of all, for the weights at attach."""
@@ -198,7 +198,7 @@ class RankOrders(Orders):
             self.tell("beat", joined([one["report"] for one in found], SUMS))
 
     def _received(self, *, waits: bool) -> list[list[Any]]:
-        """What rank 0 has received, or receives within the time between two agreements."""
+        """Return the directives that have come; waits: wait for one until the next agreement."""
         assert self._link is not None
         left = (TRANSFER_CHECK_S if self._waiting else self._check_s) if waits else 0.0
         found: list[list[Any]] = []

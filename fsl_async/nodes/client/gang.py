@@ -51,7 +51,7 @@ def options_to_wire(options: ClientOptions) -> dict[str, Any]:
 
 
 def options_from_wire(wire: dict[str, Any]) -> ClientOptions:
-    """What `options_to_wire` made."""
+    """Read options that `options_to_wire` wrote."""
     return _converter.structure(wire, ClientOptions)
 
 
@@ -63,7 +63,7 @@ def packed(options: ClientOptions, member: Membership) -> bytes:
 
 
 def unpacked(context: bytes) -> tuple[ClientOptions, Membership]:
-    """What `packed` made."""
+    """Read a context that `packed` wrote."""
     body = msgpack.unpackb(context)
     welcome = Welcome.from_wire(body["welcome"])
     return options_from_wire(body["options"]), Membership(welcome, from_wire(welcome.config))
@@ -83,7 +83,7 @@ AGENT_S = 10.0
 """How long torchrun has to end its ranks before both are killed."""
 RESTARTS = 3
 RANK = "fsl_async.nodes.client.gang_rank"
-"""What torchrun runs; with arguments the module is torchrun."""
+"""The module that torchrun runs; with arguments it is torchrun."""
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Has torchrun open a new store at each start of its ranks. In one that all starts share, a rank
 may find the address of a dead one, and gloo is then refused a connection."""
@@ -222,7 +222,7 @@ def run_gang(
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    """Of the ranks. torchrun would give each one thread, and warn that it does."""
+    """Return the ranks' environment. torchrun would give each one thread, and warn that it does."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 

@@ -136,7 +136,7 @@ def _dial(name: str, starts: Callable[[], None] | None = None) -> Link:
 
 
 class JoinedRank(Fed):
-    """What `fsl_async.join` returns in a rank: a Fed, to close or use in a `with`."""
+    """The result of `fsl_async.join` in a rank: a Fed, to close or use in a `with`."""
 
     def __init__(self, session: RankSession, context: ClientContext) -> None:
         super().__init__(session.training, session.context(context))

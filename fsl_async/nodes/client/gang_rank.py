@@ -1,4 +1,4 @@
-"""What torchrun runs for `fsl-node --role client --ranks N`: a rank of this client (its gang).
+"""A rank of `fsl-node --role client --ranks N`, one of the client's gang: torchrun runs it N times.
 
 A rank imports what trains in `main`, so that its errors reach the node too. With arguments the
 module is torchrun itself, without its own tracebacks and warnings: ranks' errors are printed by

@@ -78,7 +78,7 @@ class GangMeter:
         self.steps = 0
         self.tokens = 0
         self.sent_tokens = 0
-        """Of those, how many are in a snapshot."""
+        """How many of the tokens are in a snapshot."""
         self.step_begun: float | None = None
         self.step_times: deque[float] = deque(maxlen=TIMES_KEPT)
         self._before = (0, 0)  # steps and tokens of the gangs before
@@ -291,7 +291,7 @@ class GangShell:
                 order = self._orders.popleft()
             match order:
                 case RebaseOrder(discard):
-                    self._exchange.rebase(self._move, discard=discard or self._takes)
+                    self._exchange.rebase(self._move, discard=discard)
                 case SnapshotOrder(sequence, hold):
                     self._snapshot("snapshot", sequence, hold, holds=hold)
                 case RoundOrder(sequence, number):
@@ -408,7 +408,9 @@ class GangShell:
     def _number_of(self, vector: Vector) -> int:
         """The number of a vector's slot, which the ranks get first if they do not have it."""
         slot = self.slots.number_of(vector)
-        if self._gang is not None and slot not in self._known_slots:
+        gang = self._gang
+        # Ranks that have told no shape yet get all slots with the answer to that.
+        if gang is not None and gang.is_attached and slot not in self._known_slots:
             self._tell_slots([slot])
         return slot
 

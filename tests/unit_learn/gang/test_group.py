@@ -1,25 +1,33 @@
-"""What ranks of one client agree on: ranks as threads, each with a group of its own."""
+"""Ranks of one client agree: threads, each with its end of one group."""
 
 import random
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import numpy as np
 import pytest
-from links import linked
 from ports import free_ports
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.gang import group as group_module
 from fsl_async.learn.gang.group import DOWN, RankGroup, check_parts, joined, uncovered
-from fsl_async.learn.gang.link import NodeLostError, Place
+from fsl_async.learn.gang.link import Link, NodeLostError, Place
 from fsl_async.learn.gang.orders import SUMS, RankOrders
+
+
+def linked():
+    """A node's end of a connection, and a rank's."""
+    return [Link(end) for end in socket.socketpair()]
 
 
 @pytest.fixture
 def at_ranks(monkeypatch):
     """Call a function of a group in each of so many ranks; returns what it did, by rank."""
+    # Ranks whose peer has failed do not wait for long.
+    monkeypatch.setattr(group_module, "TIMEOUT", timedelta(seconds=60))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 

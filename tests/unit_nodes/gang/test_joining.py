@@ -1,4 +1,4 @@
-"""What a node and its ranks pass each other."""
+"""Options, reports and errors that a node and its ranks pass each other."""
 
 import os
 

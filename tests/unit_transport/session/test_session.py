@@ -174,6 +174,21 @@ def test_old_copies_open_no_session(new_settings):
     assert machine.handle(hello(10, 1), 12.0) == [Ask(hello(10, 1))]
 
 
+def test_unknown_sessions_are_answered(new_settings):
+    """With UNKNOWN and the id that was used, in every state."""
+    machine = ListenerMachine(77, new_settings())
+    for state in ("absent", "asked", "up"):
+        assert machine.state.value == state
+        for message in (data(session=OTHER), frames.Ack(OTHER, 0, False)):
+            assert machine.handle(message, 0.0) == []
+            assert sent(machine) == [frames.Unknown(OTHER)]
+        if state == "absent":
+            machine.handle(hello(), 0.0)
+        elif state == "asked":
+            machine.welcome(SESSION, {}, 0.0)
+            machine.outbox.clear()
+
+
 def test_listener_ignores_messages_of_listeners(new_settings):
     """WELCOME, REFUSE and UNKNOWN from a dialer, and another session's BYE."""
     machine = up_listener(new_settings)
@@ -182,6 +197,17 @@ def test_listener_ignores_messages_of_listeners(new_settings):
         assert machine.handle(message, 0.0) == []
     assert machine.state is ListenerState.UP
     assert sent(machine) == []
+
+
+def test_protocol_mismatch_names_both_versions(new_settings):
+    """A person must learn which side to update."""
+    machine = ListenerMachine(77, new_settings())
+    assert machine.handle(frames.Foreign(9, 5, 2), 0.0) == []
+    message = sent(machine)[0]
+    assert message.code == "protocol"
+    assert (message.incarnation, message.attempt) == (5, 2)
+    assert f"protocol {frames.PROTOCOL_VERSION}" in message.text
+    assert "the dialer 9" in message.text
 
 
 def test_listener_expiry(new_settings):
