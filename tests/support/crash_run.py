@@ -103,7 +103,7 @@ class CrashRun(Simulation):
         self.found: list[str] = []
         self._launching = ""
         settings = SimulationSettings(
-            3, seed=7, faults="none", every_s=EVERY_S, keep_versions=2, pace=KINDS[kind][0],
+            3, seed=7, faults=PROFILE, every_s=EVERY_S, keep_versions=2, pace=KINDS[kind][0],
             latest=kind == "latest",
         )  # fmt: skip
         world = World(PROFILE, settings.seed)
@@ -111,7 +111,6 @@ class CrashRun(Simulation):
         conditions = SLOW if kind == "rough" else world.conditions
         world.network = tp.MemNetwork(world.scheduler, settings.seed, conditions)
         super().__init__(settings, world=world, config=settings.config(*SETTINGS, *KINDS[kind][1]))
-        self.profile = PROFILE
         self.invariants = CrashInvariants(self.invariants.lineage, self.world.violated)
 
     # --- processes ---

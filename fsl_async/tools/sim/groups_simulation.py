@@ -9,7 +9,6 @@ stopped for a while, and parted from each other.
 from __future__ import annotations
 
 import functools
-import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +30,7 @@ from fsl_async.tools.sim.groups_invariants import GroupsInvariants
 from fsl_async.tools.sim.settings import SimulationSettings
 from fsl_async.tools.sim.simulation import Run, Simulation
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
+from fsl_async.tools.sim.world import ProcessClock, World
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
@@ -78,7 +77,7 @@ class GroupSimulation(Simulation):
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
         self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
-        self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_groups)
+        self._check_events(self.shell.node, self._after_groups)
 
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
@@ -104,7 +103,6 @@ class GroupSimulation(Simulation):
             self.invariants.violated(f"{machine.name} waits in a step while merges are held")
 
     def _after_groups(self, event: Event, effects: list[Effect]) -> None:
-        self.counts.events += 1
         rounds, happened = self.among.global_rounds, self.among.happened
         # A process that died before it knew of its cut finds it on disk.
         if isinstance(event, ev.CutTaken | ev.GroupsRecovered) and event.cut is not None:
@@ -153,7 +151,7 @@ class GroupSimulation(Simulation):
 
     def _pause_server(self) -> None:
         process = self.processes.get(self.server)
-        if process is not None and not self._calm:
+        if process is not None:
             self.counts.fault("server stopped for a while")
             process.clock.pause()
             links = self._links()
@@ -161,7 +159,6 @@ class GroupSimulation(Simulation):
                 link.pause()
             seconds = self._chance.uniform(*self.profile.server_pause_s)
             self._at(seconds, self._go_on, process.clock, links)
-        self._plan(self.profile.server_pause_every_s, self._pause_server)
 
     def _go_on(self, clock: ProcessClock, links: list[tp.MemLink]) -> None:
         if clock.alive:
@@ -179,8 +176,7 @@ class GroupsSimulation(Run):
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
     ) -> None:
-        super().__init__(settings, World(settings.profile, settings.seed, keep_journal))
-        self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
+        super().__init__(settings, World(settings.profile, settings.seed, keep_journal), "ring")
         self.happened: Counter[str] = Counter()
         """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
         merged on.
@@ -199,11 +195,11 @@ class GroupsSimulation(Run):
     def begin(self) -> None:
         """See `Run.begin`."""
         super().begin()
-        self._plan_cut()
+        self._plan(self.profile.group_cut_every_s, self._cut)
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
-        self.reductions.is_calm = True
+        self._calm = self.reductions.is_calm = True
         super()._end()
         if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
@@ -219,15 +215,8 @@ class GroupsSimulation(Run):
 
     # --- partitions between parameter servers ---
 
-    def _plan_cut(self) -> None:
-        every_s = self.profile.group_cut_every_s
-        if every_s and not self.reductions.is_calm:
-            self._at(self._chance.expovariate(1.0 / every_s), self._cut)
-
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
-        if self.reductions.is_calm:
-            return
         self.counts.fault("partition between parameter servers")
         one, *others = self._chance.sample(self.roster, len(self.roster))
         if self._chance.random() < 0.5:
@@ -237,7 +226,6 @@ class GroupsSimulation(Run):
         for pair in pairs:
             self._link(pair, cut=True)
         self._at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
-        self._plan_cut()
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:
         self.reductions.parted.difference_update(pairs)

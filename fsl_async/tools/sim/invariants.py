@@ -260,7 +260,7 @@ class Invariants:
         assert store is not None, "a version is of a store"
         for record in store.records:
             if record.version > self.lineage.version:
-                for text in self.lineage.add(record, held_by(store, record.version)):
+                for text in self.lineage.add(record, weights_in(store, record.version)):
                     self.violated(text)
                 for one in record.merged:
                     self._stored.pop(one.key, None)
@@ -356,7 +356,7 @@ def _owner(key: DeltaKey) -> tuple[str, int]:
     return key.client, key.incarnation
 
 
-def held_by(store: Store, version: int) -> Vector:
+def weights_in(store: Store, version: int) -> Vector:
     """Return a version's weights as a store sends them to a new client."""
     frames = [store.read_full(version, index) for index in range(store.manifest.chunks)]
     return np.concatenate([decode(frame) for frame in frames if frame is not None])

@@ -116,7 +116,7 @@ class SimulationSettings:
     clients: int = 100
     hours: float = 24.0
     seed: int = 0
-    faults: str = "storm"
+    faults: str | FaultProfile = "storm"
     every_s: float = 600.0
     keep_versions: int = 3
     pace: Pace = "called"
@@ -127,8 +127,8 @@ class SimulationSettings:
 
     @property
     def profile(self) -> FaultProfile:
-        """The faults by name."""
-        return PROFILES[self.faults]
+        """The faults, which may be given by name."""
+        return PROFILES[self.faults] if isinstance(self.faults, str) else self.faults
 
     def config(self, *more: str) -> Config:
         """Return the run's production settings. more: `table.key=value`, as for `--set`."""

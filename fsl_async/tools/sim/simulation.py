@@ -29,7 +29,7 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
-from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.runtime import Journal, Node
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync.client import ClientMachine
@@ -77,11 +77,50 @@ class Run:
     """The member of the report that has figures of this kind of run; empty: none has."""
     groups: Sequence[Simulation]
 
-    def __init__(self, settings: SimulationSettings, world: World) -> None:
+    def __init__(self, settings: SimulationSettings, world: World, faults: str) -> None:
+        """faults: names the chance that decides them."""
         self.settings, self.world = settings, world
         self.profile = settings.profile
         self.scheduler, self.network = world.scheduler, world.network
         self.counts, self.violations, self._at = world.counts, world.violations, world.at
+        self._chance = self._rng(faults)
+        self._calm = False  # no new faults: the run is to end
+
+    def _rng(self, *names: object) -> random.Random:
+        """Return a chance that the seed and these names decide."""
+        return random.Random("/".join(map(str, (self.settings.seed, *names))))  # noqa: S311
+
+    def _check_events(self, node: Node, after: Callable[..., None], *given: object) -> None:
+        """Count each event of a node, and call `after` with `given`, the event and its effects."""
+
+        def check(event: Event, effects: list[Effect]) -> None:
+            self.counts.events += 1
+            after(*given, event, effects)
+
+        node.machine = CheckedMachine(node.machine, check)
+
+    def _plan(
+        self,
+        every_s: float,
+        fault: Callable[..., float | None],
+        *args: object,
+        chance: random.Random | None = None,
+    ) -> None:
+        """Have a fault again and again, at random times; it may return how many s it lasts."""
+        if every_s and not self._calm:
+            delay_s = (chance or self._chance).expovariate(1.0 / every_s)
+            self._at(delay_s, self._strike, every_s, fault, args, chance)
+
+    def _strike(
+        self,
+        every_s: float,
+        fault: Callable[..., float | None],
+        args: tuple[object, ...],
+        chance: random.Random | None,
+    ) -> None:
+        if not self._calm:
+            again = functools.partial(self._plan, every_s, fault, *args, chance=chance)
+            self._at(lasts_s, again) if (lasts_s := fault(*args)) else again()
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
         """Run to the end of the simulated time, then end the run in order.
@@ -201,7 +240,7 @@ class Simulation(Run):
         run, instead of `settings.config()`.
         """
         world = world or World(settings.profile, settings.seed, keep_journal)
-        super().__init__(settings, world)
+        super().__init__(settings, world, f"{prefix}faults")
         self.groups = [self]
         self.journal = world.journal
         self.config = config or settings.config()
@@ -218,19 +257,13 @@ class Simulation(Run):
         self.run_name = "sim"
         self.names = [f"{prefix}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
-        self._chance = self._rng(f"{prefix}faults")
         self._incarnations = 0
         self._failed_starts = 0  # in a row
-        self._calm = False  # no new faults: the run is to end
         self._ending = False
         self._ended: dict[str, VirtualTraining] = {}
         self._files = MemoryFiles(self.disk)
         """The disk as the newest process of the parameter server sees it."""
         self._transport = self._dials_with = self.config.transport()
-
-    def _rng(self, *names: object) -> random.Random:
-        """Return a chance that the seed and these names decide."""
-        return random.Random("/".join(map(str, (self.settings.seed, *names))))  # noqa: S311
 
     # --- running ---
 
@@ -242,7 +275,7 @@ class Simulation(Run):
             if self._is_here(name):
                 delay_s = self._chance_of(name, "launch").uniform(0.0, self.launch_s)
                 self._at(delay_s, self._launch_client, name)
-            self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
+                self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
             self._plan_fault(self.profile.reset_every_s, self._reset, name)
             self._plan_fault(self.profile.partition_every_s, self._cut, name)
         if self._is_here(self.server):
@@ -358,7 +391,7 @@ class Simulation(Run):
                 count=self._count,
             ),
         )
-        shell.node.machine = CheckedMachine(machine, functools.partial(self._after_server, machine))
+        self._check_events(shell.node, self._after_server, machine)
         self.processes[name] = Process(clock, shell)
         self._prepare(clock, shell, store, incarnation)
         try:
@@ -381,7 +414,6 @@ class Simulation(Run):
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
-        self.counts.events += 1
         self.invariants.after_server(machine, event, effects)
 
     def _server_says(self, note: Note) -> None:
@@ -468,9 +500,7 @@ class Simulation(Run):
             on_end=functools.partial(self._run_over, name),
             announced=training.announced,
         )  # fmt: skip
-        shell.node.machine = CheckedMachine(
-            machine, functools.partial(self._after_client, machine, training)
-        )
+        self._check_events(shell.node, self._after_client, machine, training)
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
         training.begin(chance)
@@ -478,7 +508,6 @@ class Simulation(Run):
     def _after_client(
         self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
     ) -> None:
-        self.counts.events += 1
         checked = cast("VirtualTraining", training)
         self.invariants.after_client(machine, checked, event, effects)
         if self.settings.pace != "called" and training.is_held and not self._ending:
@@ -503,21 +532,11 @@ class Simulation(Run):
 
     # --- faults ---
 
-    def _plan(
-        self,
-        every_s: float,
-        action: Callable[..., object],
-        *args: object,
-        chance: random.Random | None = None,
-    ) -> None:
-        if every_s and not self._calm:
-            self._at((chance or self._chance).expovariate(1.0 / every_s), action, *args)
-
     def _chance_of(self, name: str, fault: str) -> random.Random:
         """Return the chance that decides a fault of a client."""
         return self._chance
 
-    def _plan_fault(self, every_s: float, fault: Callable[[str], None], name: str) -> None:
+    def _plan_fault(self, every_s: float, fault: Callable[[str], float | None], name: str) -> None:
         self._plan(every_s, fault, name, chance=self._chance_of(name, fault.__name__))
 
     def _kill(self, name: str) -> bool:
@@ -537,21 +556,20 @@ class Simulation(Run):
         return True
 
     def _kill_client(self, name: str) -> None:
-        if not self._calm and self._kill(name):
+        if self._kill(name):
             self.counts.fault("client killed")
             self.counts.relaunches += 1
             back_s = self._chance_of(name, "_kill_client").uniform(*self.profile.client_return_s)
             self._at(back_s, self._launch_client, name)
-        self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
         """Kill the parameter server, as often as not in the middle of a call to its disk."""
-        if not self._calm and self.server in self.processes:
-            if self._chance.random() < self.profile.disk_kills:
-                self._in_a_call(self._chance.choice(["before", "torn", "after"]))
-            else:
-                self._server_is_dead()
-        self._plan(self.profile.server_kill_every_s, self._kill_server)
+        if self.server not in self.processes:
+            return
+        if self._chance.random() < self.profile.disk_kills:
+            self._in_a_call(self._chance.choice(["before", "torn", "after"]))
+        else:
+            self._server_is_dead()
 
     def _in_a_call(self, mode: Literal["before", "torn", "after", "error"]) -> None:
         """Have the parameter server die, or its disk fail, in one of its next calls."""
@@ -560,11 +578,10 @@ class Simulation(Run):
         faults.mode = mode
 
     def _fill_disk(self) -> None:
-        if not self._calm and self.server in self.processes:
+        if self.server in self.processes:
             self.counts.fault("disk full")
             self._files.faults.failures = self._chance.randint(1, MOST_FAILURES)
             self._in_a_call("error")
-        self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _server_is_dead(self) -> None:
         """Take the parameter server's process away, and launch it again."""
@@ -573,25 +590,22 @@ class Simulation(Run):
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _reset(self, name: str) -> None:
-        if self._is_up(name) and not self._calm:
+        if self._is_up(name):
             self._count_fault("connection reset", name)
             for network, server in self.networks:
                 network.reset(name, server)
-        self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
-    def _cut(self, name: str) -> None:
-        if self._calm:
-            return
+    def _cut(self, name: str) -> float:
         self._count_fault("partition", name)
         for network, server in self.networks:
             network.cut(name, server)
-        until_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
-        self._at(until_s, self._heal, name)
+        lasts_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
+        self._at(lasts_s, self._heal, name)
+        return lasts_s
 
     def _heal(self, name: str) -> None:
         for network, server in self.networks:
             network.heal(name, server)
-        self._plan_fault(self.profile.partition_every_s, self._cut, name)
 
     def _is_up(self, name: str) -> bool:
         """Whether a client has a connection that can break."""

@@ -70,8 +70,8 @@ class SplitServerSimulation(Simulation):
         """Make the machine and the training of a process of the split server."""
         raise NotImplementedError
 
-    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
-        """Open the books of a process of the split server."""
+    def _open_split_journal(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+        """Open the journal of a process of the split server, and what counts its bytes."""
         return self.server_traffic, self.journal
 
     def _split_failed(self, text: str) -> None:
@@ -105,7 +105,7 @@ class SplitServerSimulation(Simulation):
         incarnation = self._next_incarnation(SPLIT_NAME)
         self.split_files = MemoryFiles(self.split_disk)
         machine, training = self._split_server(self.split_files)
-        traffic, journal = self._split_books(clock)
+        traffic, journal = self._open_split_journal(clock)
         link = CountedLink(self.split_network.listener(SPLIT_NAME), traffic, at_client=False)
         shell = SplitServerShell(
             machine,
@@ -129,18 +129,16 @@ class SplitServerSimulation(Simulation):
         """Take a process of the split server before it starts."""
 
     def _kill_split(self) -> None:
-        """Kill the split server, and plan the next time."""
-        if self.split_shell is not None and not self._calm:
+        """Kill the split server."""
+        if self.split_shell is not None:
             self.counts.fault("split server killed")
             self._end_split(in_order=False)
-        self._plan(self.profile.server_kill_every_s, self._kill_split)
 
     def _ask_split(self) -> None:
         """Ask it to end, as SIGTERM does: it ends in good order, and another process goes on."""
-        if self.split_shell is not None and not self._calm:
+        if self.split_shell is not None:
             self.counts.fault("split server asked to end")
             self.split_shell.node.feed(DrainAsked("SIGTERM"))
-        self._plan(self.profile.server_kill_every_s, self._ask_split)
 
     def _close_split(self) -> None:
         """End the process as kill -9 does, also where it has ended by itself."""

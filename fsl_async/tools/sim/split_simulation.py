@@ -28,7 +28,7 @@ checked after every event, values of tensors after every call of the split serve
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from attrs import evolve
 
@@ -66,7 +66,6 @@ from fsl_async.tools.sim.split_training import (
     exchanged,
 )
 from fsl_async.tools.sim.training import Launch, Trainer
-from fsl_async.tools.sim.world import CheckedMachine
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -114,9 +113,7 @@ class SplitSimulation(SplitServerSimulation):
         return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_launched(self, shell: SplitServerShell) -> None:
-        training = cast("CheckedTraining", shell.training)
-        check = functools.partial(self._after_split, shell.machine, training)
-        shell.node.machine = CheckedMachine(shell.machine, check)
+        self._check_events(shell.node, self._after_split, shell.machine, shell.training)
 
     def _split_says(self, note: Note) -> None:
         """A line of a split server, or of a client."""
@@ -143,8 +140,7 @@ class SplitSimulation(SplitServerSimulation):
         training = self.trainings[name]
         facts = Facts(welcome.run, welcome.shard, self.architecture)
         shell = self._open_session(name, training.incarnation, training.split, facts)
-        check = functools.partial(self._after_session, shell.machine, training.split)
-        shell.node.machine = CheckedMachine(shell.machine, check)
+        self._check_events(shell.node, self._after_session, shell.machine, training.split)
         shell.dial()
 
     # --- checks ---
@@ -157,7 +153,6 @@ class SplitSimulation(SplitServerSimulation):
         effects: list[Effect],
     ) -> None:
         """Check what an event of the split server may have touched."""
-        self.counts.events += 1
         if isinstance(event, sev.SplitRecovered) and event.lost and self.left_in_order:
             self.world.violated("a split server that ended in order lost uploads")
         if isinstance(event, sev.Aligned) and not event.problem:
@@ -220,7 +215,6 @@ class SplitSimulation(SplitServerSimulation):
         effects: list[Effect],
     ) -> None:
         """Check what an event of a client's session may have touched."""
-        self.counts.events += 1
         match event:
             case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.VectorReceived(
                 msg.GradientMeta(key)

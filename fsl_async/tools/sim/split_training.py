@@ -118,7 +118,7 @@ def model_of(method: Method) -> tuple[CutModel, nn.Module]:
 
 
 @frozen
-class Held:
+class PartState:
     """Weights and momentum of a split server's part, float32 (VALUES,)."""
 
     weights: Values
@@ -126,12 +126,12 @@ class Held:
 
 
 @frozen
-class Moment:
+class CheckpointState:
     """The state that a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
 
     progress: SplitProgress = field(factory=SplitProgress)
     trained: int = 0
-    parts: Mapping[str, Held] = field(factory=dict)
+    parts: Mapping[str, PartState] = field(factory=dict)
     auxiliary: Mapping[str, tuple[int, bytes]] = field(factory=dict)
 
 
@@ -141,11 +141,13 @@ class SplitLineage:
 
     trained: list[UploadKey] = field(factory=list)
     """In order; what was lost with a process is not in it."""
-    parts: dict[str, Held] = field(factory=lambda: {"": Held(START)})
+    parts: dict[str, PartState] = field(factory=lambda: {"": PartState(START)})
     """By client; "" is the common part."""
     auxiliary: dict[str, tuple[int, bytes]] = field(factory=dict)
     """Client -> version and weights of its aligned model."""
-    moments: dict[int, Moment] = field(factory=lambda: {0: Moment(parts={"": Held(START)})})
+    checkpoints: dict[int, CheckpointState] = field(
+        factory=lambda: {0: CheckpointState(parts={"": PartState(START)})}
+    )
     """The states of checkpoints, by number."""
     sealed: int = 0
     """Number of the newest checkpoint that is durable."""
@@ -159,18 +161,18 @@ class SplitLineage:
     def recovered(self, number: int, found: ev.SplitRecovered) -> None:
         """Go back to checkpoint `number`, which a new process has loaded."""
         assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
-        moment = self.moments[number]
-        assert found.progress == moment.progress, "a checkpoint holds the progress of its moment"
-        lost = set(self.trained[moment.trained :])
+        state = self.checkpoints[number]
+        assert found.progress == state.progress, "a checkpoint holds the progress of its moment"
+        lost = set(self.trained[state.trained :])
         assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
-        del self.trained[moment.trained :]
-        self.parts, self.auxiliary = dict(moment.parts), dict(moment.auxiliary)
-        self.moments = {number: moment}
+        del self.trained[state.trained :]
+        self.parts, self.auxiliary = dict(state.parts), dict(state.auxiliary)
+        self.checkpoints = {number: state}
         self.sealed = number
 
-    def part(self, name: str) -> Held:
+    def part(self, name: str) -> PartState:
         """A part; a new replica is a copy of the common part."""
-        return self.parts.setdefault(name, Held(self.parts[""].weights))
+        return self.parts.setdefault(name, PartState(self.parts[""].weights))
 
 
 class CheckedTraining(ServerTraining):
@@ -233,7 +235,7 @@ class CheckedTraining(ServerTraining):
             self.lineage.answers.setdefault(key, []).append(answer)
         return done
 
-    def _trained(self, name: str, held: Held, crossing: Crossing) -> None:
+    def _trained(self, name: str, held: PartState, crossing: Crossing) -> None:
         """Follow the one step that an upload is."""
         if isinstance(crossing, FeatureGradient):
             gradient = -crossing.values.numpy().sum(0)
@@ -243,7 +245,7 @@ class CheckedTraining(ServerTraining):
         momentum = MOMENTUM * held.momentum + gradient
         found, wanted = self._weights(name), held.weights - RATE * momentum
         assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "an upload is one step"
-        self.lineage.parts[name] = Held(found, momentum)
+        self.lineage.parts[name] = PartState(found, momentum)
 
     def _weights(self, name: str) -> Values:
         part: ServerPart = self.server.part(name) if name else self.server.common
@@ -290,7 +292,7 @@ class CheckedTraining(ServerTraining):
             assert client.last == self._last.get(name), "the progress has what was trained"
             kept = lineage.auxiliary.get(name, (-1, b""))[0]
             assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
-        lineage.moments[number] = Moment(
+        lineage.checkpoints[number] = CheckpointState(
             progress, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
         )
 

@@ -61,7 +61,7 @@ CLIENTS = "clients"
 """Folder of the clients' own files, in the run directory."""
 
 
-class ServerBooks:
+class ServerJournal:
     """Journal and traffic of one process of a server. wall: seconds since 1970."""
 
     def __init__(self, folder: Path, clock: ProcessClock, wall: Callable[[], float]) -> None:
@@ -119,10 +119,11 @@ class TaskSimulation(WindowedSimulation):
         """Clients that have ended by themselves."""
         self._log, self._progress = log, progress
         self._logged: set[str] = set()
-        self._books: ServerBooks | None = None
+        self._journal: ServerJournal
+        """The journal of the newest process of the parameter server."""
         self.traffics: list[Traffic] = []
         """The traffic of all processes of the servers."""
-        self._store_open: Store | None = None
+        self._store_open: Store
         self._reason = self._commit_failed = ""
         """Why the run has ended; empty while it goes on."""
         self._over_s: float | None = None
@@ -241,11 +242,8 @@ class TaskSimulation(WindowedSimulation):
 
     def _close_server(self) -> None:
         """End the parameter server in order: write what is still to be written."""
-        books, store = self._books, self._store_open
-        assert books is not None, "a run ends at its parameter server"
-        assert store is not None
-        store.finish_snapshot()
-        books.close(in_order=True)
+        self._store_open.finish_snapshot()
+        self._journal.close(in_order=True)
 
     def _check_versions(self, before: int) -> None:
         newest = self._points[-1].version if self._points else -1
@@ -261,16 +259,14 @@ class TaskSimulation(WindowedSimulation):
     # --- the parameter server ---
 
     def _link_of(self, name: str) -> tp.Link:
-        books = self._books
-        assert books is not None, "a process has books"
-        return CountedLink(super()._link_of(name), books.traffic, at_client=False)
+        return CountedLink(super()._link_of(name), self._journal.traffic, at_client=False)
 
     def _journal_of(self, name: str, clock: ProcessClock) -> Journal:
         if name != self.server:
             return SilentJournal()
-        books = self._books = ServerBooks(self.root, clock, self._wall)
-        self.traffics.append(books.traffic)
-        return books.reporter
+        self._journal = ServerJournal(self.root, clock, self._wall)
+        self.traffics.append(self._journal.traffic)
+        return self._journal.reporter
 
     def _wall(self) -> float:
         return WALL_S + self.scheduler.time()
@@ -289,20 +285,17 @@ class TaskSimulation(WindowedSimulation):
         )
 
     def _recovered(self, store: Store, recovered: Recovered) -> None:
-        self._store_open, books = store, self._books
-        assert books is not None, "a process has books"
+        self._store_open = store
         keep_settings(self.root, self.config, recovered.version)
         keep_texts(self.root, self.config)
-        books.started("ps", self.server, run=self.run_name, **start_facts(self.config))
+        self._journal.started("ps", self.server, run=self.run_name, **start_facts(self.config))
 
     def _server_says(self, note: Note) -> None:
-        if self._books is not None:
-            self._books.reporter.say(note)
+        self._journal.reporter.say(note)
 
     def _count(self, manifest: Manifest, direction: Direction, index: int, frame: bytes) -> None:
-        assert self._books is not None, "a process has books"
         category = exchanged_category(self.config)
-        self._books.traffic.weights(manifest, direction, index, frame, category=category)
+        self._journal.traffic.weights(manifest, direction, index, frame, category=category)
 
     def _server_finished(self, finish: Finish) -> None:
         super()._server_finished(finish)
@@ -418,8 +411,8 @@ class TaskSimulation(WindowedSimulation):
             part = self.parts[name]
             part.waited_s += process.training.thread.waited_s
             part.steps += process.training.steps
-        elif self._books is not None:
-            self._books.close(in_order=False)
+        else:
+            self._journal.close(in_order=False)
         return super()._kill(name)
 
 

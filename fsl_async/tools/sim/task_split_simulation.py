@@ -28,7 +28,7 @@ from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.split_server import SPLIT_NAME, SPLIT_WORKERS, SplitServerSimulation
-from fsl_async.tools.sim.task_simulation import ServerBooks, TaskSimulation
+from fsl_async.tools.sim.task_simulation import ServerJournal, TaskSimulation
 from fsl_async.tools.sim.task_training import TaskTraining
 from fsl_async.tools.sim.training import VirtualWorker
 from fsl_async.tools.sim.world import ProcessClock
@@ -53,13 +53,13 @@ class TaskSplitSimulation(SplitServerSimulation, TaskSimulation):
         training = ServerTraining(method, server, uploads, disk)
         return SplitServerMachine(self.config, parts.architecture), training
 
-    def _split_books(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
+    def _open_split_journal(self, clock: ProcessClock) -> tuple[Traffic, Journal]:
         folder = self.root / SPLIT_SERVER
         folder.mkdir(mode=0o700, exist_ok=True)
-        books = self._split_journal = ServerBooks(folder, clock, self._wall)
-        self.traffics.append(books.traffic)
-        books.started(SPLIT_SERVER, SPLIT_NAME, method=self.config.split.method)
-        return books.traffic, books.reporter
+        journal = self._split_journal = ServerJournal(folder, clock, self._wall)
+        self.traffics.append(journal.traffic)
+        journal.started(SPLIT_SERVER, SPLIT_NAME, method=self.config.split.method)
+        return journal.traffic, journal.reporter
 
     def _split_says(self, note: Note) -> None:
         self._split_journal.reporter.say(note)

@@ -216,10 +216,6 @@ class WindowedSimulation(Simulation):
             self._chances[name, fault] = self._rng(name, fault)
         return self._chances[name, fault]
 
-    def _kill_client(self, name: str) -> None:
-        if self._is_here(name):
-            super()._kill_client(name)
-
     # --- the first process ---
 
     def play(self) -> None:

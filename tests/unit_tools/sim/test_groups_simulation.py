@@ -1,9 +1,8 @@
 """Groups in the simulator: complete runs, and proof that its checks can fail."""
 
-import functools
-
 import pytest
 from attrs import evolve
+from defects import defect
 
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
 from fsl_async.roles.groups.member import GroupMember
@@ -11,7 +10,7 @@ from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-from fsl_async.tools.sim.settings import PROFILES, FaultProfile, SimulationSettings
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 
 
 def simulate(**changes):
@@ -40,21 +39,15 @@ WORSE = FaultProfile(
     duplicate=0.005,
     reorder=0.01,
 )
-"""Some fault in most global rounds."""
-
-
-@pytest.fixture
-def worse(monkeypatch):
-    """A profile in which few global rounds go well at once."""
-    monkeypatch.setitem(PROFILES, "storm", WORSE)
+"""Some fault in most global rounds: few go well at once."""
 
 
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 60))]
 )
-def test_tokens_are_in_one_decided_round_whatever_fails(worse, seed):
+def test_tokens_are_in_one_decided_round_whatever_fails(seed):
     """The checks of `GroupsInvariants` and those of each group, with every kind of fault."""
-    simulation = simulate(seed=seed)
+    simulation = simulate(seed=seed, faults=WORSE)
     assert simulation.violations == []
     found = simulation.facts()
     assert found["global_rounds"] > 3
@@ -82,15 +75,9 @@ def test_a_day_of_twenty_groups_of_twenty_clients():
     assert found["reductions_mixed"] > 0
 
 
-@functools.cache
-def fair():
-    """A run without faults."""
-    return simulate(faults="none", hours=0.5)
-
-
 def test_without_faults_all_groups_take_part_in_each_round():
     """No attempt fails, and merges are held for a reduction only."""
-    simulation = fair()
+    simulation = simulate(faults="none", hours=0.5)
     assert simulation.violations == []
     found = simulation.facts()
     assert found["attempts_failed"] == 0
@@ -125,25 +112,17 @@ def _forget_the_cut(monkeypatch):
     monkeypatch.setattr(Store, "commit", forget)
 
 
-def _use_numbers_again(monkeypatch):
-    """Attempts are not in the ledger."""
-    monkeypatch.setattr(GroupsState, "attempted", lambda *_: None)
+_use_numbers_again = defect(GroupsState, "attempted")(lambda *_: None)
 
 
-def _adopt_as_counted(monkeypatch):
+@defect(Store, "adopt_global")
+def _adopt_as_counted(original, self, *given, counted, keeps_momentum):
     """A group takes its cut for one that was in the round, or the other way round."""
-    adopt = Store.adopt_global
-
-    def wrong(self, *given, counted, keeps_momentum):
-        counted = not counted and self.groups._state.cut is not None
-        return adopt(self, *given, counted=counted, keeps_momentum=keeps_momentum)
-
-    monkeypatch.setattr(Store, "adopt_global", wrong)
+    counted = not counted and self.groups._state.cut is not None
+    return original(self, *given, counted=counted, keeps_momentum=keeps_momentum)
 
 
-def _forget_what_was_gained(monkeypatch):
-    """What a group merged since its cut is forgotten."""
-    monkeypatch.setattr(GroupsStore, "_reference", lambda *_: None)
+_forget_what_was_gained = defect(GroupsStore, "_reference")(lambda *_: None)
 
 
 @pytest.mark.sweep
@@ -157,7 +136,7 @@ def _forget_what_was_gained(monkeypatch):
         _forget_what_was_gained,
     ],
 )
-def test_a_defect_is_found(worse, defect, monkeypatch):
+def test_a_defect_is_found(defect, monkeypatch):
     """Each injected defect violates an invariant."""
     defect(monkeypatch)
-    assert any(simulate(seed=seed, hours=0.7).violations for seed in range(1, 5))
+    assert any(simulate(seed=seed, hours=0.7, faults=WORSE).violations for seed in range(1, 5))
