@@ -96,6 +96,7 @@ from fsl_async.roles.machine import (
     TimerFired,
     TrainingEnded,
 )
+from fsl_async.roles.phrasing import lost_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -112,13 +113,6 @@ REOFFER_S = 5.0
 VIOLATIONS = 3
 """How often the parameter server may end the session because of what this client sends. The same
 message is sent in each new session, so more of them end the same way."""
-_LOST = {
-    "expired": "the parameter server does not answer",
-    "reset": "the parameter server restarted",
-    "bye": "the parameter server ended the session",
-    "protocol": "the parameter server violated the protocol",
-    "revoked": "the parameter server no longer accepts this key",
-}
 
 
 class ClientMachine(RoleMachine):
@@ -181,16 +175,13 @@ class ClientMachine(RoleMachine):
             do.FinishEncoding: self._encoding_finished,
             StreamLost: self._stream_lost,
             msg.Stop: self._run_ended,
-            DrainAsked: self._drain_asked,
+            DrainAsked: lambda event, now: self.shutdown.ask(
+                event.reason, ExitCode.INTERRUPTED, now
+            ),
             ev.Preempting: self.shutdown.preempt,
             TrainingEnded: self._training_ended,
             ev.TransfersChecked: self.shutdown.transfers_checked,
         }
-
-    @property
-    def latest(self) -> Held:
-        """The newest version announced."""
-        return self.version_sync.latest
 
     @property
     def base(self) -> Held:
@@ -239,8 +230,7 @@ class ClientMachine(RoleMachine):
             self.violations += 1
             if self.violations >= VIOLATIONS:
                 return self._give_up(event.violation, now)
-        reason = event.reason
-        what = _LOST.get(reason, f"the parameter server is away ({reason})")
+        what = lost_words(event.reason)
         if not self.shutdown.training:
             self.shutdown.session_lost(now)
             meanwhile = f"waiting {DRAIN_S:g} s for it, to send what was trained"
@@ -361,7 +351,7 @@ class ClientMachine(RoleMachine):
         version_sync.by_scalars = comes or version_sync.by_scalars
         if comes and version_sync.asked is None and version_sync.base != version_sync.latest:
             version_sync.asked = newest.version
-        if self.base == self.latest and self.model_version == newest.version:
+        if self.base == self.version_sync.latest and self.model_version == newest.version:
             return [version_sync.holding()]
         notes = [Note(f"{undone}; this client goes back too", "warning")] if undone else []
         return [*notes, *self._advance()]
@@ -479,15 +469,8 @@ class ClientMachine(RoleMachine):
                 effects.append(Note(text, "warning"))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
-        self.delta = Delta(
-            key,
-            self.model_digest,
-            event.tokens,
-            event.steps,
-            answered.round,
-            event.metrics,
-            event.facts,
-        )
+        work = event.tokens, event.steps, answered.round, event.metrics, event.facts
+        self.delta = Delta(key, self.model_digest, *work)
         self.coded = False
         if self.connected:
             self.shutdown.uploads.begin(now)
@@ -527,7 +510,7 @@ class ClientMachine(RoleMachine):
         tokens = self.delta.tokens
         text = f"the parameter server refused a delta of {tokens} tokens: {declined.text}"
         if declined.code == "stale":
-            self.sends_from = self.latest.version
+            self.sends_from = self.version_sync.latest.version
             text += (
                 "; a step that compiles or loads may take that long: the next delta is measured"
                 f" from version {self.sends_from}"
@@ -576,7 +559,7 @@ class ClientMachine(RoleMachine):
             call = msg.Call(msg.OWN_PACE)
         if call is None or self.delta is not None or self.model_version < 0:
             return []
-        if self.model_version < min(self.sends_from, self.latest.version):
+        if self.model_version < min(self.sends_from, self.version_sync.latest.version):
             return []  # its delta would be refused too
         if call.trains and call.round != self.model_version:
             if call.round < self.model_version:
@@ -599,9 +582,6 @@ class ClientMachine(RoleMachine):
         reason = event.message.reason
         return [SendGoodbye(reason), *self.shutdown.ask(reason, 0, now)]
 
-    def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
-        return self.shutdown.ask(event.reason, ExitCode.INTERRUPTED, now)
-
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         effects = self.shutdown.training_ended(event.error, now, joined=self.model_version >= 0)
         return effects or self._wind_down()
@@ -613,6 +593,6 @@ class ClientMachine(RoleMachine):
         if not self.shutdown.emptied:
             self.shutdown.emptied = True
             # While the parameter server collects for this version's round, it counts as the answer.
-            self.answering = msg.Call(self.latest.version)
+            self.answering = msg.Call(self.version_sync.latest.version)
             return [self._take_snapshot(self.answering)]
         return self.shutdown.finish()

@@ -457,11 +457,12 @@ class TuneSimulation(Simulation):
             connected = connected or machine.connected
             before = self._held.get(name)
             at = machine.incarnation, machine.base.version
-            is_behind = machine.connected and machine.base.version < machine.latest.version
+            newest = machine.version_sync.latest.version
+            is_behind = machine.connected and machine.base.version < newest
             if before is None or before[:2] != at or not is_behind:
                 self._held[name] = *at, now
             elif now - before[2] > longest_s:
-                text = f"{name} stays at version {at[1]}, and {machine.latest.version} is announced"
+                text = f"{name} stays at version {at[1]}, and {newest} is announced"
                 self.world.violated(text)
         version = self.lineage.version
         is_served = connected and self.server in self.processes and not self._is_full
