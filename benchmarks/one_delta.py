@@ -125,7 +125,7 @@ def train(fed: Any) -> None:
     while True:
         loss = module.weight.square().sum()
         steps.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         steps.step()
         if not fed.step(tokens=64, metrics={"loss": loss.item()}):
             return
