@@ -18,6 +18,8 @@ from fsl_async.nodes.ps.groups import GroupsShell, check_history, check_keys
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.groups.events import Decision, GroupsRecovered
+from fsl_async.store.commit.groups_store import GroupsStore
+from fsl_async.store.errors import StoreError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
@@ -117,6 +119,25 @@ def sides(tmp_path):
     yield made
     for side in made:
         side.store.close()
+
+
+def test_global_weights_that_could_not_be_written_are_tried_again(sides, monkeypatch):
+    """The disk of the coordinator was full at version 0: no group would ever have begun."""
+    north, _ = sides
+    begin, disks = GroupsStore.begin, iter([StoreError("cannot write: disk full"), None])
+
+    def written(store):
+        if (error := next(disks, None)) is not None:
+            raise error
+        return begin(store)
+
+    monkeypatch.setattr(GroupsStore, "begin", written)
+    north.begin()
+    assert north.shell.machine.round == -1
+    assert "the next version tries again: cannot write: disk full" in north.said[-1]
+    north.shell.version_made(1)
+    assert north.shell.machine.round == 0
+    north.shell.version_made(2)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ class GroupsShell:
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._reduction_failed)
         self._reducing = 0
+        self._is_beginning = False
         self._spec = CodecSpec()
         self._addresses: list[do.PassAddress] | None = None
         """Those that came before the files of a reduction were ready; None: it has begun."""
@@ -165,16 +166,22 @@ class GroupsShell:
         """Take a version of deltas, or version 0."""
         if version > 0:
             self.node.feed(ev.GroupVersion(version))
-        elif self._config.leads:
-            self._begin()
+        if self._config.leads and self.machine.round < 0 and not self._is_beginning:
+            self._begin()  # again after each version: the disk may have been full before
 
     def _begin(self) -> None:
         """Make the first weights of the coordinator's group those of all groups."""
-        self._submit(
-            self._store.begin,
-            lambda first: self.node.feed(ev.Adopted(first, 0, gained=False)),
-            lambda reason: self._say(Note(f"there are no global weights: {reason}", "warning")),
-        )
+
+        def begun(first: ev.Decision) -> None:
+            self.node.feed(ev.Adopted(first, 0, gained=False))
+
+        def failed(reason: str) -> None:
+            self._is_beginning = False
+            text = f"there are no global weights, the next version tries again: {reason}"
+            self._say(Note(text, "warning"))
+
+        self._is_beginning = True
+        self._submit(self._store.begin, begun, failed)
 
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
@@ -258,6 +265,7 @@ class GroupsShell:
 
     def _kill_reduction(self) -> None:
         self._reducing = 0
+        self._is_beginning = False
         self.process.kill()
 
     def _address(self, attempt: int, key: str, blob: bytes) -> None:

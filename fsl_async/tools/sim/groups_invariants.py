@@ -60,12 +60,17 @@ class GroupsInvariants:
         """Take a decision that the coordinator is about to write."""
         self._deciding[effect.attempt] = effect
 
-    def begun(self, name: str) -> None:
-        """Take G_0, once it is there: version 0 of the coordinator's group."""
+    def begun(self, name: str, digest: str) -> None:
+        """Take G_0, once it is there: the newest version of the coordinator's group then."""
+        if self.weights:
+            return
         lineage = self.lineages[name]
-        if lineage.weights and not self.weights:
-            self.weights.append(lineage.weights[0])
-            self.counted[name], self._adopted[name] = 0, 0
+        for version in reversed(range(len(lineage.weights))):
+            if digest_of(lineage.weights[version], weights=self._weights) == digest:
+                self.weights.append(lineage.weights[version])
+                self.counted[name], self._adopted[name] = lineage.tokens_of[version], 0
+                return
+        self.violated(f"{name} begins with global weights that are no version of it")
 
     def decided(self, attempt: int) -> None:
         """Take a decision of the coordinator: its line is in the ledger."""

@@ -114,8 +114,11 @@ class GroupSimulation(Simulation):
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
-        if isinstance(event, ev.GroupsRecovered | ev.Adopted) and self.config.leads:
-            rounds.begun(self.name)
+        held = event.decision if isinstance(event, ev.Adopted) else None
+        if isinstance(event, ev.GroupsRecovered):
+            held = event.adopted
+        if self.config.leads and held is not None and not held.round:
+            rounds.begun(self.name, held.digest)
         for effect in effects:
             happened["attempts"] += isinstance(effect, do.KeepAttempt)
             if isinstance(effect, do.StartReduction):

@@ -49,6 +49,8 @@ class Lineage:
     """Versions that the base of a delta that is used again may be old."""
     weights: list[Vector] = field(factory=list)
     """The flat vector of each version, float32 (manifest.values,)."""
+    tokens_of: list[int] = field(factory=list)
+    """Tokens merged up to each version."""
     merged: dict[DeltaKey, int] = field(factory=dict)
     """Delta -> the version that merged it."""
     doubled: int = 0
@@ -97,6 +99,7 @@ class Lineage:
         elif record.version:
             wrong += self._check(record, held)
         self.weights.append(held)
+        self.tokens_of.append(record.tokens_total)
         for one in record.merged:
             self.merged[one.key] = record.version
             self.tokens += one.delta.tokens
