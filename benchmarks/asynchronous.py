@@ -34,10 +34,9 @@ from fsl_async.config.settings import Config
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.models.gpt import GPT, gpt_config
-from fsl_async.tools.sim.world import PROFILES, FaultProfile
-from fsl_async.tools.simulate.result import Result
-from fsl_async.tools.simulate.settings import SimulateSettings
-from fsl_async.tools.simulate.simulation import simulate
+from fsl_async.tools.sim.result import Result
+from fsl_async.tools.sim.settings import PROFILES, FaultProfile, TaskSettings
+from fsl_async.tools.sim.simulate import simulate
 from fsl_async.tools.versions import VersionEvaluator
 
 RESULTS = Path(__file__).parent / "results" / "asynchronous.jsonl"
@@ -154,7 +153,7 @@ def train(fed: Fed) -> None:
 def measure(row: Row) -> dict[str, Any]:
     """Run one row."""
     begun = time.perf_counter()
-    settings = SimulateSettings(
+    settings = TaskSettings(
         clients=len(STEP_S),
         faults="churn" if row.churn else "none",
         step_seconds=STEP_S[0],

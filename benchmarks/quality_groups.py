@@ -6,8 +6,9 @@ the sum, which NumPy adds in the order of the groups; gloo's ring adds in anothe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,31 +17,25 @@ from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec
 
 
-class Group(Protocol):
-    """A parameter server of `quality_run`."""
-
-    store: Store
-
-
 class Groups:
     """Averages groups. momentum: "keep" or "reset", of each group at an adoption."""
 
-    def __init__(self, groups: list[Group], codec: CodecSpec, momentum: str) -> None:
-        self._groups, self._codec, self._momentum = groups, codec, momentum
+    def __init__(self, stores: Sequence[Store], codec: CodecSpec, momentum: str) -> None:
+        self._stores, self._codec, self._momentum = stores, codec, momentum
         self.round = -1
 
     def begin(self) -> None:
         """Make the groups' version 0, the same at all, global weights 0."""
         digests = set()
-        for number, group in enumerate(self._groups):
-            group.store.groups.open(coordinates=number == 0)
-            digests.add(group.store.groups.begin().digest)
+        for number, store in enumerate(self._stores):
+            store.groups.open(coordinates=number == 0)
+            digests.add(store.groups.begin().digest)
         assert len(digests) == 1, "all groups begin with the same weights"
         self.round = 0
 
     def average(self) -> str:
         """Play a global round; returns the digest of the weights that all groups hold then."""
-        groups = [group.store.groups for group in self._groups]
+        groups = [store.groups for store in self._stores]
         attempt = self.round + 1
         cuts = [one.take_cut(self.round) for one in groups]
         tokens = [cut.end - cut.begin for cut in cuts]
@@ -59,9 +54,9 @@ class Groups:
         groups[0].keep_decision(self.round, attempt, digest, names)
         decided = groups[0].state.decided
         assert decided is not None
-        for group in self._groups:
-            group.store.adopt_global(decided, counted=True, keeps_momentum=self._momentum == "keep")
-            assert group.store.digest == digest
+        for store in self._stores:
+            store.adopt_global(decided, counted=True, keeps_momentum=self._momentum == "keep")
+            assert store.digest == digest
         return digest
 
 

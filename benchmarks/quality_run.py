@@ -351,7 +351,7 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         ]
         clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
-        joined_groups = Groups(list(servers), spec.codec, spec.group_momentum)
+        joined_groups = Groups([one.store for one in servers], spec.codec, spec.group_momentum)
         tokens = 0
         for number in range(rounds):
             if spec.late_joiner and number == rounds // 2:

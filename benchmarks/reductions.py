@@ -1,15 +1,15 @@
-"""Measures the reduction between parameter servers: helpers of one machine over loopback.
+"""Measures the reduction between parameter servers: processes of one machine over loopback.
 
-    python benchmarks/groups.py [--values 50000000] [--members 3] [--repeat 3]
+    python benchmarks/reductions.py [--values 50000000] [--members 3] [--repeat 3]
 
 Prints one JSON row per line:
 
     reduce       all members; seconds from the job to the last result on disk, synced. equal:
                  whether all results have the same bytes
     floor        the same bytes added by NumPy in one process and written, with the same sync
-    killed       one child gets SIGKILL in the middle: seconds until the other members have an error
+    killed       a process gets SIGKILL in the middle: seconds until the other members have an error
     without      ... and until the others have a result without it
-    first        seconds from the start of a helper to its first result (importing torch)
+    first        seconds from the start of a process to its first result (importing torch)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PIECE_VALUES = 1 << 24
 
 
 class Members:
-    """Helpers that exchange addresses in this process."""
+    """Reductions that exchange addresses in this process."""
 
     def __init__(self, folder: Path, values: int, count: int) -> None:
         self.folder, self.values = folder, values
@@ -123,12 +123,6 @@ def floor(folder: Path, values: int, count: int) -> float:
     return time.monotonic() - begun
 
 
-def child_of(pid: int) -> int:
-    """The child of a helper."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return int(found[0])
-
-
 async def until_longer(path: Path, least: float) -> None:
     """Wait until a file has so many bytes, with a look each millisecond."""
 
@@ -184,7 +178,7 @@ async def measure(values: int, count: int, repeat: int) -> None:
             pid = members.processes[victim].pid
             assert pid is not None
             begun = time.monotonic()
-            os.kill(child_of(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             reasons = await members.done()
             survivors = [me for me in everyone if me != victim]
             row(

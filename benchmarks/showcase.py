@@ -35,7 +35,7 @@ import click
 import torch
 from netlab.laboratory import Laboratory
 
-from fsl_async.config.load import load, to_dict
+from fsl_async.config.load import load
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.context import ClientContext
@@ -62,7 +62,7 @@ PROMPTS = ("This movie is ", "The best thing about ", "I was surprised that ")
 def tables(text: Path) -> dict[str, dict[str, Any]]:
     """The configuration of one process."""
     overrides = [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()]
-    return to_dict(load(None, [*overrides, f"data.path={json.dumps(str(text))}"]))
+    return attrs.asdict(load(None, [*overrides, f"data.path={json.dumps(str(text))}"]))
 
 
 @attrs.define

@@ -131,10 +131,6 @@ class Spec:
         found = self.values | {"kind": self.kind, "data": self.data, "net": self.net}
         return json.dumps(found, sort_keys=True)
 
-    def has(self, name: str) -> Any:
-        """Whether one of the choices is set."""
-        return self.values[name]
-
 
 @frozen
 class Task:
@@ -161,14 +157,8 @@ def formats_grid(task: Task) -> Iterator[Spec]:
     """SplitFed V1 with each format for activations; gradients as bf16 in all of them."""
     for seed in SEEDS:
         for name, step_log2 in FORMATS:
-            yield formats_spec(task, seed, name, step_log2)
-
-
-def formats_spec(task: Task, seed: int, name: str, step_log2: int) -> Spec:
-    """One of them."""
-    return task.spec(
-        "formats", "splitfed-v1", seed, learning_rate=2e-3, up=name, step_log2=step_log2
-    )
+            more = {"learning_rate": 2e-3, "up": name, "step_log2": step_log2}
+            yield task.spec("formats", "splitfed-v1", seed, **more)
 
 
 def idle_grid(data: str) -> Iterator[Spec]:

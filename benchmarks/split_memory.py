@@ -22,7 +22,7 @@ from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import build, task
 from fsl_async.learn.split.build import shapes_of
 from fsl_async.learn.split.task import open_samples
-from fsl_async.plan.methods import PLANNED, whole_model_memory
+from fsl_async.plan.methods import PLANNED, trained
 from fsl_async.process.memory import MemoryMark
 from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.methods.base import Activations, CutGradient, Position
@@ -83,7 +83,7 @@ def main() -> None:
     overrides = [f"split.method={options.method}", *options.set]
     config = described(load(None, overrides))
     shapes, batch = shapes_of(config), config.train.batch
-    memories = PLANNED[options.method].memory(shapes, batch), whole_model_memory(shapes, batch)
+    memories = PLANNED[options.method].memory(shapes, batch), trained(shapes.whole, batch)
     planned = [memory.total for memory in memories]
     found = measured("client", overrides), measured("whole", overrides)
     row = {

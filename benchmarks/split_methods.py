@@ -7,8 +7,6 @@
         --rows 1 after one row, --list prints what is missing
     python benchmarks/split_methods.py tables
         print the tables of docs/BENCHMARKS.md from the rows; --docs writes them there
-    python benchmarks/split_methods.py gray --data PATH --into DIR
-        write a set of color images as MNIST-format files: gray, the middle 28x28
 
 Every row is a run of `fsl-node compare`: real nodes as processes, real sockets on loopback, the
 codec, the stores (kept rows are from when nodes were threads of one process). The joined model is
@@ -25,7 +23,6 @@ round. Run "idle" alone on the machine.
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import tempfile
 import time
@@ -33,12 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import torch
 from split_grid import Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
 from split_tables import text_of
 
-from fsl_async.learn.data.facts import open_dataset
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.split import SplitComparison
 from fsl_async.tools.demo.places import net_of
@@ -47,8 +42,6 @@ from fsl_async.tools.demo.scenario import Stage
 RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
 MARKS = ("<!-- split_methods.py tables --docs -->\n", "<!-- end of split_methods.py -->\n")
-GRAY = np.array([0.299, 0.587, 0.114])
-"""Weights of red, green and blue (ITU-R BT.601)."""
 
 
 def measure(spec: Spec, path: str) -> dict[str, Any]:
@@ -139,29 +132,6 @@ def tables(*, results: Path, docs: bool) -> None:
     before, _, rest = DOCS.read_text().partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     DOCS.write_text(before + MARKS[0] + f"\n{text}\n\n" + MARKS[1] + after)
-
-
-@main.command("gray")
-@click.option("--data", required=True, help="Color images, planes first.")
-@click.option("--into", required=True, type=click.Path(path_type=Path))
-@click.option("--side", default=28)
-def gray(*, data: str, into: Path, side: int) -> None:
-    """Write MNIST-format files."""
-    into.mkdir(parents=True, exist_ok=True)
-    for split, stem in (("train", "train"), ("test", "t10k")):
-        found = open_dataset(data, split=split)
-        assert found.labels is not None
-        images = found.read(np.arange(found.samples))
-        edge = (images.shape[2] - side) // 2
-        middle = images[:, :, edge : edge + side, edge : edge + side]
-        values = np.rint(np.tensordot(middle, GRAY, axes=(1, 0)))
-        _write_idx(into / f"{stem}-images-idx3-ubyte", values)
-        _write_idx(into / f"{stem}-labels-idx1-ubyte", found.labels)
-
-
-def _write_idx(path: Path, values: np.ndarray[Any, Any]) -> None:
-    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-    path.write_bytes(head + values.astype(np.uint8).tobytes())
 
 
 if __name__ == "__main__":

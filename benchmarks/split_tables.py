@@ -17,11 +17,8 @@ def text_of(rows: Sequence[Row]) -> str:
         parts += [f"### Formats at the cut: {data}, to {target:.0%}\n", *_formats(found), ""]
     for data, target in _tasks(rows, "methods"):
         found = _of(rows, "methods", data, target)
-        parts += [
-            f"### FSL-SAGE against SplitFed V1: {data}, to {target:.0%}\n",
-            *_methods(found),
-            "",
-        ]
+        title = f"### FSL-SAGE against SplitFed V1: {data}, to {target:.0%}\n"
+        parts += [title, *_methods(found), ""]
     idle = [r for r in rows if r["kind"] == "idle" and r["net"] == "transatlantic"]
     if idle:
         parts += ["### Idle clients behind a long line\n", *_idle(idle), ""]

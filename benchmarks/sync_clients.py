@@ -186,7 +186,7 @@ class LightLearner:
         if self._complete:
             self._model.crcs[version] = self.crc
             return vector_digest(self._digests)[:DIGEST_CHARACTERS]
-        return self._client.machine.latest.digest
+        return self._client.machine.version_sync.latest.digest
 
 
 class LightClient:

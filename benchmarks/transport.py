@@ -4,7 +4,7 @@
     python benchmarks/transport.py --net transatlantic --stripes auto,64 --others pyzmq,tcp
     python benchmarks/transport.py --others tcp,pyzmq,grpc,iperf3
 
-All ways are measured in turns in the same run; other programs are in transport_peers.py. grpcio
+All ways are measured in turns in the same run, by ends of transport_end.py. grpcio
 comes with `pip install 'fsl-async[bench]'`; ways that are not installed are left out, and the first
 row names them. The other process is here, or on another machine, where ssh starts it.
 
@@ -164,12 +164,11 @@ _MAIN = (
     " from transport_end import main; main()"
 )
 _END = partial(between_processes, ("-P", "-c", _MAIN))
-_PEER = partial(between_processes, (str(Path(__file__).with_name("transport_peers.py")),))
 WAYS = {
     OURS: Way(_END, has_curve=True),
     "tcp": Way(_END),
-    "pyzmq": Way(_PEER, has_curve=True),
-    "grpc": Way(_PEER),
+    "pyzmq": Way(_END, has_curve=True),
+    "grpc": Way(_END),
     "iperf3": Way(_iperf3),
 }
 

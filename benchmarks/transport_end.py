@@ -1,20 +1,25 @@
 """One end of one transfer: a process of benchmarks/transport.py.
 
-    fsl    fsl_transport through its public API: a listener and a dialer, one endless stream
-    tcp    a plain asyncio stream, which does nothing but move chunks: the limit
+    fsl      fsl_transport through its public API: a listener and a dialer, one endless stream
+    tcp      a plain asyncio stream, which does nothing but move chunks: the limit
+    pyzmq    bare sockets, which do nothing but move chunks
+    grpc     grpc.aio without protobuf: bytes in, bytes out, one client stream
 
-All ends use the event loop that nodes use.
+All ends use the event loop that nodes use, and all but fsl the default heap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import zmq
+import zmq.asyncio
 from transport_task import Meter, Task, end_with_input, say, task_of
 
 import fsl_transport as tp
@@ -27,6 +32,9 @@ ENDLESS = 1 << 40
 PING_EVERY_S = 0.1
 READ_BYTES = 1 << 18
 """Of the plain stream, with the usual limit of a StreamReader: larger ones were slower."""
+MESSAGES_WAITING = 16
+"""High-water mark of bare pyzmq on both sides; its default of 1000 is slower, because memory is
+touched once and not again."""
 
 
 class Source:
@@ -148,15 +156,89 @@ async def tcp(task: Task) -> None:
     say(**meter.result())
 
 
+async def pyzmq(task: Task) -> None:
+    """A dealer and a router."""
+    context = zmq.asyncio.Context()
+    socket: zmq.asyncio.Socket = context.socket(zmq.DEALER if task.sends else zmq.ROUTER)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = MESSAGES_WAITING
+    if task.keys is not None and task.sends:
+        public, secret = zmq.curve_keypair()
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_serverkey = task.keys[0].encode()
+    elif task.keys is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = task.keys[1].encode()
+    if task.sends:
+        socket.connect(f"tcp://{task.address}:{task.port}")
+        data = bytes(task.chunk_bytes)
+        while True:
+            await socket.send(data, copy=False)
+    socket.bind(f"tcp://{task.address}:{task.port}")
+    bound = bytes(socket.getsockopt(zmq.LAST_ENDPOINT))
+    say(port=int(bound.rstrip(b"\0").rpartition(b":")[2]))
+    meter = Meter(task)
+    while True:
+        frames: list[Any] = await socket.recv_multipart(copy=False)
+        if meter.add(len(frames[-1])):
+            break
+    say(**meter.result())
+    context.destroy(0)
+
+
+async def grpc_aio(task: Task) -> None:
+    """One stream of requests, without an answer until its end."""
+    grpc: Any = importlib.import_module("grpc")  # may not be installed, and ships no types
+    grpc.aio = importlib.import_module("grpc.aio")
+    options = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+    ]
+    if task.sends:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            data = bytes(task.chunk_bytes)
+            while True:
+                yield data
+
+        place = f"{task.address}:{task.port}"
+        async with grpc.aio.insecure_channel(place, options=options) as channel:
+            await channel.stream_unary("/bench/Send")(chunks())
+        return
+    meter, ended = Meter(task), asyncio.Event()
+
+    async def take(requests: AsyncIterator[bytes], _context: Any) -> bytes:
+        async for data in requests:
+            if meter.add(len(data)):
+                ended.set()
+                break
+        return b""
+
+    handlers = {"Send": grpc.stream_unary_rpc_method_handler(take)}
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
+    say(port=server.add_insecure_port(f"{task.address}:{task.port}"))
+    await server.start()
+    await ended.wait()
+    say(**meter.result())
+    await server.stop(0)
+
+
+async def fsl(task: Task) -> None:
+    """Use the transport."""
+    await End(task).run()
+
+
+_WAYS = {"fsl": fsl, "tcp": tcp, "pyzmq": pyzmq, "grpc": grpc_aio}
+
+
 def main() -> None:
     """Do the task of the first argument."""
     task = task_of(sys.argv[1])
     end_with_input()
-    if task.way == "tcp":
-        run_loop(tcp(task))
-    else:
+    if task.way == "fsl":
         keep_freed_blocks()  # as nodes do
-        run_loop(End(task).run())
+    run_loop(_WAYS[task.way](task))
 
 
 if __name__ == "__main__":

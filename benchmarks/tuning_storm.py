@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import torch
 from storm import Play
 from tuning import Bench, Size, Spec
 
 from fsl_async.commands.status_report import NodeStatus
-from fsl_async.config.load import to_dict
 from fsl_async.config.settings import Config
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.tools.compare.alone import TunedModel
@@ -50,7 +50,7 @@ class TuningPlay(Play):
 
     def server_words(self) -> Iterator[object]:
         """Options of the parameter server: the settings that are not defaults."""
-        tables, usual = to_dict(self.config), to_dict(Config())
+        tables, usual = attrs.asdict(self.config), attrs.asdict(Config())
         tables["sync"] |= {"min_clients": 1, "quorum": 0.5}
         tables["session"] |= {"heartbeat_every_s": 1.0, "expire_after_s": 8.0}
         for table, values in tables.items():

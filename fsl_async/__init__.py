@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fsl_async.config.site_policy import Order
     from fsl_async.nodes.client.gang_joining import JoinedRank
     from fsl_async.nodes.client.joining import Joined
-    from fsl_async.tools.simulate.result import Result
+    from fsl_async.tools.sim.result import Result
 
 __all__ = ["FslError", "clean_exit", "join", "simulate"]
 
@@ -148,7 +148,7 @@ def simulate(
     Raises FslError with a remedy in one line, and TaskRaisedError where the function raises.
     """
     from fsl_async.process.script import print_line
-    from fsl_async.tools.simulate.start import start
+    from fsl_async.tools.sim.simulate import start
 
     return start(
         task,

@@ -82,7 +82,10 @@ def patch(
     address = loops.address(server, fed, options)
     if fed is None and address is None:
         return None
-    _check(trainer, _ranks() if fed is None else fed.ranks)
+    from fsl_async.learn.gang.link import Place
+
+    place = Place.here() if fed is None else None
+    _check(trainer, fed.ranks if fed is not None else 1 if place is None else place.world)
     with contextlib.ExitStack() as leaving:
         if address is not None:
             fed = leaving.enter_context(fsl_async.join(address, **options))
@@ -102,14 +105,6 @@ def patch(
         log = options.get("log", print)
         _InRun(trainer, fed, leaving.pop_all(), log if fed.rank == 0 else lambda _: None)
     return fed
-
-
-def _ranks() -> int:
-    """Number of processes of the client that `fsl_async.join` makes of this one."""
-    from fsl_async.nodes.client.gang_joining import Place
-
-    place = Place.here()
-    return 1 if place is None else place.world
 
 
 def _check(trainer: Any, ranks: int) -> None:
@@ -132,10 +127,17 @@ def _check(trainer: Any, ranks: int) -> None:
         )
 
 
-class _InRun:
-    """Methods of one `Trainer` object, replaced by ones that follow the run.
+STATE, OPTIMIZER = "trainer_state.json", "optimizer.pt"
+"""Files of a checkpoint."""
+REPEATABLE = {"SeedableRandomSampler", "SequentialSampler"}
+"""Samplers whose order is a function of the script's seed and the epoch."""
 
-    Replaced in the object, not in a subclass: it exists already, and may be of any subclass.
+
+class _InRun:
+    """Methods of one `Trainer` object that follow the run, and its position in its data.
+
+    They are replaced in the object, not in a subclass: it exists already, and may be of any
+    subclass.
     """
 
     def __init__(
@@ -145,20 +147,42 @@ class _InRun:
         leaving: contextlib.ExitStack,
         log: Callable[[str], None],
     ) -> None:
-        self.trainer, self.fed = trainer, fed
+        self.trainer, self.fed, self._log, self._leaving = trainer, fed, log, leaving
         self.tally = loops.Tally()
-        self.resume = Resume(trainer, fed, log)
-        self._leaving = leaving
-        self._train = trainer.train
-        self._plan = trainer.set_initial_training_values
-        self._create_optimizer = trainer.create_optimizer
-        self._training_step = trainer.training_step
-        trainer.train = self.train
-        trainer.set_initial_training_values = self.plan
-        trainer.create_optimizer = self.create_optimizer
-        trainer.create_scheduler = self.create_scheduler
-        trainer.training_step = self.training_step
         args = trainer.args
+        order = [
+            getattr(args, name, None)
+            for name in ("seed", "data_seed", "train_sampling_strategy", "group_by_length")
+        ]
+        batch = (args.train_batch_size * args.world_size, args.gradient_accumulation_steps)
+        check = check_of("trainer", *identity(trainer.train_dataset), *batch, *order)
+        # epoch, at: of data without a length, in batches. drawn: optimizer steps in all.
+        self._position = Position(check=check)
+        self._has_own = not isinstance(trainer.train_dataset, Items)
+        """Whether the position is this one's, and not that of `fed.shard`."""
+        self._is_stream = False
+        """Whether the data have no length, once the `Trainer` has made its loader."""
+        self._steps_per_epoch = 1  # the script's, of data without a length
+        self._asked = ""  # the checkpoint that the script resumes from
+        self._folder: Path | None = None
+        self._stream: Iterator[Any] | None = None
+        replaced: dict[str, Callable[..., Any]] = {
+            "train": self._train,
+            "set_initial_training_values": self._plan,
+            "create_optimizer": self._create_optimizer,
+            "create_scheduler": self._create_scheduler,
+            "training_step": self._training_step,
+            "get_batch_samples": self._batches,
+            "_load_from_checkpoint": lambda *_, **__: None,  # weights are the run's
+            "_load_optimizer_and_scheduler": self._load_optimizer,
+        }
+        self._own = {name: getattr(trainer, name) for name in replaced}
+        """The `Trainer`'s own methods."""
+        for name in ("_load_rng_state", "_load_scaler"):
+            if load := getattr(trainer, name, None):  # some versions have no scaler of their own
+                replaced[name] = lambda _, load=load: load(self._asked or None)
+        for name, method in replaced.items():
+            setattr(trainer, name, method)
         log(
             f"learning rates follow the run's progress, from learning_rate={args.learning_rate:g}"
             f" on: lr_scheduler_type={args.lr_scheduler_type.value} and its warm-up are not used"
@@ -169,147 +193,137 @@ class _InRun:
         trainer.model_init = None  # train would make another model with it
         trainer.add_callback(_callback(self))
         if fed.ranks > 1:
-            self._on_step_end = trainer.callback_handler.on_step_end
-            trainer.callback_handler.on_step_end = self.on_step_end
+            self._own["on_step_end"] = trainer.callback_handler.on_step_end
+            trainer.callback_handler.on_step_end = self._on_step_end
             if args.fsdp and not trainer.is_fsdp_enabled:
                 log(
                     "fsdp has no effect: this accelerate shards on GPUs only, and copies here (DDP)"
                 )
         setattr(trainer, _MARK, self)
 
-    def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
+    # --- methods of the `Trainer` ---
+
+    def _train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
         """Train until the run ends, and leave it."""
         if not self.fed.running:
             raise TaskError("trainer.train: this client's run has ended; make a new Trainer")
-        with self._leaving, self.resume.folder(resume_from_checkpoint) as folder:
-            return self._train(folder, *arguments, **named)
+        with self._leaving, self._resumed(resume_from_checkpoint) as folder:
+            return self._own["train"](folder, *arguments, **named)
 
-    def plan(self, args: Any, loader: Any, *more: Any) -> tuple[Any, ...]:
+    def _plan(self, args: Any, loader: Any, *more: Any) -> tuple[Any, ...]:
         """Numbers of epochs and steps, of which only those of one epoch are the script's."""
-        values = list(self._plan(args, loader, *more))
+        values = list(self._own["set_initial_training_values"](args, loader, *more))
         steps = values[-1]
         for name in _SHARES:
             share = getattr(args, name)
             if share is not None and 0 < share < 1:
                 setattr(args, name, max(1, math.ceil(share * steps)))
-        self.resume.planned(loader, steps)
+        if self._folder is not None:
+            self._write_state()  # again: shares of steps are numbers now
         # Epochs; samples of all of them, from which the Trainer computes its speed; steps.
         values[0], values[3], values[-1] = ENDLESS, values[3] * (ENDLESS / steps), ENDLESS
-        if self.resume.is_stream:  # one epoch: its steps and its batches
+        self._is_stream = not extra("transformers.trainer_utils", "transformers").has_length(loader)
+        if self._is_stream:  # one epoch: its steps and its batches
             values[1] = values[5] = ENDLESS
+            self._steps_per_epoch = steps
+            args.ignore_data_skip = True  # `_batches` does
+            self._log(
+                f"max_steps={steps} does not end training, the run does: data without a length are"
+                " read to their end, and then from their beginning"
+            )
+            return tuple(values)
+        sampler = type(getattr(loader.batch_sampler, "sampler", loader.sampler)).__name__
+        if self._has_own and sampler not in REPEATABLE:
+            self._log(
+                f"{sampler} draws another order in each process: a relaunch in the middle of an"
+                " epoch may train some of its rows twice, and leave out others"
+            )
         return tuple(values)
 
-    def create_optimizer(self, *arguments: Any, **named: Any) -> Any:
+    def _create_optimizer(self, *arguments: Any, **named: Any) -> Any:
         """Make that of the script, with all weights that train in some version."""
         with loops.for_optimizer(self.fed):
-            return self._create_optimizer(*arguments, **named)
+            return self._own["create_optimizer"](*arguments, **named)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make a schedule by the run's progress."""
         trainer = self.trainer
         self.fed.track(optimizer or trainer.optimizer)
         trainer.lr_scheduler = self.fed.scheduler(optimizer or trainer.optimizer)
         return trainer.lr_scheduler
 
-    def on_step_end(self, *arguments: Any) -> Any:
+    def _on_step_end(self, *arguments: Any) -> Any:
         """Stop training in all ranks where a callback stops it in one, at the same step."""
-        control = self._on_step_end(*arguments)
+        control = self._own["on_step_end"](*arguments)
         stops = torch.tensor(int(control.should_training_stop), device=self.trainer.args.device)
         torch.distributed.all_reduce(stops)
         control.should_training_stop = bool(stops)
         return control
 
-    def training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+    def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """Train a batch, and count it."""
         shifts = getattr(self.trainer, "_loss_shifts_labels", False)
         trained = loops.trained_in(inputs, shifts=shifts)
-        loss = self._training_step(model, inputs, *arguments, **named)
+        loss = self._own["training_step"](model, inputs, *arguments, **named)
         self.tally.add(trained, loss)
         return loss
 
+    def _batches(self, epoch_iterator: Any, *arguments: Any, **named: Any) -> Any:
+        """Return the batches of one optimizer step, and their number of items."""
+        if self._is_stream:
+            self._stream = epoch_iterator = self._stream or self._endless()
+        return self._own["get_batch_samples"](epoch_iterator, *arguments, **named)
 
-def _callback(run: _InRun) -> Any:
-    """The callback that reports steps and ends training."""
-    base: Any = extra("transformers").TrainerCallback
+    def _load_optimizer(self, checkpoint: str | None) -> None:
+        """Load that of the script's checkpoint; learning rates stay the run's."""
+        path = Path(self._asked, OPTIMIZER)
+        if not checkpoint or not self._asked:
+            return
+        if not path.is_file():
+            self._log(f"{path} is not there: the optimizer begins anew")
+            return
+        optimizer = self.trainer.optimizer
+        rates = [group["lr"] for group in optimizer.param_groups]
+        try:
+            optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise TaskError(
+                f"{path} is of another model or optimizer ({error}): leave out"
+                " resume_from_checkpoint"
+            ) from error
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
-    class Sync(base):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            run.tally = loops.Tally()
-            if run.trainer.is_fsdp_enabled:  # sharded just now
-                run.fed.attach(run.trainer.model)
-            for callback in run.trainer.callback_handler.callbacks:
-                if getattr(callback, "training_bar", None) is not None:
-                    callback.training_bar.total = None
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            run.resume.step_ended(state)
-            if not run.tally.report(run.fed):
-                control.should_training_stop = True
-                # What the Trainer does after the last step of its own count.
-                control.should_save |= args.save_strategy == "steps"
-                control.should_evaluate |= args.eval_strategy == "steps"
-
-    return Sync()
-
-
-STATE, OPTIMIZER = "trainer_state.json", "optimizer.pt"
-"""Files of a checkpoint."""
-REPEATABLE = {"SeedableRandomSampler", "SequentialSampler"}
-"""Samplers whose order is a function of the script's seed and the epoch."""
-
-
-class Resume:
-    """Methods of a `Trainer`, and what it has trained of its data."""
-
-    def __init__(self, trainer: Any, fed: Fed, log: Callable[[str], None]) -> None:
-        self.trainer, self.fed, self.log = trainer, fed, log
-        self.is_stream = False
-        """Whether the data have no length, once the `Trainer` has made its loader."""
-        self._steps_per_epoch = 1  # the script's, of data without a length
-        self._asked = ""  # the checkpoint that the script resumes from
-        self._folder: Path | None = None
-        self._stream: Iterator[Any] | None = None
-        args = trainer.args
-        order = [
-            getattr(args, name, None)
-            for name in ("seed", "data_seed", "train_sampling_strategy", "group_by_length")
-        ]
-        batch = (args.train_batch_size * args.world_size, args.gradient_accumulation_steps)
-        check = check_of("trainer", *identity(trainer.train_dataset), *batch, *order)
-        self._has_own = not isinstance(trainer.train_dataset, Items)
-        """Whether the position is this one's, and not that of `fed.shard`."""
-        # epoch, at: of data without a length, in batches. drawn: optimizer steps in all.
-        self._position = Position(check=check)
-        self._get_batch_samples = trainer.get_batch_samples
-        for name in ("_load_rng_state", "_load_scaler"):
-            if load := getattr(trainer, name, None):  # some versions have no scaler of their own
-                setattr(trainer, name, lambda _, load=load: load(self._asked or None))
-        # Weights are the run's.
-        trainer._load_from_checkpoint = lambda *_, **__: None  # noqa: SLF001
-        trainer._load_optimizer_and_scheduler = self._load_optimizer  # noqa: SLF001
-        trainer.get_batch_samples = self._batches
+    # --- where training goes on ---
 
     @contextmanager
-    def folder(self, asked: Any) -> Iterator[str | None]:
+    def _resumed(self, asked: Any) -> Iterator[str | None]:
         """The checkpoint to resume from, in a `with` block around training; None: begin.
 
         asked: the script's `resume_from_checkpoint`. Raises TaskError where it names no checkpoint.
         """
         self._asked = self._checkpoint(asked) if asked else ""
-        if self.fed.ranks > 1:
-            self._check_ranks()
+        if self.fed.ranks > 1:  # with other moments their weights would part
+            found: list[Any] = [None] * self.fed.ranks
+            mine = Path(self._asked).name, Path(self._asked, OPTIMIZER).is_file()
+            torch.distributed.all_gather_object(found, mine)
+            if any(one != found[0] for one in found):
+                raise TaskError(
+                    "resume_from_checkpoint: the ranks find different checkpoints: keep output_dir"
+                    " where all of them read it"
+                )
         if self._has_own:
             self._position = self.fed.position_in(self._position.check)
-            self.fed.keep_position(self._facts)
+            self.fed.keep_position(lambda: self._position.to_facts())  # noqa: PLW0108 - of then
         if self._asked:
-            state = self._state(self._asked)
-            self.log(
+            self._log(
                 f"{self._asked}: the optimizer is taken from there, and the weights are version"
                 f" {self.fed.version} of the run"
             )
             if not self._position.drawn and self._has_own:
-                batches = state.global_step * self.trainer.args.gradient_accumulation_steps
-                self._position = attrs.evolve(self._position, drawn=state.global_step, at=batches)
+                steps = self._state().global_step
+                batches = steps * self.trainer.args.gradient_accumulation_steps
+                self._position = attrs.evolve(self._position, drawn=steps, at=batches)
         if not (self._asked or self._position.drawn):
             yield None
             return
@@ -318,33 +332,22 @@ class Resume:
             self._write_state()
             yield folder
 
-    def _check_ranks(self) -> None:
-        """Raise TaskError unless all ranks resume from the same: else their weights part."""
-        found: list[Any] = [None] * self.fed.ranks
-        mine = Path(self._asked).name, Path(self._asked, OPTIMIZER).is_file()
-        torch.distributed.all_gather_object(found, mine)
-        if any(one != found[0] for one in found):
-            raise TaskError(
-                "resume_from_checkpoint: the ranks find different checkpoints: keep output_dir"
-                " where all of them read it"
-            )
-
     def _checkpoint(self, asked: Any) -> str:
         if asked is True:
             output = self.trainer.args.output_dir
             utils = extra("transformers.trainer_utils", "transformers")
             found = utils.get_last_checkpoint(output) if Path(output).is_dir() else None
             if found is None:
-                self.log(f"{output} has no checkpoint to resume from: the optimizer begins anew")
+                self._log(f"{output} has no checkpoint to resume from: the optimizer begins anew")
             return str(found or "")
         if not (Path(asked) / STATE).is_file():
             raise TaskError(f"resume_from_checkpoint={str(asked)!r} has no {STATE}")
         return str(Path(asked))
 
-    def _state(self, folder: str) -> Any:
+    def _state(self) -> Any:
         made = extra("transformers").TrainerState
-        if folder:
-            return made.load_from_json(str(Path(folder) / STATE))
+        if self._asked:
+            return made.load_from_json(str(Path(self._asked) / STATE))
         keeps = extra("transformers.trainer_callback", "transformers").ExportableState
         handler = self.trainer.callback_handler
         stateful = [
@@ -353,47 +356,12 @@ class Resume:
         return made(stateful_callbacks=stateful)
 
     def _write_state(self) -> None:
-        trainer, state = self.trainer, self._state(self._asked)
+        args, state = self.trainer.args, self._state()
         state.global_step = self._position.drawn
-        state.train_batch_size = trainer.args.train_batch_size
-        state.compute_steps(trainer.args, state.max_steps)
+        state.train_batch_size = args.train_batch_size
+        state.compute_steps(args, state.max_steps)
         assert self._folder is not None
         state.save_to_json(str(self._folder / STATE))
-
-    def planned(self, loader: Any, script_steps: int) -> None:
-        """The `Trainer` has made its loader, and shares of steps are numbers."""
-        self.is_stream = not extra("transformers.trainer_utils", "transformers").has_length(loader)
-        if self._folder is not None:
-            self._write_state()
-        if self.is_stream:
-            self._steps_per_epoch = script_steps
-            self.trainer.args.ignore_data_skip = True  # `_batches` does
-            self.log(
-                f"max_steps={script_steps} does not end training, the run does: data without a"
-                " length are read to their end, and then from their beginning"
-            )
-            return
-        sampler = type(getattr(loader.batch_sampler, "sampler", loader.sampler)).__name__
-        if self._has_own and sampler not in REPEATABLE:
-            self.log(
-                f"{sampler} draws another order in each process: a relaunch in the middle of an"
-                " epoch may train some of its rows twice, and leave out others"
-            )
-
-    def step_ended(self, state: Any) -> None:
-        """An optimizer step is done, and `fed.step` comes next."""
-        self._position = attrs.evolve(self._position, drawn=state.global_step)
-        if self.is_stream:
-            state.epoch = state.global_step / self._steps_per_epoch
-
-    def _facts(self) -> dict[str, float]:
-        return self._position.to_facts()
-
-    def _batches(self, epoch_iterator: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the batches of one optimizer step, and their number of items."""
-        if self.is_stream:
-            self._stream = epoch_iterator = self._stream or self._endless()
-        return self._get_batch_samples(epoch_iterator, *arguments, **named)
 
     def _endless(self) -> Iterator[Any]:
         skip_first_batches = extra("accelerate", "transformers").skip_first_batches
@@ -411,22 +379,32 @@ class Resume:
                 raise TaskError("the Trainer's train_dataset has no rows: give more data")
             epoch, at = epoch + 1, 0
 
-    def _load_optimizer(self, checkpoint: str | None) -> None:
-        """Load that of the script's checkpoint; learning rates stay the run's."""
-        path = Path(self._asked, OPTIMIZER)
-        if not checkpoint or not self._asked:
-            return
-        if not path.is_file():
-            self.log(f"{path} is not there: the optimizer begins anew")
-            return
-        optimizer = self.trainer.optimizer
-        rates = [group["lr"] for group in optimizer.param_groups]
-        try:
-            optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise TaskError(
-                f"{path} is of another model or optimizer ({error}): leave out"
-                " resume_from_checkpoint"
-            ) from error
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+    def step_ended(self, state: Any) -> bool:
+        """Report an optimizer step. False once the run has ended."""
+        self._position = attrs.evolve(self._position, drawn=state.global_step)
+        if self._is_stream:
+            state.epoch = state.global_step / self._steps_per_epoch
+        return self.tally.report(self.fed)
+
+
+def _callback(run: _InRun) -> Any:
+    """The callback that reports steps and ends training."""
+    base: Any = extra("transformers").TrainerCallback
+
+    class Sync(base):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            run.tally = loops.Tally()
+            if run.trainer.is_fsdp_enabled:  # sharded just now
+                run.fed.attach(run.trainer.model)
+            for callback in run.trainer.callback_handler.callbacks:
+                if getattr(callback, "training_bar", None) is not None:
+                    callback.training_bar.total = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if not run.step_ended(state):
+                control.should_training_stop = True
+                # What the Trainer does after the last step of its own count.
+                control.should_save |= args.save_strategy == "steps"
+                control.should_evaluate |= args.eval_strategy == "steps"
+
+    return Sync()

@@ -84,7 +84,7 @@ def set_(*, name: str, what: str, words: tuple[str, ...]) -> int:
     """Change links while they are in use.
 
     WHAT is a link (server:client-1), a site with one link (client-1) or all. WORDS: cut, heal, a
-    profile, or KEY=VALUE with delay, jitter, loss, burst, rate, duplicate, reorder, queue
+    profile, or KEY=VALUE with delay, jitter, loss, burst, rate, up, down, duplicate, reorder, queue
     (delay=80ms loss=1% rate=10mbit). For a site also congestion=bbr.
     """
     lab = Laboratory.find(name)

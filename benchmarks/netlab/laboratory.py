@@ -216,7 +216,7 @@ class Laboratory:
     def set(self, link: str, *words: str) -> None:
         """Change links (a name, a site with one link, `all`).
 
-        Words, in this order: cut, heal, a profile's name, or KEY=VALUE.
+        Words, in this order: cut, heal, PROFILE[:KEY=VALUE...], or KEY=VALUE.
         """
         chosen = self._plan.chosen(link)
         with records.locked(self.name):
@@ -292,7 +292,7 @@ class Laboratory:
 def _after(state: LinkState, word: str) -> LinkState:
     if word in {"cut", "heal"}:
         return evolve(state, cut=word == "cut")
-    name = word if "=" not in word else ""
+    name = word if "=" not in word or ":" in word else ""
     return evolve(state, settings=profiles.changed(state.settings, word), profile=name)
 
 

@@ -93,12 +93,13 @@ class Machine:
             # netem is behind the tap, so it is enough that the stack splits before it; above, a
             # sender works as with any network card.
             host.set_whole(end.site.namespace, end.device, whole=settings.keeps_packets)
-        words = " ".join(arguments(settings, cut=cut))
-        left, right = _cards(link)
         with Console(self._console) as console:
+            # What leaves a card goes to the site of that card.
             console.command(
-                f"/sbin/tc qdisc replace dev {left} root {words}"
-                f" && /sbin/tc qdisc replace dev {right} root {words}"
+                " && ".join(
+                    f"/sbin/tc qdisc replace dev {card} root {' '.join(arguments(way, cut=cut))}"
+                    for card, way in zip(_cards(link), (settings.up, settings.down), strict=True)
+                )
             )
 
     def remove(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from importlib import resources
 
 from attrs import evolve, fields, frozen
@@ -26,6 +26,8 @@ _MOST = {
     "jitter_ms": 60_000.0,
     "queue_ms": 60_000.0,
     "rate_mbit": 100_000.0,
+    "up_mbit": 100_000.0,
+    "down_mbit": 100_000.0,
     "loss_percent": 90.0,
     "duplicate_percent": 100.0,
     "reorder_percent": 100.0,
@@ -36,13 +38,15 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z%]*)\Z")
 
 @frozen(kw_only=True)
 class LinkSettings:
-    """One direction of a link; both directions have the same.
+    """A link; both directions have the same, but for their rates.
 
     delay_ms            one way, added to every packet
     jitter_ms           the delay is uniform in delay_ms +- jitter_ms; packets keep their order
     loss_percent        share of packets that are lost
     burst_packets       mean number of packets that are lost in a row; 1: each by itself
     rate_mbit           10^6 bits a second, Ethernet headers included; 0: no limit
+    up_mbit, down_mbit  rates toward the first site of a link (a star's middle) and from it; 0:
+                        rate_mbit
     duplicate_percent   share of packets that arrive twice
     reorder_percent     share of packets that overtake those in the delay line
     queue_ms            how long a packet may wait before the bottleneck; 0: one round trip, at
@@ -54,6 +58,8 @@ class LinkSettings:
     loss_percent: float = 0.0
     burst_packets: float = 1.0
     rate_mbit: float = 0.0
+    up_mbit: float = 0.0
+    down_mbit: float = 0.0
     duplicate_percent: float = 0.0
     reorder_percent: float = 0.0
     queue_ms: float = 0.0
@@ -77,6 +83,16 @@ class LinkSettings:
             )
         if self.reorder_percent and not self.delay_ms:
             raise UsageError("reorder needs a delay: without one there is nothing to overtake")
+
+    @property
+    def up(self) -> LinkSettings:
+        """The direction toward the first site."""
+        return evolve(self, rate_mbit=self.up_mbit or self.rate_mbit, up_mbit=0.0, down_mbit=0.0)
+
+    @property
+    def down(self) -> LinkSettings:
+        """The direction from the first site."""
+        return evolve(self, rate_mbit=self.down_mbit or self.rate_mbit, up_mbit=0.0, down_mbit=0.0)
 
     @property
     def keeps_packets(self) -> bool:
@@ -104,21 +120,22 @@ def profiles() -> Mapping[str, LinkSettings]:
     return {name: LinkSettings(**table) for name, table in tomllib.loads(text).items()}
 
 
-def profile(name: str) -> LinkSettings:
-    """One named profile; raises UsageError with the names that there are."""
+def profile(text: str) -> LinkSettings:
+    """Read PROFILE[:KEY=VALUE...]; raises UsageError, for a name with those that there are."""
+    name, *changes = text.split(":")
     found = profiles().get(name)
     if found is None:
         raise UsageError(f"no profile {name[:80]!r}; profiles: {', '.join(profiles())}")
-    return found
+    return reduce(changed, changes, found)
 
 
 def changed(settings: LinkSettings, word: str) -> LinkSettings:
-    """Settings after one word of `netlab set`: a profile's name, or key=value.
+    """Settings after one word of `netlab set`: PROFILE[:KEY=VALUE...], or KEY=VALUE.
 
     Values with or without a unit. Raises UsageError.
     """
     key, equals, value = word.partition("=")
-    if not equals:
+    if not equals or ":" in word:
         return profile(word)
     name = NAMES.get(key, key if key in _MOST else "")
     if not name:
@@ -129,13 +146,19 @@ def changed(settings: LinkSettings, word: str) -> LinkSettings:
     if found is None or unit is None:
         units = " or ".join(one for one in known if one) or "no unit"
         raise UsageError(f"{word[:80]}: {key} takes a number with {units}")
+    if name == "rate_mbit":  # of both directions
+        settings = evolve(settings, up_mbit=0.0, down_mbit=0.0)
     return evolve(settings, **{name: float(found[1]) * unit})
 
 
 def words(settings: LinkSettings) -> str:
     """Settings for people: what differs from a perfect link."""
     parts = []
-    if settings.rate_mbit:
+    up, down = settings.up.rate_mbit, settings.down.rate_mbit
+    if up != down:
+        rates = (f"{rate:g} Mbit/s" if rate else "no limit" for rate in (up, down))
+        parts.append("{} up, {} down".format(*rates))
+    elif settings.rate_mbit:
         parts.append(f"{settings.rate_mbit:g} Mbit/s")
     if settings.delay_ms:
         jitter = f" +- {settings.jitter_ms:g}" if settings.jitter_ms else ""

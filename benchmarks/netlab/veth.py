@@ -35,14 +35,14 @@ class Veth:
 
     def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
         """Set both directions of a link."""
-        for end in link.ends:
+        for end, way in zip(link.ends, (settings.down, settings.up), strict=True):
             namespace = end.site.namespace
             # netem is here, before the device would split what the stack hands over; so the stack
             # must not hand over more than a packet.
             packets = 65535 if settings.keeps_packets else 1
             lines = [f"link set dev {end.device} gso_max_segs {packets}", host.ASK_AGAIN]
             host.ip_batch(lines, namespace)
-            words = arguments(settings, cut=cut)
+            words = arguments(way, cut=cut)
             host.run(
                 ["tc", "-netns", namespace, "qdisc", "replace", "dev", end.device, "root", *words]
             )

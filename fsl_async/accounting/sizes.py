@@ -114,7 +114,7 @@ RUN_VALUES = 128
 
 
 class Kind(StrEnum):
-    """What values are; the compression ratio depends on it."""
+    """Kinds of values; the compression ratio depends on the kind."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -265,9 +265,9 @@ class Account:
         self._now, self._error = {}, {}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Bytes as payload, coded and sockets, and error; by "category direction".
+        """Return payload, coded and socket bytes and the coding error, by "category direction".
 
-        Sockets are by direction only.
+        Socket bytes are by direction only.
         """
         found: dict[str, dict[str, Any]] = {}
         for kind in _KINDS:

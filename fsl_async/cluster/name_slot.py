@@ -18,8 +18,8 @@ import socket
 import threading
 from pathlib import Path
 
+from fsl_async.config.rules import must_be_name
 from fsl_async.errors import FslError, UsageError
-from fsl_async.roles.names import NAME
 
 _MOST_SLOTS = 256
 _HELD: set[Path] = set()
@@ -47,10 +47,8 @@ class NameSlot:
 
 def check_name(name: str) -> str:
     """Return `name` if it is valid for a client. Raises UsageError."""
-    if not NAME.fullmatch(name) or name in {".", ".."}:
-        raise UsageError(
-            f"--name {name[:80]!r}: must be 1 to 64 letters, digits, dots, dashes or underscores"
-        )
+    if problem := must_be_name(name):
+        raise UsageError(f"--name {name[:80]!r}: {problem}")
     return name
 
 

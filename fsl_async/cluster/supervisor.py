@@ -186,12 +186,12 @@ class Supervisor:
         tasks = [one.task for one in children if one.task is not None]
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=grace_s)
-        while late:
+        _, overdue = await asyncio.wait(tasks, timeout=grace_s)
+        while overdue:
             # Repeated, because a launch may have been under way.
             for one in children:
                 _signal_group(one.process, signal.SIGKILL)
-            _, late = await asyncio.wait(late, timeout=0.2)
+            _, overdue = await asyncio.wait(overdue, timeout=0.2)
         for task in tasks:
             # Raises a callback's error.
             task.result()

@@ -124,7 +124,7 @@ def report_of(run_dir: Path) -> dict[str, Any]:
 
 
 def text_lines(found: Mapping[str, Any]) -> list[str]:
-    """The report for people."""
+    """Return the report as lines of text."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found["faults_by_kind"].items()))
     rate, rate_before = _number(found["tokens_per_s"]), _number(found["tokens_per_s_before"])
     lines = [

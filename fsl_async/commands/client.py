@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from fsl_async.commands.node import NodeOptions
     from fsl_async.config.settings import Config
-    from fsl_async.config.site_policy import Order
     from fsl_async.nodes.client.client_node import Summary
     from fsl_async.nodes.client.parts import ClientOptions
+    from fsl_async.process.notices import Notice
     from fsl_async.process.stopper import Stopper
 
 
@@ -89,7 +90,7 @@ def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
         auxiliary=check_task(options.auxiliary, "--auxiliary") if options.auxiliary else "",
         base=str(check_base(base)) if base is not None else "",
         rank=options.rank or 0,
-        order=_order(options.order),
+        order=options.order,
         layers=options.layers or "",
         columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,
@@ -127,14 +128,17 @@ def _preemptible(
     stopper: Stopper, output: Output, grace_s: float | None, *, ec2: bool
 ) -> Iterator[None]:
     """Signals, Slurm and EC2 ask `stopper`; what a hard stop cuts off raises nothing else."""
-    from fsl_async.process.notices import slurm_job
+    from fsl_async.process.notices import of_signal, slurm_job
     from fsl_async.process.stopper import stop_on_signals
-    from fsl_async.process.watches import signal_notices, watching
+    from fsl_async.process.watches import watching
 
     job = slurm_job(os.environ)
     if job is not None:
         output.say(job.words)
-    notices = signal_notices(job, grace_s)
+
+    def notices(signal: str) -> Notice:
+        return of_signal(signal, job, grace_s, time.time())
+
     with (
         stop_on_signals(stopper, at_once=True, as_json=output.as_json, notices=notices),
         watching(stopper, job, grace_s, ec2=ec2, say=output.say),
@@ -251,12 +255,6 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
         for key, option in options.items():
             text = text.replace(key, option)
         raise DataError(text) from None
-
-
-def _order(text: str | None) -> Order | None:
-    if text is None or text in {"first", "zeroth"}:
-        return text  # type: ignore[return-value]
-    raise UsageError(f"--order {text[:80]}: first (gradients) or zeroth (losses alone)")
 
 
 def check_base(base: Path) -> Path:

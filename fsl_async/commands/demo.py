@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
-from attrs import evolve, fields_dict
+from attrs import asdict, evolve, fields_dict
 
 from fsl_async.commands.client import check_base, check_corpus, check_data
 from fsl_async.commands.options import Finite, Options, Whole, Words, argument, option, takes
@@ -76,8 +76,9 @@ class DemoOptions(Options):
     dry_run: bool = option("Print the configuration of the run, resolved, and exit.")
     net: str | None = option(
         "Run servers and clients in sites of a network laboratory with such links: lan, campus,"
-        " transatlantic, dsl, wireless, satellite. Needs root and a clone; docs/netlab.md.",
-        metavar="PROFILE",
+        " transatlantic, dsl, wireless, satellite; or with changes: dsl:up=2mbit:down=50mbit. Needs"
+        " root and a clone; docs/netlab.md.",
+        metavar="PROFILE[:KEY=VALUE...]",
     )
     links: bool = option("Put each client behind a proxy that `chaos` can cut; not with --net.")
     rounds: int = option("split, lora: rounds to train.", Whole(3, 10**6), default=12)
@@ -109,7 +110,7 @@ def command(options: DemoOptions) -> int:
     """
     import asyncio
 
-    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.load import load, resolved, to_toml
     from fsl_async.observe.table import show_news
     from fsl_async.process.stopper import Stopper, stop_on_signals
     from fsl_async.tools.demo.runner import Runner, make_run_dir
@@ -124,7 +125,7 @@ def command(options: DemoOptions) -> int:
     scenario.check()
     check_corpus(config, _OPTIONS)
     if options.dry_run:
-        output.answer(to_dict(config), *to_toml(config, comments=False).rstrip().split("\n"))
+        output.answer(asdict(config), *to_toml(config, comments=False).rstrip().split("\n"))
         return 0
     chosen = evolve(chosen, run_dir=make_run_dir(options.run_dir, output.say))
     note = f"; its files are in {chosen.run_dir}"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from attrs import asdict, field, frozen
@@ -59,13 +59,17 @@ _FEATURES = {
 class Finding:
     """The result of one check.
 
-    status: "ok", "warning" (works, but not well) or "problem". text: for people.
+    status: "ok", "warning" (works, but not well) or "problem". text: the line that is printed.
     """
 
     name: str
     status: str
     text: str
     details: dict[str, Any] = field(factory=dict)
+
+
+Result: TypeAlias = tuple[str, str] | tuple[str, str, dict[str, Any]]
+"""The status, text and details of a finding."""
 
 
 class DoctorOptions(WithJson):
@@ -96,7 +100,7 @@ def command(options: DoctorOptions) -> int:
 
 def examine(run_dir: Path) -> list[Finding]:
     """All findings; a check that raises is a finding, too."""
-    checks: dict[str, Callable[[], Finding]] = {
+    checks: dict[str, Callable[[], Result]] = {
         "versions": _versions,
         "extras": _extras,
         "codec": _codec,
@@ -111,13 +115,13 @@ def examine(run_dir: Path) -> list[Finding]:
     findings = []
     for name, check in checks.items():
         try:
-            findings.append(check())
+            findings.append(Finding(name, *check()))
         except Exception as error:  # noqa: BLE001 - importing a broken package can raise anything
             findings.append(Finding(name, PROBLEM, f"{type(error).__name__}: {error}"))
     return findings
 
 
-def _versions() -> Finding:
+def _versions() -> Result:
     found = {"python": platform.python_version(), NAME: _version_of("fsl-async")}
     found |= {package: _version_of(package) for package in _PACKAGES}
     missing = [name for name, number in found.items() if not number]
@@ -125,18 +129,16 @@ def _versions() -> Finding:
     text = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     if missing:
         text = f"not installed: {', '.join(missing)}; install fsl-async again. {text}"
-    return Finding(
-        "versions", PROBLEM if missing else OK, f"{text}; {system}", {**found, "system": system}
-    )
+    return PROBLEM if missing else OK, f"{text}; {system}", {**found, "system": system}
 
 
-def _extras() -> Finding:
+def _extras() -> Result:
     found = {extra: _version_of(package) for extra, package in _EXTRAS.items()}
     missing = [extra for extra, number in found.items() if not number]
     text = ", ".join(extra for extra, number in found.items() if number) or "none"
     if missing:
         text += f"; not installed: {', '.join(missing)} (as in: {to_install(missing[0])})"
-    return Finding("extras", OK, text, {"missing": missing})
+    return OK, text, {"missing": missing}
 
 
 def _version_of(package: str) -> str:
@@ -146,7 +148,7 @@ def _version_of(package: str) -> str:
         return ""
 
 
-def _codec() -> Finding:
+def _codec() -> Result:
     dispatch = importlib.import_module("fsl_codecs.dispatch")
     choice, available = dispatch.choice(), dispatch.available()
     lacking = _lacking_features()
@@ -160,13 +162,13 @@ def _codec() -> Finding:
     text = f"{choice.chosen.name}: {choice.reason}"
     better = available[0]
     if better != choice.chosen.name:
-        return Finding("codec", WARNING, f"{text}; {better} would be faster", details)
+        return WARNING, f"{text}; {better} would be faster", details
     if better == "numpy":
-        return Finding("codec", WARNING, f"{text}. NumPy gives the same bytes, slowly", details)
+        return WARNING, f"{text}. NumPy gives the same bytes, slowly", details
     for path, features in lacking.items():
         if path not in available and features:
             text += f"; {path} would need {' '.join(features)}"
-    return Finding("codec", OK, text, details)
+    return OK, text, details
 
 
 def _lacking_features() -> Mapping[str, list[str]]:
@@ -184,7 +186,7 @@ def _lacking_features() -> Mapping[str, list[str]]:
     }
 
 
-def _torch() -> Finding:
+def _torch() -> Result:
     torch = importlib.import_module("torch")
     devices = []
     if torch.cuda.is_available():
@@ -194,26 +196,24 @@ def _torch() -> Finding:
     details = {"cuda": torch.version.cuda, "threads": torch.get_num_threads(), "gpus": devices}
     if devices:
         names = ", ".join(f"{one['name']} with {megabytes(one['memory_bytes'])}" for one in devices)
-        return Finding("torch", OK, names, details)
+        return OK, names, details
     why = "built without CUDA" if torch.version.cuda is None else "CUDA finds none"
     threads = counted(torch.get_num_threads(), "thread")
     text = f"no GPU ({why}), {threads}: enough for a parameter server and small models"
-    return Finding("torch", OK, text, details)
+    return OK, text, details
 
 
-def _event_loop() -> Finding:
+def _event_loop() -> Result:
     if sys.platform == "win32":
-        return Finding("event loop", OK, "asyncio", {"uvloop": ""})
+        return OK, "asyncio", {"uvloop": ""}
     number = _version_of("uvloop")
     if not number:
-        return Finding(
-            "event loop", WARNING, "asyncio's own: uvloop is not installed", {"uvloop": ""}
-        )
+        return WARNING, "asyncio's own: uvloop is not installed", {"uvloop": ""}
     importlib.import_module("uvloop")
-    return Finding("event loop", OK, f"uvloop {number}", {"uvloop": number})
+    return OK, f"uvloop {number}", {"uvloop": number}
 
 
-def _network() -> Finding:
+def _network() -> Result:
     zmq = importlib.import_module("zmq")
     details = {"libzmq": zmq.zmq_version(), "curve": zmq.has("curve")}
     if not details["curve"]:
@@ -221,53 +221,53 @@ def _network() -> Finding:
             f"libzmq {details['libzmq']} without CURVE: connections cannot be encrypted;"
             " install pyzmq from its wheels"
         )
-        return Finding("network", WARNING, text, details)
-    return Finding("network", OK, f"libzmq {details['libzmq']} with CURVE", details)
+        return WARNING, text, details
+    return OK, f"libzmq {details['libzmq']} with CURVE", details
 
 
-def _tcp() -> Finding:
+def _tcp() -> Result:
     try:
         setting = _SLOW_START.read_text(encoding="ascii").strip()
     except OSError:
-        return Finding("TCP", OK, "no settings to check here")
+        return OK, "no settings to check here"
     details = {"slow_start_after_idle": setting}
     if setting == "0":
-        return Finding("TCP", OK, "connections keep their speed after a pause", details)
+        return OK, "connections keep their speed after a pause", details
     text = (
         "connections start slowly after a pause; with round trips of 50 ms and more, this at both"
         " ends saves time: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
     )
-    return Finding("TCP", OK, text, details)
+    return OK, text, details
 
 
-def _keys() -> Finding:
+def _keys() -> Result:
     folders = importlib.import_module("fsl_async.keys.folder")
     errors = importlib.import_module("fsl_async.errors")
     folder = folders.KeysFolder()
     details: dict[str, Any] = {"path": str(folder.path), "public": "", "trusted": 0}
     if not folder.has_pair():
         text = f"none in {folder.path}; between machines a node needs one: {folder.command('new')}"
-        return Finding("keys", OK, text, details)
+        return OK, text, details
     try:
         details["public"] = folder.pair().public
         trusted = folder.allowed()
     except errors.KeysError as error:
-        return Finding("keys", PROBLEM, error.message, details)
+        return PROBLEM, error.message, details
     details["trusted"] = count = 0 if trusted is None else len(trusted.entries)
     text = f"{details['public']} in {folder.path}; as a listener it trusts {count}"
-    return Finding("keys", OK, text, details)
+    return OK, text, details
 
 
-def _open_files() -> Finding:
+def _open_files() -> Result:
     try:
         resource = importlib.import_module("resource")
     except ImportError:  # Windows
-        return Finding("open files", OK, "no limit to check here")
+        return OK, "no limit to check here"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
     capacities = importlib.import_module("fsl_async.nodes.capacity")
     relays = importlib.import_module("fsl_async.nodes.relay.relay")
-    capacity = capacities.capacity_here(settings.Config())
+    capacity = capacities.capacity_of(settings.Config())
     relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"
@@ -280,10 +280,10 @@ def _open_files() -> Finding:
     if relay < relays.LEAST_CONNECTIONS:
         text += "; too few for a relay"
     is_few = capacity.fits < _FEW_CLIENTS or relay < relays.LEAST_CONNECTIONS
-    return Finding("open files", WARNING if is_few else OK, text, details)
+    return WARNING if is_few else OK, text, details
 
 
-def _disk(run_dir: Path) -> Finding:
+def _disk(run_dir: Path) -> Result:
     folder = run_dir.resolve()
     while not folder.exists():
         folder = folder.parent
@@ -291,12 +291,12 @@ def _disk(run_dir: Path) -> Finding:
     details = {"path": str(folder), "free_bytes": free}
     text = f"{megabytes(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Finding("disk", PROBLEM, f"{folder} cannot be written to", details)
+        return PROBLEM, f"{folder} cannot be written to", details
     if free < _NO_DISK_BYTES:
-        return Finding("disk", PROBLEM, f"{text}: a run writes more than that", details)
+        return PROBLEM, f"{text}: a run writes more than that", details
     if free < _LOW_DISK_BYTES:
         advice = (
             "a parameter server writes three fp32 copies of the model for each version it keeps"
         )
-        return Finding("disk", WARNING, f"{text}: {advice}", details)
-    return Finding("disk", OK, text, details)
+        return WARNING, f"{text}: {advice}", details
+    return OK, text, details

@@ -123,7 +123,7 @@ def revoke(options: RevokeOptions) -> None:
     removed: list[Entry] = []
 
     def without(before: AllowList) -> AllowList:
-        entry = before.find(key) or before.labeled(key)
+        entry = before.entries.get(key) or before.labeled(key)
         if entry is None:
             raise UsageError(
                 f"{key[:80]} is neither a key nor a label on the list; see {folder.command('list')}"

@@ -24,6 +24,8 @@ from fsl_async.errors import UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from fsl_async.config.site_policy import Order
+
 ROLES = ("ps", "client", "server", "relay")
 NODE = "node"
 _ROLE_OPTIONS = "--role ps, client, server or relay"
@@ -83,12 +85,11 @@ class NodeOptions(Options):
     )  # fmt: skip
     base: Path | None = option(
         "Fine-tuning: the base model, a Hugging Face folder or a GGUF file that every site has.",
-        metavar="MODEL", roles="ps client", refused="is for --role ps and --role client",
+        metavar="MODEL", roles="ps client",
     )  # fmt: skip
     tokenizer: str | None = option(
         "Train on tokens of this tokenizer.json (or name at the hub), not on bytes.",
         _FILE, "PATH", roles="ps client",
-        refused="is for --role ps and --role client: of pretraining",
     )  # fmt: skip
 
     config: Path | None = option(
@@ -137,20 +138,20 @@ class NodeOptions(Options):
     )  # fmt: skip
     layers: str | None = option(
         "Train adapters in these blocks only.",
-        metavar="0-2,5", roles="client", refused="is a client's",
+        metavar="0-2,5", roles="client",
     )  # fmt: skip
-    order: str | None = option(
+    order: Order | None = option(
         "Train by gradients, or by losses alone. [default: by tune.method]",
-        Words("first", "zeroth"), "first|zeroth", roles="client",
+        click.Choice(["first", "zeroth"]), roles="client",
         refused="is a client's; the run's is --set tune.method=zeroth",
     )  # fmt: skip
     ranks: int | None = option(
         "Train in N processes that torchrun starts here, one model together (FSDP2, DDP).",
-        Whole(1, 1024), "N", roles="client", refused="is a client's",
+        Whole(1, 1024), "N", roles="client",
     )  # fmt: skip
     max_restarts: int | None = option(
         "With --ranks: how often torchrun starts them again. [default: 3]",
-        Whole(0, 10_000), "N", roles="client", refused="is a client's",
+        Whole(0, 10_000), "N", roles="client",
     )  # fmt: skip
     grace_s: float | None = option(
         "Seconds from SIGTERM or SIGUSR2 to SIGKILL. [default: Slurm's, else unknown]",
@@ -166,9 +167,7 @@ class NodeOptions(Options):
         "How clients that died are launched: local, slurm or any command (TOML).",
         metavar="FILE", roles="ps", refused="goes with --role ps, which launches clients that died",
     )  # fmt: skip
-    with_ps: bool = option(
-        "Hold the parameter server as well.", roles="server", refused="goes with --role server"
-    )
+    with_ps: bool = option("Hold the parameter server as well.", roles="server")
     listen: str | None = option(
         "Where it listens for clients.",
         metavar="HOST:PORT", roles="relay",
@@ -221,8 +220,9 @@ def node(options: NodeOptions) -> int:
     for name in _others(options.role):
         value = getattr(options, name)
         if value is not None and value is not False and value != ():
-            refused = NodeOptions.declared()[name].refused
-            why = _NOT_FORWARDED if options.role == "relay" else refused
+            one = NodeOptions.declared()[name]
+            usual = f"is for --role {one.roles.replace(' ', ' and --role ')}"
+            why = _NOT_FORWARDED if options.role == "relay" else one.refused or usual
             raise UsageError(f"{flags[name]} {why}")
     module = importlib.import_module(f"fsl_async.commands.{options.role}")
     code: int = module.command(options)

@@ -32,7 +32,7 @@ _T = TypeVar("_T", bound="Options")
 class Declared:
     """An option or argument of a command, as its field declares it. more: as click takes it.
 
-    roles: of a node, those that take it. refused: why others do not.
+    roles: of a node, those that take it. refused: why others do not, if not by their role alone.
     """
 
     def __init__(

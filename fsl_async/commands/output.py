@@ -191,7 +191,7 @@ class Output:
         self._err = LineStream(sys.stderr if err is None else err, waits=waits)
 
     def say(self, *lines: str) -> None:
-        """Print text for people, one line each; with --json on standard error."""
+        """Print text, one line each; with --json on standard error."""
         text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(f"{text}\n")
 
@@ -215,7 +215,7 @@ class Output:
             self.say(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning for people, on standard error."""
+        """Print a warning, on standard error."""
         self._err.write(f"warning: {printable(text)}\n")
 
     def record(self, event: str, /, **fields: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TUNED = ("lora", "zeroth")
 IMAGE_BATCH, TEXT_BATCH = 256, 16
-"""That of FSL-SAGE's figures, and the default of train.batch."""
+"""Default batches: that of FSL-SAGE's figures, and that of train.batch."""
 
 _COUNT = Whole(1, 10**12)
 

@@ -53,7 +53,6 @@ def command(options: NodeOptions) -> int:
     loaded = with_base_rule(loaded)
     filled = resolved(loaded)
     unused = line_of(loaded, overrides)
-    _check_tokenizer(filled)
     check_corpus(filled, names)
     launchers = options.launchers
     launching = _read_launching(launchers) if launchers is not None else None
@@ -125,21 +124,13 @@ def load_config(
 
 def print_config(output: Output, config: Config, threads: str = "") -> None:
     """Print a resolved configuration. threads: added to the line of train.threads."""
-    from fsl_async.config.load import to_dict, to_toml
+    from attrs import asdict
+
+    from fsl_async.config.load import to_toml
 
     line = f"threads = {config.train.threads}\n"
     text = to_toml(config, comments=False).rstrip()
-    output.answer(to_dict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
-
-
-def _check_tokenizer(config: Config) -> None:
-    """Raise ConfigError for a tokenizer in a run that does not train the built-in GPT whole."""
-    if config.model.tokenizer and (config.split.is_on or config.tune.is_on or config.train.task):
-        raise ConfigError(
-            "--tokenizer (model.tokenizer) is of the built-in pretraining: leave it out with"
-            " --task, --base or split.method",
-            "model.tokenizer",
-        )
+    output.answer(asdict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
 
 
 def planned_rounds(config: Config) -> float | None:

@@ -25,7 +25,7 @@ from fsl_async.errors import UsageError
 from fsl_async.roles.split.methods import METHODS
 
 if TYPE_CHECKING:
-    from fsl_async.tools.simulate.result import Point
+    from collections.abc import Callable, Iterator
 
 
 _PACES = ["called", "time", "steps", "speed", "own"]
@@ -138,35 +138,42 @@ def _check(task: str | None, context: click.Context) -> None:
             raise UsageError(f"{shown} needs --task FILE.py:FUNCTION")
 
 
+@contextlib.contextmanager
+def _progress(output: Output) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a line in a terminal over the one before; erase it at the end."""
+    begun, shows = time.monotonic(), sys.stderr.isatty() and not output.as_json
+
+    def show(text: str) -> None:
+        if shows:
+            sys.stderr.write(f"\r{text}, {time.monotonic() - begun:5.1f} s ")
+            sys.stderr.flush()
+
+    yield show
+    if shows:
+        sys.stderr.write("\r" + " " * 72 + "\r")
+
+
 def _train(options: SimOptions, output: Output) -> int:
     """Simulate with the user's function, and print the result. Raises FslError."""
     from fsl_async.commands.client import check_task
     from fsl_async.tools.compare.table import check_plot
-    from fsl_async.tools.simulate.start import start
+    from fsl_async.tools.sim.simulate import start
 
     given = options.of(_Common) | options.of(_Training)
     task, png, faults = given.pop("task"), given.pop("png"), given.pop("faults") or "none"
     if png is not None:
         check_plot(png)
-    begun = time.monotonic()
-    shows = sys.stderr.isatty() and not output.as_json
-
-    def progress(point: Point) -> None:
-        if shows:
-            done = f"\rversion {point.version}, {point.hours:.2f} virtual hours, loss"
-            sys.stderr.write(f"{done} {point.loss:.4g}, {time.monotonic() - begun:.0f} s ")
-            sys.stderr.flush()
-
-    with contextlib.redirect_stdout(sys.stderr):  # what the training function prints
+    # What the training function prints goes to standard error.
+    with _progress(output) as show, contextlib.redirect_stdout(sys.stderr):
         result = start(
             check_task(task) if ".py:" in task else task,
             **given,
             faults=faults,
             log=output.say,
-            progress=progress,
+            progress=lambda one: show(
+                f"version {one.version}, {one.hours:.2f} virtual hours, loss {one.loss:.4g}"
+            ),
         )
-    if shows:
-        sys.stderr.write("\r" + " " * 72 + "\r")
     if png is not None:
         result.figure().savefig(png, dpi=130)
     if output.as_json:
@@ -187,10 +194,8 @@ _SOMETIMES = {
 if TYPE_CHECKING:
     from fsl_async.nodes.runtime import Journal
     from fsl_async.observe.journal import JournalWriter
-    from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
-
-    Simulated = Simulation | GroupsSimulation
+    from fsl_async.tools.sim.settings import SimulationSettings
+    from fsl_async.tools.sim.simulation import Run
 
 
 def _simulation_of(
@@ -200,7 +205,7 @@ def _simulation_of(
     *,
     lockstep: bool,
     journal: Journal | None,
-) -> Simulated:
+) -> Run:
     """A simulation: of split learning, of tuning, or of pretraining, in groups or not."""
     pace, groups = settings.pace, settings.groups > 1
     if pace != "called" and (method or mode):
@@ -257,30 +262,23 @@ def command(options: SimOptions) -> int:
     output = Output(as_json=options.as_json)
     if options.task:
         return _train(options, output)
-    from fsl_async.tools.sim.simulation import SimulationSettings
-    from fsl_async.tools.sim.world import report
+    from fsl_async.tools.sim.settings import SimulationSettings
 
     given = options.of(_Common) | options.of(_Counting)
     method, lockstep, mode = given.pop("method"), given.pop("lockstep"), given.pop("mode")
     settings = SimulationSettings(**{name: one for name, one in given.items() if one is not None})
     writer = _journal_writer(options.journal)
     simulation = _simulation_of(settings, method, mode, lockstep=lockstep, journal=writer)
-    begun = time.monotonic()
-    shows = sys.stderr.isatty() and not options.as_json
-
-    def progress(hour: float) -> None:
-        if shows:
-            done = f"\rsimulated {hour:5.1f} of {settings.hours:g} h, "
-            seen = f"{simulation.counts.events:,} events, {time.monotonic() - begun:5.1f} s "
-            sys.stderr.write(done + seen)
-            sys.stderr.flush()
-
-    simulation.run(progress)
-    if shows:
-        sys.stderr.write("\r" + " " * 72 + "\r")
+    begun, counts = time.monotonic(), simulation.counts
+    with _progress(output) as show:
+        simulation.run(
+            lambda hour: show(
+                f"simulated {hour:5.1f} of {settings.hours:g} h, {counts.events:,} events"
+            )
+        )
     if writer is not None:
         writer.close()
-    result = report(simulation, time.monotonic() - begun, options.journal or "")
+    result = simulation.report(time.monotonic() - begun, options.journal or "")
     for violation in simulation.violations[:10]:
         output.warn(f"invariant violated {violation}")
     shown = {

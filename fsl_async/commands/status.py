@@ -26,7 +26,7 @@ from fsl_async.process.program import to_install
 
 if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus
-    from fsl_async.tools.trackers.outbox import Feed, Outbox, Tracker
+    from fsl_async.tools.trackers.outbox import Outbox, Tracker
     from fsl_async.tools.trackers.prometheus import Page
 
 
@@ -96,16 +96,16 @@ def wait_for_journal(run_dir: Path, output: Output) -> None:
     A directory that has others in it is not waited for: the caller refuses it.
     """
     places = [run_dir / part / JOURNAL for part in _FOLDERS]
-    told = False
+    notified = False
     while not any(map(_has_line, places)):
         others = {one.parent.name for one in run_dir.glob(f"*/{JOURNAL}")}.difference(_FOLDERS)
         if others or run_dir.is_file():
             return
-        if not told:
+        if not notified:
             output.say(f"waits for {places[0]}")
-        told = True
+        notified = True
         time.sleep(POLL_S)
-    if told and not _has_line(places[0]):
+    if notified and not _has_line(places[0]):
         time.sleep(SETTLE_S)
 
 
@@ -128,56 +128,6 @@ def _has_line(path: Path) -> bool:
             return file.readline(1 << 30).endswith(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-class Watching:
-    """Trackers and a page that get what is new in journals."""
-
-    def __init__(self, nodes: Sequence[NodeStatus], asked: StatusOptions, output: Output) -> None:
-        from fsl_async.tools.trackers.outbox import Feed, Outbox, run_name
-
-        name = run_name(nodes[0].state.node, nodes[0].folder)
-        self._output = output
-        self._uri = asked.mlflow or ""
-        self._boxes: list[Outbox] = []
-        self._page: Page | None = None
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            for tracker in _trackers(asked, name):
-                self._boxes.append(Outbox(tracker))
-                output.say(f"{tracker.name}: {tracker.where}")
-            if asked.metrics is not None:
-                self._page = _opened_page(asked.metrics)
-                output.say(f"metrics: {self._page.url}")
-                output.record("metrics", url=self._page.url)
-            self._feeds: list[Feed] = [Feed(one.folder, self._boxes, self._send) for one in nodes]
-            self.poll()
-            undo.pop_all()
-
-    def poll(self) -> None:
-        """Read what is new, and hand it over."""
-        from fsl_async.observe.node_folders import is_gone
-
-        for feed in self._feeds:
-            feed.poll()
-        if self._page is not None:
-            now = time.time()
-            self._page.show([one.reading(up=not is_gone(one.node, now)) for one in self._feeds])
-
-    def _send(self) -> None:
-        for box in self._boxes:
-            self._warn(box.send(time.monotonic()))
-
-    def close(self) -> None:
-        """Hand the rest over, and end."""
-        for box in self._boxes:
-            self._warn(box.close(time.monotonic()))
-        if self._page is not None:
-            self._page.close()
-
-    def _warn(self, problem: str) -> None:
-        if problem:
-            self._output.warn(one_line(without_password(problem, self._uri)))
 
 
 def _opened_page(port: int) -> Page:
@@ -224,19 +174,52 @@ def without_password(text: str, uri: str) -> str:
     return text.replace(user + at, "") if user else text
 
 
+def _warn(output: Output, asked: StatusOptions, problem: str) -> None:
+    if problem:
+        output.warn(one_line(without_password(problem, asked.mlflow or "")))
+
+
 @contextlib.contextmanager
 def watching(
     nodes: Sequence[NodeStatus], asked: StatusOptions, output: Output
 ) -> Iterator[Callable[[], None]]:
-    """Open what is asked for; gives what to call often."""
-    if not asked.asks_trackers:
-        yield lambda: None
-        return
-    watch = Watching(nodes, asked, output)
-    try:
-        yield watch.poll
-    finally:
-        watch.close()
+    """Open the trackers and the page that are asked for; give a function to call often.
+
+    It hands them what is new in the journals. They get the rest when the block ends.
+    """
+    from fsl_async.observe.node_folders import is_gone
+    from fsl_async.tools.trackers.outbox import Feed, Outbox, run_name
+
+    boxes: list[Outbox] = []
+    page: Page | None = None
+
+    def send() -> None:
+        for box in boxes:
+            _warn(output, asked, box.send(time.monotonic()))
+
+    def end(box: Outbox) -> None:
+        _warn(output, asked, box.close(time.monotonic()))
+
+    with contextlib.ExitStack() as stack:
+        for tracker in _trackers(asked, run_name(nodes[0].state.node, nodes[0].folder)):
+            boxes.append(Outbox(tracker))
+            stack.callback(end, boxes[-1])
+            output.say(f"{tracker.name}: {tracker.where}")
+        if asked.metrics is not None:
+            page = stack.enter_context(contextlib.closing(_opened_page(asked.metrics)))
+            output.say(f"metrics: {page.url}")
+            output.record("metrics", url=page.url)
+        feeds = [Feed(one.folder, boxes, send) for one in nodes if asked.asks_trackers]
+
+        def poll() -> None:
+            for feed in feeds:
+                feed.poll()
+            if page is not None:
+                now = time.time()
+                page.show([one.reading(up=not is_gone(one.node, now)) for one in feeds])
+
+        poll()
+        yield poll
 
 
 _CLIENTS_EVERY_S = 10.0

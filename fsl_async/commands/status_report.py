@@ -1,4 +1,4 @@
-"""What `fsl-node status` prints of a node, by its role: journal, ledger, checkpoints."""
+"""Reports a node for `fsl-node status`, by its role: journal, ledger, checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NodeStatus:
         self.state = RunState()
         self._reader = JournalReader(folder / JOURNAL)
         self.news = self.read()
-        """Of the lines that were there."""
+        """News of the lines that were in the journal at the start."""
         if not self.state.node.starts and not self.state.node.last_t:
             raise RunDirError(f"{self._reader.path} has no line yet; is the server starting?")
 
@@ -52,13 +52,13 @@ class NodeStatus:
 
 
 def facts(status: NodeStatus, now: float) -> dict[str, Any]:
-    """Plain values for --json."""
+    """Return the plain values of --json."""
     made, _ = _REPORTS.get(status.state.node.role, _PARAMETER_SERVER)
     return made(status, now)
 
 
 def lines(status: NodeStatus, now: float) -> list[str]:
-    """The same for people."""
+    """Return the lines that `fsl-node status` prints."""
     _, made = _REPORTS.get(status.state.node.role, _PARAMETER_SERVER)
     return made(status, now)
 
@@ -178,8 +178,8 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
 
 def _clients_and_news(state: RunState, now: float) -> list[str]:
     made = ["", *table(state, now)] if state.clients else []
-    told = [news_line(state, one) for one in list(state.news)[-_NEWS:]]
-    return [*made, "", *told] if told else made
+    news = [news_line(state, one) for one in list(state.news)[-_NEWS:]]
+    return [*made, "", *news] if news else made
 
 
 # --- a split server ---

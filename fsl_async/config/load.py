@@ -160,14 +160,9 @@ def resolved(config: Config) -> Config:
     )
 
 
-def to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the resolved configuration as plain tables, for --dry-run and --json."""
-    return attrs.asdict(config)
-
-
 def to_wire(config: Config) -> dict[str, dict[str, Any]]:
     """Return the tables that clients receive in the welcome."""
-    tables = to_dict(config)
+    tables = attrs.asdict(config)
     wire = {name: tables[name] for name in _WIRE_TABLES}
     wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
     return _without_local(wire)
@@ -246,7 +241,7 @@ SHORT: Mapping[str, str] = {
     "train.batch": "",
     "train.device": "",
 }
-"""What `init --short` writes, with comments that fit beside the value; empty: the line of help."""
+"""Settings that `init --short` writes, with comments that fit beside the value, or "" for help."""
 
 
 def short_toml(config: Config) -> str:

@@ -95,6 +95,12 @@ RECIPES: tuple[Recipe, ...] = (
            "needs a split.method: the built-in task of pretraining trains gpt", {
         "model.family": Only(("gpt",)),
     }),
+    Recipe("a tokenizer (`--tokenizer`)", lambda c: bool(c.model.tokenizer),
+           "--tokenizer (model.tokenizer) is of the built-in pretraining", {
+        "split.method": Only(("none",), "leave out --tokenizer"),
+        "tune.method": Only(("none",), "leave out --tokenizer"),
+        "train.task": Only(("",), "leave out --tokenizer"),
+    }),
     Recipe("clients are called: `clock`, `rounds`, `turns`, `sequential`",
            lambda c: c.sync.trigger != "buffer",
            "is for sync.trigger = buffer, and sync.trigger is {sync.trigger}", _UNUSED),

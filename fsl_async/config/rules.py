@@ -83,19 +83,14 @@ def like(pattern: str, text: str, *, also: Callable[[str], bool] = lambda _: Fal
     return lambda value: None if found.fullmatch(value) or also(value) else text
 
 
-def must_be_name(value: Any) -> str | None:
-    """Check the name of a run, a client or a file."""
-    if NAME.fullmatch(value) and value not in {".", ".."}:
-        return None
-    return "must be 1 to 64 letters, digits, dots, dashes or underscores"
-
-
-def must_be_directory(value: Any) -> str | None:
-    """Check a path that may hold the placeholder {name} and no other."""
-    if value and not re.search(r"[{}]", value.replace("{name}", "")):
-        return None
-    return "must be a path, in which {name} stands for run.name"
-
+must_be_name = like(
+    rf"(?!\.{{1,2}}$){NAME.pattern}", "must be 1 to 64 letters, digits, dots, dashes or underscores"
+)
+"""Checks the name of a run, a client or a file."""
+must_be_directory = like(
+    r"(\{name\}|[^{}])+", "must be a path, in which {name} stands for run.name"
+)
+"""Checks a path that may hold the placeholder {name} and no other."""
 
 OWN = "own"
 """Stands for code that every node brings itself.
@@ -164,7 +159,7 @@ def must_be_sizes(value: Any) -> str | None:
 
 
 def problem_of(attribute: attrs.Attribute[Any], value: Any) -> str | None:
-    """What is wrong with the value of a setting, which has the right type; None if it fits."""
+    """Return why the value of a setting, which has the right type, is wrong; None if it fits."""
     problem: str | None = None
     if isinstance(value, float) and not math.isfinite(value):
         problem = "must be a finite number"

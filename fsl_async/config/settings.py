@@ -370,7 +370,7 @@ class TransferConfig:
 
 @frozen(kw_only=True)
 class StoreConfig:
-    """What the parameter server keeps on disk."""
+    """Versions that the parameter server keeps, in memory and on disk."""
 
     keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
     resident: bool = setting(

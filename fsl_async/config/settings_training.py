@@ -66,7 +66,7 @@ class ExchangeConfig:
 
 @frozen(kw_only=True)
 class DataConfig:
-    """What the built-in task trains on."""
+    """The data of the built-in tasks."""
 
     source: Literal["site", "built-in"] = setting(
         "site",

@@ -7,12 +7,11 @@ The other tables are in `fsl_async.config.settings`.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from attrs import frozen
 
-from fsl_async.config.rules import SettingError, must_be_own_rule, setting, span
+from fsl_async.config.rules import SettingError, like, must_be_own_rule, setting, span
 
 # The rules of fsl_async.store.rules.adapters, named again for type checkers.
 AdapterRuleName = Literal[
@@ -32,13 +31,10 @@ BASIS_RULES = ("fedsvd", "flora", "flexlora", "bank")
 RANK, BANK_RANK = 8, 16
 """Default ranks: of adapters that all sites train in full, and of a bank."""
 
-_NAMES = re.compile(r"[A-Za-z0-9_.*-]{1,200}(,[A-Za-z0-9_.*-]{1,200}){0,63}")
-
-
-def _must_be_names(value: Any) -> str | None:
-    if not value or _NAMES.fullmatch(value):
-        return None
-    return "must be names of modules, like q_proj,v_proj"
+_must_be_names = like(
+    r"([A-Za-z0-9_.*-]{1,200}(,[A-Za-z0-9_.*-]{1,200}){0,63})?",
+    "must be names of modules, like q_proj,v_proj",
+)
 
 
 def _must_be_labels(value: Any) -> str | None:
@@ -193,7 +189,7 @@ class TuneConfig:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Of classify: the names of the labels, in the order of their numbers."""
+        """Names of the labels of classify, in the order of their numbers."""
         return tuple(name.strip() for name in self.labels.split(",")) if self.labels else ()
 
     def __attrs_post_init__(self) -> None:

@@ -57,7 +57,7 @@ def parse_kinds(text: str | Iterable[str], where: str) -> frozenset[str]:
 
 
 def listed(kinds: Iterable[str]) -> str:
-    """Join kinds in their fixed order, for people and for `--allow`."""
+    """Join kinds in their fixed order, as in messages and for `--allow`."""
     chosen = set(kinds)
     return ",".join(kind for kind in KINDS if kind in chosen)
 
@@ -121,7 +121,7 @@ def needs_of(config: Config) -> tuple[str, ...]:
 def receivers_of(
     config: Config, ps: str, split_server: str, *, is_zeroth: bool = False
 ) -> dict[str, str]:
-    """Return the needed kinds with their receivers, `ps` or `split_server`, as text for people.
+    """Return the needed kinds with their receivers, `ps` or `split_server`, as text.
 
     is_zeroth: this client sends scalars, whatever others of the run send.
     """
@@ -155,7 +155,7 @@ class SiteChoices:
     model: str = ""
     """Split learning: the site's own model, as file.py:function."""
     auxiliary: str = ""
-    """Its own auxiliary model."""
+    """The site's own auxiliary model."""
 
     def check_code(self, config: Config) -> None:
         """Raise TaskError where the run needs code that this site did not give."""

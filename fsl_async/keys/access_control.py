@@ -181,7 +181,7 @@ NAME_CODE, KEY_CODE = "name", "key"
 
 
 @frozen
-class Looked:
+class Reread:
     """The list's file has changed.
 
     keys: on the list in use. problem: why the file could not be read, so that the old list remains.
@@ -212,7 +212,7 @@ class Admission:
         """Return None or the refusal of a HELLO with `name`. Reserves a free name for the key."""
         if key and self._reserved.get(name) == key:
             return None
-        entry = self.list.find(key)
+        entry = self.list.entries.get(key)
         if entry is None:
             return KEY_CODE, "this key is not on the allow-list"
         if name in self._reserved and name not in entry.names:
@@ -228,10 +228,10 @@ class Admission:
         if owner is None and entry.names:
             named = ", ".join(entry.names[:8])
             return NAME_CODE, f"this key may use the name {named} and not {name}; give that --name"
-        held = self._holders.get(name)
-        if held == key:
+        holder = self._holders.get(name)
+        if holder == key:
             return None
-        if held and owner is None:
+        if holder and owner is None:
             text = (
                 f"the name {name} belongs to another key in this run: start with another --name;"
                 " or, if this site has a new key, the operator here assigns it the name:"
@@ -246,20 +246,20 @@ class Admission:
             return NAME_CODE, f"the name cannot be stored ({error.strerror})"
         return None
 
-    def look(self) -> Looked | None:
+    def reread(self) -> Reread | None:
         """Read the list again if its file has changed since the last look."""
-        found = self._signature()
-        if found == self._seen:
+        signature = self._signature()
+        if signature == self._seen:
             return None
-        self._seen = found
+        self._seen = signature
         try:
-            fresh = self._folder.allowed()
+            found = self._folder.allowed()
         except KeysError as error:
-            return Looked(len(self.list.entries), error.message)
-        if fresh is None:
-            return Looked(len(self.list.entries), f"{self._folder.allowed_path} is gone")
-        self.list = fresh
-        return Looked(len(fresh.entries))
+            return Reread(len(self.list.entries), error.message)
+        if found is None:
+            return Reread(len(self.list.entries), f"{self._folder.allowed_path} is gone")
+        self.list = found
+        return Reread(len(found.entries))
 
     def _signature(self) -> tuple[int, ...] | None:
         """Return what changes with the file: inode (rename), times, size (write), mode (chmod)."""
@@ -270,7 +270,7 @@ class Admission:
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
 
 
-LOOK_EVERY_S = 1.0
+REREAD_EVERY_S = 1.0
 
 
 def check_guarded(setting: str, address: str, *, insecure: bool, keys: KeysFolder | None) -> None:
@@ -383,14 +383,14 @@ class AccessControl:
         An empty list causes a warning with the command that adds a key.
         """
         self._loop, self._endpoint, self._journal = loop, endpoint, journal
-        self._every_s = min(LOOK_EVERY_S, heartbeat_s / 4)
+        self._every_s = min(REREAD_EVERY_S, heartbeat_s / 4)
         if self._admission is None or self._keys is None:
             return
         if not self._admission.list.entries:
             trust = self._keys.command("trust KEY --name SITE")
             text = f"no key is trusted yet: {trust}, with the key that keys new prints at the site"
             journal.say(Note(text, "warning"))
-        self._timer = loop.call_later(self._every_s, self._look)
+        self._timer = loop.call_later(self._every_s, self._reread)
 
     def close(self) -> None:
         """Stop the checks."""
@@ -398,23 +398,23 @@ class AccessControl:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _reread(self) -> None:
         assert self._endpoint is not None
         assert self._admission is not None
-        looked = self._admission.look()
-        if looked is not None and looked.problem:
-            self._journal.note("keys_kept", self._loop.time(), problem=looked.problem)
+        reread = self._admission.reread()
+        if reread is not None and reread.problem:
+            self._journal.note("keys_kept", self._loop.time(), problem=reread.problem)
             text = (
-                f"the list of keys stays as it was, {counted(looked.keys, 'key')}: {looked.problem}"
+                f"the list of keys stays as it was, {counted(reread.keys, 'key')}: {reread.problem}"
             )
             self._journal.say(Note(text, "warning"))
-        elif looked is not None:
+        elif reread is not None:
             gone = self._endpoint.evict(self._admission.allows)
-            self._journal.note("keys_read", self._loop.time(), keys=looked.keys, ended=gone[:64])
+            self._journal.note("keys_read", self._loop.time(), keys=reread.keys, ended=gone[:64])
             ended = f"; ended the sessions of {', '.join(gone[:8])}" if gone else ""
-            text = f"read the list of keys again: {counted(looked.keys, 'key')}{ended}"
+            text = f"read the list of keys again: {counted(reread.keys, 'key')}{ended}"
             self._journal.say(Note(text, "info"))
-        self._timer = self._loop.call_later(self._every_s, self._look)
+        self._timer = self._loop.call_later(self._every_s, self._reread)
 
     def _report(
         self, thing: str, line: str, why: str, failed: HandshakeFailed | None = None

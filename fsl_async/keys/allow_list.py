@@ -53,10 +53,6 @@ class AllowList:
     entries: Mapping[str, Entry] = field(factory=dict)
     lines: tuple[str, ...] = ()
 
-    def find(self, key: str) -> Entry | None:
-        """Return the entry of a key, or None."""
-        return self.entries.get(key)
-
     def owner(self, name: str) -> Entry | None:
         """Return the entry to which the list assigns a client name, or None."""
         return next((entry for entry in self.entries.values() if name in entry.names), None)

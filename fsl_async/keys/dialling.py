@@ -165,7 +165,7 @@ class HandshakeReports:
         A node that is refused gets no answer either, and its operator would look at the wrong end.
         """
 
-        def taken(event: tp.TransportEvent) -> None:
+        def explained(event: tp.TransportEvent) -> None:
             is_known = self._scheduler.time() - self._failed_at <= EXPLAINED_S
             if isinstance(event, tp.Unreachable) and is_known:
                 return
@@ -173,7 +173,7 @@ class HandshakeReports:
                 self._throttle = LessOften()
             take(event)
 
-        return taken
+        return explained
 
     def __call__(self, failed: HandshakeFailed) -> None:
         """Report one; called by the link."""

@@ -54,14 +54,12 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
         raise TaskError(
             f"{label}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
         )
-    counts = {0: "no argument", 1: "one argument"}
-    count = counts.get(len(arguments), f"{len(arguments)} arguments")
-    if arguments:
-        count += f", {', '.join(arguments)}"
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise TaskError(f"{label}: {name} must take {count} ({error})") from error
+        count = {0: "no", 1: "one"}.get(len(arguments), len(arguments))
+        takes = ", ".join([f"{count} argument{'s' * (len(arguments) > 1)}", *arguments])
+        raise TaskError(f"{label}: {name} must take {takes} ({error})") from error
     except ValueError:
         pass  # some callables written in C have no signature to look at
     found: Callable[..., object] = function
@@ -119,31 +117,27 @@ def load_module(label: str, path: Path, text: bytes | None = None) -> ModuleType
         exec(compile(text or path.read_bytes(), path, "exec"), vars(module))  # noqa: S102
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TaskError(_failure(label, path, error)) from error
+        raise _import_failure(label, error, path) from error
     return module
 
 
 def _module(label: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise TaskError(
-                f"{label}: there is no module {error.name!r} on the Python path; a file is written"
-                " as file.py:function"
-            ) from error
-        raise TaskError(_failure(label, None, error)) from error
     except (Exception, SystemExit) as error:
-        raise TaskError(_failure(label, None, error)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise TaskError(
+                f"{label}: there is no module {missing!r} on the Python path; a file is written as"
+                " file.py:function"
+            ) from error
+        raise _import_failure(label, error) from error
 
 
-def _failure(label: str, path: Path | None, error: BaseException) -> str:
-    """Say what importing raised and, in the task's own file, where."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if path is not None and frame.filename == str(path)
-    ]
+def _import_failure(label: str, error: BaseException, path: Path | None = None) -> TaskError:
+    """The error of what importing raised and, in the task's own file, where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     where = f" at line {lines[-1]}" if lines else ""
     what = one_line(str(error)) or "no message"
-    return f"{label}: importing it raised {type(error).__name__}{where}: {what}"
+    return TaskError(f"{label}: importing it raised {type(error).__name__}{where}: {what}")

@@ -80,7 +80,7 @@ class Capacity:
 
     @property
     def text(self) -> str:
-        """The line for people at the start."""
+        """Return the line that is printed at the start."""
         return (
             f"{self.files:,} open files are allowed: room for {self.connections:,} connections,"
             f" so for {self.fits:,} clients; each of sync.clients = {self.clients:,} gets up to"
@@ -104,12 +104,20 @@ def within(config: Config, capacity: Capacity) -> Config:
 
 
 def capacity_of(
-    config: Config, files: int, held: int, max_connections: int, *, trains: bool, listeners: int = 1
+    config: Config,
+    files: int | None = None,
+    held: int | None = None,
+    max_connections: int = MOST_CONNECTIONS,
+    *,
+    trains: bool = False,
+    listeners: int = 1,
 ) -> Capacity:
     """The capacity of one of `listeners` in a process.
 
-    files: its limit of descriptors. held: those open now. trains: whether it uses PyTorch.
+    files: its limit of descriptors; None: that of this process. held: those open now, likewise.
+    trains: whether it uses PyTorch.
     """
+    files, held = files or descriptors(), in_use() if held is None else held
     held += (TORCH_FILES if trains else 0) + LISTENER_FILES * (listeners - 1)
     fits = max(0, connections_within(files, held) // listeners)
     clients = config.sync.clients
@@ -133,16 +141,9 @@ def check_client_files() -> None:
         )
 
 
-def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
-    """The capacity of one of `listeners` in this process. trains: it will load PyTorch."""
-    return capacity_of(
-        config, descriptors(), in_use(), MOST_CONNECTIONS, trains=trains, listeners=listeners
-    )
-
-
 def check_open_files(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
-    """The same. Raises ConfigError, with the limit needed, if the planned clients do not fit."""
-    found = capacity_here(config, trains=trains, listeners=listeners)
+    """Return the capacity of this process; raise ConfigError if the planned clients do not fit."""
+    found = capacity_of(config, trains=trains, listeners=listeners)
     if not found.is_enough:
         raise ConfigError(found.refusal, "sync.clients")
     return found

@@ -22,8 +22,7 @@ from fsl_async.learn.split.payload import (
     spec_for,
 )
 from fsl_async.nodes.runtime import Worker
-from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.messages import SmashedMeta
+from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedMeta
 from fsl_async.store.model.manifest import CHUNK_VALUES
 from fsl_codecs import CodecError, info
 
@@ -37,6 +36,10 @@ class Flow:
     category: Category
     direction: Direction
     number_format: str
+
+    def count(self, traffic: Traffic, values: int, size: int) -> None:
+        """Count a frame of so many values and bytes."""
+        traffic.values(self.category, self.direction, self.number_format, values, size)
 
 
 def values_of_frame(values: int, index: int) -> int:
@@ -103,12 +106,10 @@ class Outgoing:
         payload, flow = self.give(), self.flow
         if frame is not None and payload is not None:
             if index < chunks_of(payload.values.size):
-                values = values_of_frame(payload.values.size, index)
-                place = (flow.category, flow.direction)
-                self.traffic.values(*place, flow.number_format, values, len(frame))
+                flow.count(self.traffic, values_of_frame(payload.values.size, index), len(frame))
                 loss = self._losses.pop(index, None)
                 if loss is not None:
-                    self.traffic.lost(*place, *loss)
+                    self.traffic.lost(flow.category, flow.direction, *loss)
             else:
                 self.traffic.plain(Category.LABELS, flow.direction, len(frame))
         deliver(frame)
@@ -121,56 +122,37 @@ class IncomingUpload:
     meta: SmashedMeta
     flow: Flow
     traffic: Traffic
-    chunks: list[bytes | None] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.chunks = [None] * (self.frames + bool(self.meta.label_bytes))
-
-    @property
-    def frames(self) -> int:
-        """Number of chunks without labels."""
-        return chunks_of(size_of(self.meta.shape))
-
-    @property
-    def size(self) -> int:
-        """Bytes that have arrived."""
-        return sum(len(chunk or b"") for chunk in self.chunks)
+    chunks: dict[int, bytes] = field(factory=dict)
 
     def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
         """Take a chunk."""
-        if not 0 <= index < len(self.chunks):
-            done(False)
-            return
-        self.chunks[index] = found = bytes(data)
-        flow = self.flow
-        if index < self.frames:
-            values = values_of_frame(size_of(self.meta.shape), index)
-            place = (flow.category, flow.direction, flow.number_format)
-            self.traffic.values(*place, values, len(found))
-        elif len(found) != self.meta.label_bytes:
-            done(False)
-            return
+        found, values = bytes(data), size_of(self.meta.shape)
+        frames, labels = chunks_of(values), self.meta.label_bytes
+        if 0 <= index < frames:
+            self.flow.count(self.traffic, values_of_frame(values, index), len(found))
+        elif labels and index == frames and len(found) == labels:
+            self.traffic.plain(Category.LABELS, self.flow.direction, labels)
         else:
-            self.traffic.plain(Category.LABELS, flow.direction, len(found))
+            done(False)
+            return
+        self.chunks[index] = found
         done(True)
 
     def decoded(self) -> Payload:
         """The complete payload. Raises PayloadError."""
         shape = tuple(self.meta.shape)
-        frames = [bytes(chunk or b"") for chunk in self.chunks]
-        labels = frames.pop() if self.meta.label_bytes else b""
-        values = decode_chunks(frames, size_of(shape))
-        return Payload(values, shape, labels, tuple(self.meta.lengths))
+        frames = [self.chunks.get(index, b"") for index in range(chunks_of(size_of(shape)))]
+        labels = self.chunks.get(len(frames), b"")
+        return Payload(
+            decode_chunks(frames, size_of(shape)), shape, labels, tuple(self.meta.lengths)
+        )
 
 
 @define(eq=False)
 class IncomingVector:
-    """An answer or an auxiliary model on its way to a client.
+    """An answer or an auxiliary model on its way to a client. Its frames state how large it is."""
 
-    subject: the upload's key, or the model's version.
-    """
-
-    subject: UploadKey | int
+    meta: GradientMeta | AuxiliaryMeta
     flow: Flow
     traffic: Traffic
     chunks: dict[int, bytes] = field(factory=dict)
@@ -181,14 +163,10 @@ class IncomingVector:
         try:
             values = info(found).values
         except CodecError:
-            done(False)
-            return
-        if values > CHUNK_VALUES:
-            done(False)
-            return
-        flow = self.flow
-        self.traffic.values(flow.category, flow.direction, flow.number_format, values, len(found))
-        done(True)
+            values = CHUNK_VALUES + 1
+        if values <= CHUNK_VALUES:
+            self.flow.count(self.traffic, values, len(found))
+        done(values <= CHUNK_VALUES)
 
     def decoded(self) -> Values:
         """The complete vector. Raises PayloadError and CodecError."""

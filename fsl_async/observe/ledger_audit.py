@@ -37,7 +37,7 @@ from attrs import evolve, field, frozen, mutable
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JOURNAL, JournalReader
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync.delta import DeltaKey
 
 LEDGER = "ledger.jsonl"

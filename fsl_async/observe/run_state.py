@@ -75,10 +75,13 @@ class GroupFigures:
 
     def _on_groups_recovered(self, run: NodeAndClients, line: Line) -> None:
         self.is_on, self.here = True, []
-        self._on_adopted(run, line)
+        self._take(line["adopted"] or {"round": -1, "digest": ""})
 
     def _on_adopted(self, run: NodeAndClients, line: Line) -> None:
-        self.round, self.digest = int(line["round"]), str(line["digest"])
+        self._take(line["decision"])
+
+    def _take(self, decision: Line) -> None:
+        self.round, self.digest = int(decision["round"]), str(decision["digest"])
 
     def _on_group_here(self, run: NodeAndClients, line: Line) -> None:
         self.here = sorted({*self.here, str(line["peer"])})

@@ -112,11 +112,6 @@ def frozen_part(part: Part, batch: int) -> Memory:
     )
 
 
-def whole_model_memory(shapes: ModelShapes, batch: int) -> Memory:
-    """Memory of training the whole model in one process."""
-    return trained(shapes.whole, batch)
-
-
 @frozen
 class Flow:
     """Bytes that one client sends or receives in rounds 0, every, 2 every, ..."""
@@ -177,7 +172,7 @@ U_SHAPE = "-u"
 
 
 def both_ways(category: Category, size: Size) -> tuple[Flow, Flow]:
-    """The same up and down."""
+    """Return flows of one size up and down."""
     return Flow(category, Direction.UP, size), Flow(category, Direction.DOWN, size)
 
 
@@ -208,7 +203,7 @@ class PlannedMethod:
 
     def memory(self, shapes: ModelShapes, batch: int) -> Memory:
         """Memory of a client."""
-        return whole_model_memory(shapes, batch)
+        return trained(shapes.whole, batch)
 
 
 @frozen(kw_only=True)
@@ -272,7 +267,7 @@ class SplitRow(PlannedMethod):
         """Add up its part, the tensors at the cut, and an auxiliary model."""
         method = self._method()
         if not method.has_server:
-            return whole_model_memory(shapes, batch)
+            return trained(shapes.whole, batch)
         crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
         found = trained(shapes.client, batch) + crossing
         if method.legs > 1:
@@ -416,7 +411,7 @@ class Zeroth(Lora):
     scalars: int
 
     def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
-        """The same numbers both ways."""
+        """Return flows of the same numbers both ways."""
         return both_ways(
             Category.SCALARS, Size(SCALAR_BYTES * self.scalars, SCALAR_BYTES * self.scalars)
         )

@@ -32,7 +32,7 @@ from fsl_async.plan.methods import (
     Memory,
     PlannedMethod,
     Workload,
-    whole_model_memory,
+    trained,
 )
 from fsl_async.roles.phrasing import counted, megabytes
 
@@ -107,7 +107,7 @@ class Plan:
     @property
     def whole_memory(self) -> Memory:
         """Memory of training the whole model."""
-        return whole_model_memory(self.shapes, self.work.batch)
+        return trained(self.shapes.whole, self.work.batch)
 
 
 def make_plan(

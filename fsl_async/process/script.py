@@ -74,29 +74,24 @@ def clean_exit() -> Iterator[None]:
         _stoppers.remove(stopper)
 
 
-class _Hook:
-    """A `sys.excepthook` for FslErrors; everything else is that of the hook before."""
-
-    def __init__(self, before: Callable[..., object]) -> None:
-        self._before = before
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, FslError) or sys.flags.dev_mode:
-            self._before(kind, error, trace)
-            return
-        _end(error)  # the exit code of a SystemExit that a hook raises is that of the process
-
-
 def errors_in_one_line() -> None:
     """Let an FslError that nothing catches end this script with one line and its exit code.
 
     Interactive sessions and notebooks stay as they are: they show errors and go on. `python -X dev`
-    shows tracebacks too.
+    shows tracebacks too. Everything else is shown by the hook before.
     """
-    if not _is_interactive() and not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)
+    before = sys.excepthook
+    if _is_interactive() or getattr(before, "shows_one_line", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, FslError) or sys.flags.dev_mode:
+            before(kind, error, trace)
+            return
+        _end(error)  # the exit code of a SystemExit that a hook raises is that of the process
+
+    hook.shows_one_line = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 def _is_interactive() -> bool:

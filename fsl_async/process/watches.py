@@ -20,7 +20,6 @@ from fsl_async.process.notices import (
     Notice,
     SlurmJob,
     of_instance_action,
-    of_signal,
     seconds_to_job_notice,
 )
 
@@ -41,11 +40,6 @@ def tell(stopper: Stopper, notice: Notice) -> None:
     """Request a drained end of `stopper` before the notice's deadline."""
     deadline = None if notice.left_s is None else time.monotonic() + notice.left_s
     stopper.request(reason=notice.source, exit_code=ExitCode.RELAUNCH, deadline=deadline)
-
-
-def signal_notices(job: SlurmJob | None, grace_s: float | None) -> Callable[[str], Notice]:
-    """Return the notices of this process's signals, for `stop_on_signals`."""
-    return lambda name: of_signal(name, job, grace_s, time.time())
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):

@@ -23,7 +23,7 @@ class ClientFact(Fact, tag="client"):
     incarnation: int
     state: str
     version: int = -1
-    """That it holds; -1: none yet in this process."""
+    """The version that it holds; -1: none yet in this process."""
     begins: bool = False
     """A session begins."""
     in_run: bool = False
@@ -39,7 +39,7 @@ class ClientFact(Fact, tag="client"):
     """accepted, held, released, or the code with which it was declined for good."""
 
 
-class ClientBook:
+class ClientFacts:
     """Keeps the newest fact of each client, and returns those that are new."""
 
     def __init__(self) -> None:

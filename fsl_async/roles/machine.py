@@ -20,6 +20,8 @@ from fsl_async.roles.names import Tagged
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+EffectT = TypeVar("EffectT", bound="Effect")
+
 SERVER = ""
 """The peer of a client, which has one."""
 
@@ -64,6 +66,19 @@ class Greeted(Received[MessageT], tag="greeted"):
 @frozen
 class Effect(Tagged, tag="effect"):
     """Base of all effects."""
+
+
+@frozen
+class Done(Event, Generic[EffectT], tag="done"):
+    """An effect that takes time is carried out. problem: why it could not be; empty: it is."""
+
+    of: EffectT
+    problem: str = ""
+
+    @property
+    def topic(self) -> type:
+        """The type of the effect."""
+        return type(self.of)
 
 
 @frozen
@@ -242,7 +257,7 @@ class Deadlines:
 
 
 Handlers = Mapping[type, Callable[[Any, float], list[Effect]]]
-"""Type of an event, or of a message -> what a machine does."""
+"""Maps the type of an event, of a message, or of an effect that is done, to its handler."""
 
 
 class RoleMachine:

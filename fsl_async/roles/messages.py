@@ -27,7 +27,7 @@ MAX_TEXT = 4096
 MAX_TENSORS = 200_000
 MAX_METRICS = 64
 MAX_BYTES = 1 << 16
-"""Of a field of bytes."""
+"""Longest value of a field of bytes."""
 MAX_ENTRY_NAME = 256
 """Characters of a key in a map, such as the name of a metric."""
 _SHOWN = 80

@@ -5,6 +5,14 @@ from collections import Counter, OrderedDict
 AGAIN_S = 60.0
 BURST = 10
 
+_LOST = {
+    "expired": "the parameter server does not answer",
+    "reset": "the parameter server restarted",
+    "bye": "the parameter server ended the session",
+    "protocol": "the parameter server violated the protocol",
+    "revoked": "the parameter server no longer accepts this key",
+}
+
 
 class MessageThrottle:
     """Limits messages: one about a thing in `AGAIN_S`, of at most `BURST` things in that time.
@@ -69,3 +77,8 @@ def gone_words(version: int, held: int, tokens: int) -> str:
     """Describe the loss of the versions after `version`, up to `held`. tokens: 0 if unknown."""
     which = f"versions {version + 1} to {held} are" if version + 1 < held else f"version {held} is"
     return f"{which} gone{f', with about {tokens:,} tokens' if tokens > 0 else ''}"
+
+
+def lost_words(reason: str) -> str:
+    """Say why the session with the parameter server was lost. reason: the transport's."""
+    return _LOST.get(reason, f"the parameter server is away ({reason})")

@@ -252,7 +252,7 @@ class Store:
         """
         self.abort_initial()
         if self._parts is not None:
-            self._parts.groups.close()
+            self._parts.groups.stop_receiving()
             if self._parts.newest is not None:
                 self._parts.newest.close()
             self._parts.run.close()
@@ -667,17 +667,6 @@ class Store:
         Raises IndexError.
         """
         return self._open.run.kept.read_update(version, index, self.manifest)
-
-    def has_global_update(self, version: int) -> bool:
-        """Whether the coded change from the global weights before to `version` is kept."""
-        return self._open.groups.has_update(version)
-
-    def read_global_update(self, version: int, index: int) -> bytes | None:
-        """Return the coded chunk `index` of the change from the global weights before to `version`.
-
-        None when it is not kept. Raises IndexError.
-        """
-        return self._open.groups.read_update(version, index)
 
     def update_in_memory(self, version: int, index: int) -> bytes | None:
         """Return what `read_update` does if that is in memory, else None. For any thread."""

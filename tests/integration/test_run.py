@@ -50,27 +50,50 @@ def test_kill_nine_of_the_server_in_mid_round(site):
     assert (audit.lost, audit.doubled) == ((), ()) or (not audit.lost and not audit.doubled)
 
 
-def test_a_killed_client_comes_back_and_takes_part(site):
-    """The new process gets the shard of its name; the round does not wait for the dead one."""
-    server = site.server()
-    site.client("a")
-    victim = site.client("b")
-    site.wait_version(2)
-    victim.kill()
-    server.wait_for("b left")
-    at_death = max(one["version"] for one in site.ledger("version"))
-    first = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
-    back = site.client("b")
-    deadline = time.monotonic() + 60 * UNIT_S
-    incarnations = first
-    while incarnations == first and time.monotonic() < deadline:
-        time.sleep(0.1)
-        incarnations = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
-    assert len(incarnations) == 2, "the new process takes part"
-    assert max(one["version"] for one in site.ledger("version")) > at_death
-    # a provisional lease, then the final one
-    leases = {(one["name"], one["index"]) for one in site.ledger("lease")}
-    assert len(leases) == 2, "the same shard as before its death"
-    server.signal(signal.SIGINT)
-    assert server.end() == 130
-    assert back.end() == 0
+def test_a_replaced_client_reports_only_that_and_ends(site):
+    """When a launcher starts a client twice, the first ends with that message, not "restarted"."""
+    site.server(every_s=2)
+    first = site.client("a")
+    site.wait_version(1)
+    second = site.client("a")
+    second.wait_for("received version")
+    begun = time.monotonic()
+    first.wait_for("another process took over")
+    assert time.monotonic() - begun < 5.0  # the rest is Python's exit with torch imported
+    assert first.end() == 2
+    assert first.lines[-1].startswith("error: another process took over as a")
+    assert "restarted" not in first.text
+    assert "is back" not in first.text
+    assert second.popen.poll() is None
+
+
+SLOW = """
+import time
+import torch
+
+def train(fed):
+    fed.attach(torch.nn.Linear(1, 3))
+    while True:
+        print("a step begins", flush=True)
+        time.sleep(120)
+        if not fed.step(tokens=8):
+            break
+"""
+
+
+def test_twice_ends_a_client_in_a_long_step(site):
+    """A step may last minutes; the second Ctrl-C does not wait for its end."""
+    site.server()
+    path = site.folder / "slow.py"
+    path.write_text(SLOW)
+    task = f"{path}:train"
+    client = site.start("--role", "client", "--name", "a", "--task", task, site.address)
+    client.wait_for("a step begins")
+    client.signal(signal.SIGINT)
+    client.wait_for("once more stops at once")
+    client.signal(signal.SIGINT)
+    begun = time.monotonic()
+    assert client.end() == 130
+    assert time.monotonic() - begun < 10.0  # about one on a machine with nothing else to do
+    assert client.lines[-1] == "stopped: Ctrl-C"
+    assert "Traceback" not in client.text

@@ -33,11 +33,13 @@ def test_round_trip_of_a_profile(lab):
     assert lab.round_trip_ms("client-2", "server") < 45
 
 
-def test_rate_is_kept(lab):
-    """A link of 10 Mbit/s carries at most 10 Mbit/s, and at least half."""
-    lab.set("client-1", "dsl")
-    found = lab.stream("client-1", "server", seconds=1.5)
-    assert 5 < found.mbit_s < 10.1
+def test_rates_are_kept(lab):
+    """A link of 10 Mbit/s to the server carries at most that, and at least half; and so the other
+    way, where it has 3.
+    """
+    lab.set("client-1", "dsl:down=3mbit")
+    assert 5 < lab.stream("client-1", "server", seconds=1.5).mbit_s < 10.1
+    assert 1.5 < lab.stream("server", "client-1", seconds=1.5).mbit_s < 3.05
 
 
 def test_cut_and_heal(lab):
@@ -52,11 +54,12 @@ def test_cut_and_heal(lab):
     assert 29 < lab.round_trip_ms("client-1", "server") < 30 + 30 * SLOW
 
 
-def test_a_storm_finds_the_links_of_a_run_and_restores_them(lab, tmp_path):
+@pytest.mark.parametrize("settings", ["dsl", "up=2mbit"])
+def test_a_storm_finds_the_links_of_a_run_and_restores_them(lab, tmp_path, settings):
     """`chaos --partition --slow` hits the site of a client's process and no other, whatever the
     laboratory's name.
     """
-    lab.set("client-2", "dsl")
+    lab.set("client-2", settings)
     links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as another process reads them
     before, run = links(), Run(tmp_path, lambda _: {})
     with subprocess.Popen(lab.command("client-2", ["sleep", "60"])) as process:

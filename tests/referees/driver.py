@@ -30,7 +30,8 @@ from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.groups.events import Decision
-from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import RANK, Delta, DeltaKey
 from fsl_async.roles.sync.messages import delta_stream
@@ -111,7 +112,7 @@ class Server:
         for name in CLIENTS:
             wire = self.manifest.to_wire(), self.manifest.frozen_to_wire()
             self.says(name, msg.Attach(self.manifest.fingerprint, *wire))
-        if kind.adopts and self.store.groups.open(coordinates=True).round < 0:
+        if kind.adopts and self.store.groups.open(coordinates=True).adopted is None:
             self.store.groups.begin()
 
     # --- what the shell calls of the transport ---
@@ -211,7 +212,7 @@ class Server:
         """Let the clients send what makes a version; return its digest."""
         self.open_round()
         if self.kind.adopts and version == LEFT + 1:  # so that the group merges on after its cut
-            self.store.groups.take_cut(self.store.groups.state.round)
+            self.store.groups.take_cut(self.store.groups.state.adopted.round)
         senders = self.kind.senders(version)
         for client, lag in senders:
             self.deliver(client, version, lag)
@@ -227,7 +228,7 @@ class Server:
         """Leave a delta acknowledged, another half sent, and the cut of a global round."""
         self.open_round()
         if self.kind.adopts:
-            self.store.groups.take_cut(self.store.groups.state.round)
+            self.store.groups.take_cut(self.store.groups.state.adopted.round)
         self.deliver(PENDING[0], LEFT + 1)
         if not self.kind.is_scalars:
             self.deliver(PENDING[1], LEFT + 1, most=1)
@@ -235,7 +236,7 @@ class Server:
     def adopt(self, version):
         """Reduce a global round of this one group, in NumPy, and make its result the version."""
         groups = self.store.groups
-        number = groups.state.round
+        number = groups.state.adopted.round
         cut = groups.take_cut(number)
         groups.keep_attempt(number, number + 1)
         job = groups.begin_result(number + 1)
@@ -245,7 +246,7 @@ class Server:
         job["out"].write_bytes(job["base"].read_bytes()[: job["skip"]] + total.tobytes())
         digest = groups.finish_result(number + 1, self.config.codec.spec_down)
         groups.keep_decision(number + 1, number + 1, digest, {"first": (cut.begin, cut.end)})
-        decision = Decision(number + 1, number + 1, digest, groups.state.run)
+        decision = Decision(number + 1, number + 1, digest, groups.state.adopted.run)
         made = self.store.adopt_global(decision, counted=True, keeps_momentum=True)
         assert made.version == version
         return made.digest
@@ -312,16 +313,17 @@ def play_split_server(folder, last, *, kills=False):
     """
     disk = ServerDisk(folder, Quiet())
     state = disk.recover()
+    before = state.recovered
     found = {
-        "book": state.book.to_plain(),
-        "lost": [key.text for key in state.lost],
-        "auxiliary": dict(state.auxiliary_seen),
+        "book": before.progress.to_plain(),
+        "lost": [key.text for key in before.lost],
+        "auxiliary": dict(before.auxiliary_seen),
         "tensors": {"common": tensors_digest(state.common or {})}
         | {name: tensors_digest(tensors) for name, tensors in state.clients},
     }
-    for key in state.lost:
+    for key in before.lost:
         disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
-    for uploads in range(state.book.uploads + 1, last + 1):
+    for uploads in range(before.progress.uploads + 1, last + 1):
         disk.append("upload", key=upload(uploads - 1).text, outcome="trained", reason="")
         if uploads % 2:
             continue

@@ -1,9 +1,29 @@
 """Both sides of a client in one process, without a network."""
 
+import torch
+from torch import nn
+
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.roles.sync.events import Attached
+
+
+class Weights(nn.Module):
+    """One vector of weights, all equal at first."""
+
+    def __init__(self, values=5, start=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.full((values,), start))
+
+    def numbers(self):
+        """Return a copy of the weights."""
+        return self.w.detach().numpy().copy()
+
+    def add(self, amount):
+        """Train: move the weights by `amount`."""
+        with torch.no_grad():
+            self.w += torch.as_tensor(amount)
 
 
 class Sides:

@@ -3,7 +3,7 @@
 import attrs
 
 from fsl_async.config.settings import TABLES, Config, GuardConfig
-from fsl_async.roles.sync.deltas import Counting, DeltaBook
+from fsl_async.roles.sync.deltas import Counting, Deltas
 from fsl_async.roles.sync.norm_guard import NormGuard
 
 
@@ -22,7 +22,7 @@ def guard_of(**limits):
 
 def book_of(weighting, **options):
     """Make a book of deltas that counts each client once, without limits."""
-    return DeltaBook(weighting, counting=Counting(weighting, NormGuard(guard_of())), **options)
+    return Deltas(weighting, counting=Counting(weighting, NormGuard(guard_of())), **options)
 
 
 def config_of(first, **given):

@@ -66,12 +66,17 @@ class Points:
             kill()
             raise Killed(str(self.armed))
 
-    def watch(self, node: Any, role: str, kill: Callable[[], None]) -> None:
-        """Put points around the effects of a node."""
+    def watch(
+        self, node: Any, role: str, kill: Callable[[], None], only: frozenset[str] = frozenset()
+    ) -> None:
+        """Put points around the effects of a node. only: tags of these; empty: all."""
         execute = node._execute
 
         def run(effect: Effect, number: int) -> None:
             name = effect.tag
+            if only and name not in only:
+                execute(effect, number)
+                return
             self.reach(role, name, "before", kill)
             self.doing = name
             try:
@@ -118,6 +123,8 @@ class WatchedWorker(VirtualWorker):
         super().submit(watched, done, failed)
 
 
+OF_GROUPS = frozenset({effects_groups.TakeCut.tag, effects_groups.Adopt.tag})
+"""Effects of a parameter server that only one in a roster has."""
 EFFECTS = {
     found
     for module in (machine, effects, effects_groups, effects_split)

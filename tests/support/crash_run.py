@@ -37,9 +37,10 @@ from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants
-from fsl_async.tools.sim.simulation import NOON, Simulation, SimulationSettings
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
+from fsl_async.tools.sim.simulation import NOON, Simulation
 from fsl_async.tools.sim.training import MANIFEST
-from fsl_async.tools.sim.world import FaultProfile, World
+from fsl_async.tools.sim.world import World
 
 POWERS = (None, "names", "all", 1, 2)
 """The part of the disk that the parameter server's death leaves: everything (None, kill -9), or the
@@ -67,17 +68,10 @@ SLOW = tp.Conditions(
 
 @mutable
 class CrashInvariants(Invariants):
-    """Invariants of processes that get other incarnation numbers than they asked for."""
+    """Invariants whose reads of the parameter server's disk are none of its calls."""
 
     faults: Faults = field(factory=Faults)
-    """Calls to the parameter server's disk. Reads by a check are none of its calls."""
-
-    def launched(self, name, incarnation, training):
-        """Wait for the welcome, which has the number."""
-
-    def welcomed(self, name, incarnation, training):
-        """Take the training of a client process."""
-        super().launched(name, incarnation, training)
+    """Calls to the parameter server's disk."""
 
     def _check_new_versions(self):
         reads, self.faults.reads = self.faults.reads, False
@@ -109,7 +103,7 @@ class CrashRun(Simulation):
         self.found: list[str] = []
         self._launching = ""
         settings = SimulationSettings(
-            3, seed=7, faults="none", every_s=EVERY_S, keep_versions=2, pace=KINDS[kind][0],
+            3, seed=7, faults=PROFILE, every_s=EVERY_S, keep_versions=2, pace=KINDS[kind][0],
             latest=kind == "latest",
         )  # fmt: skip
         world = World(PROFILE, settings.seed)
@@ -117,7 +111,6 @@ class CrashRun(Simulation):
         conditions = SLOW if kind == "rough" else world.conditions
         world.network = tp.MemNetwork(world.scheduler, settings.seed, conditions)
         super().__init__(settings, world=world, config=settings.config(*SETTINGS, *KINDS[kind][1]))
-        self.profile = PROFILE
         self.invariants = CrashInvariants(self.invariants.lineage, self.world.violated)
 
     # --- processes ---
@@ -238,7 +231,6 @@ class CrashRun(Simulation):
                 journal.acknowledges(event.message.key, now)
             if isinstance(event, ev.Welcomed):
                 self.shards.setdefault(name, set()).add(event.shard)
-                self.invariants.welcomed(name, event.incarnation, process.training)
             looks = [do.CheckTransfers()] if isinstance(event, ev.Preempting) else []
             return handle(event, now) + looks
 
@@ -269,18 +261,18 @@ class CrashRun(Simulation):
         super()._server_finished(finish)
         self.over = not finish.exit_code
 
-    def _gone(self, name):
+    def _client_finished(self, name, finish):
         """Close the link in order, then end; launch a client again that failed or is preempted."""
-        self._at(0.2, self._exit, name, self.processes[name])
+        self._at(0.2, self._exit, name, self.processes[name], finish)
 
-    def _exit(self, name, process):
+    def _exit(self, name, process, finish):
         if self.processes.get(name) is not process:
             return
         self.journals[self._path(name)][-1].close()
         if process.shell.machine.shutdown.exit_code in {1, 64}:
             self.die(name)
         else:
-            super()._gone(name) if name in self.names else self._kill(name)
+            super()._client_finished(name, finish) if name in self.names else self._kill(name)
 
     # --- the run ---
 

@@ -13,12 +13,12 @@ from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
-from fsl_async.tools.sim.split_processes import SPLIT_NAME
+from fsl_async.roles.split.messages import UploadKey
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
+from fsl_async.tools.sim.simulation import SERVER_NAME
+from fsl_async.tools.sim.split_server import SPLIT_NAME
 from fsl_async.tools.sim.split_simulation import SplitSimulation
-from fsl_async.tools.sim.world import FaultProfile, SilentJournal
+from fsl_async.tools.sim.world import SilentJournal
 
 _RULES = SplitConfig(upload_every=3, align_every=2)
 KINDS = {
@@ -57,8 +57,7 @@ class CrashSplit(SplitSimulation):
     """A simulation with crash points around its effects."""
 
     def __init__(self, kind, point=None):
-        module.PROFILES["crash points"] = LOSSY
-        settings = SimulationSettings(3, HOURS, 6, "crash points", every_s=30.0)
+        settings = SimulationSettings(3, HOURS, 6, LOSSY, every_s=30.0)
         super().__init__(settings, KINDS[kind], keep_journal=SilentJournal())
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)

@@ -37,7 +37,7 @@ class GangNode:
         self.folder, self.ranks, self.machines = folder, ranks, machines
         self.arguments = (how, optimizer, does)
         self.said, self.events, self.versions = [], [], []
-        self.shell = GangShell(ranks, self.said.append)
+        self.shell = GangShell(self.said.append)
         self.exchange = Exchange(
             self.shell, DeltaCoder(FP32), self.events.append, allocate=self.shell.slots.allocate
         )

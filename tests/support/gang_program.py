@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.nodes.client.gang_joining import Place, RankSession, reach
+from fsl_async.learn.gang.link import Place
+from fsl_async.nodes.client.gang_joining import RankSession
 
 ROWS = 12
 """Of a global batch; 1, 2, 3 and 4 ranks have equal parts."""
@@ -82,8 +83,7 @@ def main(socket, folder, how, optimizer_name, does):
     evaluates, sends = does == "evaluates", does == "sends"
     place = Place.here()
     dist.init_process_group("gloo")
-    link, proxies = reach(place, socket)
-    session = RankSession(link, place, proxies)
+    session = RankSession(place, socket)
     session.orders.wait_until(lambda: session.orders.context is not None)
     training, log, exact = session.training, [], []
     config = {"sync": {"trigger": "buffer"}} if sends else {}
@@ -118,9 +118,7 @@ def main(socket, folder, how, optimizer_name, does):
         going = fed.step(tokens=ROWS // place.world, metrics={"loss": loss.item()})
     last = full(model)
     training.serve()
-    link.close()
-    if proxies is not None:
-        proxies.close(10)
+    session.close()
     out = Path(folder) / f"rank{place.rank}"
     np.savez(out, last=last, versions=[v for v, _ in exact], exact=[e for _, e in exact])
     out.with_suffix(".json").write_text(json.dumps({"log": log, "steps": steps}))

@@ -17,9 +17,8 @@ from fsl_async.learn.models.gpt import GPTPart
 from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split import build, weights
 from fsl_async.learn.split.build import client_part, split_server
-from fsl_async.learn.split.model_parts import ClientPartOptions
+from fsl_async.learn.split.model_parts import ClientPartOptions, ServerPartOptions
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerSettings
 from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.learn.split.task import open_samples
 from fsl_async.roles.split.methods.base import Position
@@ -145,7 +144,7 @@ def start(
 
     split = None
     if method.has_server:
-        settings = server or ServerSettings(optimizer, loss, seed)
+        settings = server or ServerPartOptions(optimizer, loss, seed)
         split = split_server(method, copies(model), settings, copy.deepcopy(auxiliary))
     return Lockstep(method, {name: client(name) for name in names}, split, shares)
 
@@ -162,7 +161,7 @@ def oracle(config, names=("site-a", "site-b")):
         auxiliary=parts.auxiliary,
         auxiliary_optimizer=build.client_options(config).auxiliary_optimizer,
         seed=config.run.seed,
-        server=ServerSettings(
+        server=ServerPartOptions(
             build.optimizer_of(config),
             build.loss_of(config),
             config.run.seed,

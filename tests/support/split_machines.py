@@ -7,9 +7,10 @@ from machines import Driver
 from fsl_async.roles.machine import ClientLeft, Greeted
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.checkpoints import CHECKPOINT_EVERY
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import CHECKPOINT_EVERY
 
 HALVES = {"method": "m", "cut": "3", "server": "s"}
 

@@ -112,8 +112,12 @@ class Parties:
 
     def acknowledged(self, name):
         """Return the keys of the uploads whose acknowledgement a client received."""
-        kinds = {"trained", "answer_received"}
-        return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
+        lines = self.journal(name)
+        return {
+            line["key"]
+            for line in lines
+            if line.get("type") == "trained" or line.get("answer") == "here"
+        }
 
     def problems(self):
         """Return one sentence for each violation in ledgers and journals.

@@ -22,13 +22,11 @@ SCRIPTS = {
     "asynchronous.py --quick --way buffer --steps 120": lambda row: row["versions"] > 1,
     "asynchronous.py --quick --way anarchic --steps 120": lambda row: row["versions"] > 1,
     "asynchronous.py --quick --way latest --steps 120": lambda row: row["versions"] > 1,
-    "loop_lag.py --smoke": lambda row: row["lag_max_ms"] >= row["lag_median_ms"] >= 0,
     "cut_bits.py --steps 1 --batch 1": lambda *rows: len(rows) == 3 * 3 * 5,
     # A split run in lockstep is one process to the bit.
     "lockstep.py --methods fsl-sage --models gpt --optimizers adamw": (
         lambda row: row["difference"] <= 1e-6 and row["fp32_average"] > 0
     ),
-    "mapped.py --smoke": lambda *rows: len(rows) == 5,
     "split_server_memory.py --smoke --methods fsl-sage --clients 1": (
         lambda row: row["grown"] > row["kept"] > 0
     ),

@@ -3,44 +3,9 @@
 import numpy as np
 import pytest
 from codec_tensors import NAMES, read_values
-from codec_timing import CoreProbe, Rounds, in_turns
 
 from fsl_async import cli
 from fsl_async.errors import UsageError
-
-
-class StagedProbe(CoreProbe):
-    """A probe with given rates, the last one without end; 4 is the fastest."""
-
-    def __init__(self, rates):
-        self.rates, self.fastest = rates, 4.0
-
-    def rate(self):
-        """Return the next rate."""
-        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
-
-
-def test_disturbed_rounds_do_not_count():
-    """The probe around a round decides, not the round's time, which would select for lucky
-    rounds.
-    """
-    calls = iter(range(100))
-    # Each round asks before its one action and after it: the second round is slowed in its middle,
-    # the first before it began.
-    probe = StagedProbe([2.0, 4.0, 4.0, 2.1, 3.9, 4.0])
-    rounds = in_turns({"a": lambda: next(calls)}, 2, 0.0, probe=probe, patience_s=60.0)
-    assert (rounds.count, rounds.left_out, rounds.undisturbed_share) == (2, 2, 1.0)
-    assert next(calls) == 1 + 4
-    assert rounds.core_rate == 3.95
-
-
-def test_ratios_are_medians_of_the_rounds():
-    """Neither one disturbed round nor a drift of both sides moves the ratio."""
-    rounds = Rounds({"ours": (1.0, 2.0, 9.0), "theirs": (2.0, 4.0, 9.0)})
-    assert rounds.ratio("ours", "theirs") == 2.0
-    assert rounds.gb_s("ours", 4_000_000_000) == 2.0
-    assert rounds.spread("theirs") == 1.75
-    assert rounds.ratio("ours", "none") is None
 
 
 def test_tensors_of_a_file(tmp_path):

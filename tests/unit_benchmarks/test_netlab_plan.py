@@ -5,7 +5,8 @@ archive.
 import re
 
 import pytest
-from netlab import netem, plan
+from netlab import __main__ as netlab
+from netlab import host, laboratory, netem, plan, records
 from netlab.profiles import LinkSettings, changed, profile, profiles, words
 
 from fsl_async.errors import UsageError
@@ -97,6 +98,16 @@ def test_a_profile_replaces_everything():
     assert words(settings) == "10 Mbit/s, 30 ms each way, 1 % loss"
 
 
+def test_rates_of_the_two_directions():
+    """`up` is toward the first site; a rate is that of both."""
+    uneven = profile("dsl:up=2mbit:down=50mbit")
+    assert words(uneven).startswith("2 Mbit/s up, 50 Mbit/s down, 30 ms")
+    assert netem.arguments(uneven.up) == netem.arguments(changed(profile("dsl"), "rate=2"))
+    assert netem.arguments(uneven.down) == netem.arguments(changed(profile("dsl"), "rate=50"))
+    assert words(profile("lan:up=2")).startswith("2 Mbit/s up, no limit down")
+    assert changed(uneven, "rate=10") == profile("dsl") == changed(uneven, "dsl")
+
+
 def test_impossible_bursts_are_refused():
     """Bursts of two with a packet between them cannot lose more than two of three."""
     with pytest.raises(UsageError, match="67 % at most"):
@@ -148,3 +159,43 @@ def test_missing_root_rights_are_reported(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "error: a laboratory needs root (network namespaces); run this with sudo\n"
     )
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Make a folder for laboratories, for a user who may make them, on a machine without any."""
+    monkeypatch.setattr(records, "ROOT", tmp_path / "labs")
+    for module in (host, netlab):
+        monkeypatch.setattr(module, "require", lambda: None)
+        monkeypatch.setattr(module, "namespaces", list)
+    return tmp_path / "labs"
+
+
+@pytest.mark.parametrize("name", ["{victim}", "../victim", "..", ".", "", "a/b", "A"])
+def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
+    """It runs as root: a path such as `--name /home/me` is refused and its folder kept."""
+    victim = tmp_path / "victim"
+    for folder in (victim, root / "other", root / "a" / "b"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("precious")
+    assert netlab.main(["down", "--name", name.replace("{victim}", str(victim))]) == 2
+    assert "does not name a laboratory" in capsys.readouterr().err
+    kept = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("file"))
+    assert kept == ["labs/a/b/file", "labs/other/file", "victim/file"]
+    assert not list(tmp_path.rglob("lock"))
+
+
+def test_folders_of_others_are_no_laboratories(root):
+    """Other folders with a file of the same name are left alone by `down --all` and by `up`."""
+    for name in ("lab", "Not a lab"):
+        (root / name).mkdir(parents=True)
+        (root / name / "state.json").write_text("{}")
+    assert records.names() == ["lab"]
+
+
+def test_a_laboratory_that_is_not_there(root, capsys):
+    """To take it down changes nothing and raises nothing."""
+    assert netlab.main(["down", "--name", "lab"]) == 0
+    assert "no laboratory lab" in capsys.readouterr().out
+    assert not root.exists()
+    assert laboratory.remove("lab") is False

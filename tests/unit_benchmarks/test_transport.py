@@ -5,40 +5,8 @@ import os
 import socket
 
 import pytest
-from transport_task import Meter, Task
 
 from fsl_async import cli
-
-
-def task(**changes):
-    values = {"way": "fsl", "sends": False, "address": "127.0.0.1", "warm_s": 1.0, "measure_s": 2.0}
-    return Task(**(values | changes))
-
-
-def test_the_meter_leaves_the_warm_up_out():
-    """A slow start is in `whole` and not in the speed."""
-    now = [10.0]
-    meter = Meter(task(), lambda: now[0])
-    ends = []
-    for step in range(31):
-        now[0] = 10.0 + step / 10
-        ends.append(meter.add(100 if step < 10 else 1000))
-    assert ends == [False] * 30 + [True]
-    result = meter.result()
-    assert result["seconds"] == pytest.approx(2.0)
-    assert result["bytes"] == 20_000  # what came after the first note of the measured part
-    assert result["whole_seconds"] == pytest.approx(3.0)
-    assert result["whole_bytes"] == 21_900
-    assert result["longest_gap_s"] == pytest.approx(0.1)
-
-
-def test_a_silence_is_reported():
-    """A transfer that pauses does not hide behind its mean."""
-    now = [0.0]
-    meter = Meter(task(), lambda: now[0])
-    for now[0] in (0.0, 1.0, 1.1, 2.6, 3.1):
-        meter.add(1)
-    assert meter.result()["longest_gap_s"] == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("word", ["0,x", "", "4096", "-1"])

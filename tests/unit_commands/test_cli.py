@@ -48,10 +48,8 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
         assert code == 2
         assert err.startswith("Traceback")
         assert "error: " in err.splitlines()[-1]
-    assert (
-        run(capsys, "--debug", "--role", "client", "localhost:1", "--name", "b", "--dry-run")[0]
-        == 0
-    )
+    dry = "--debug --role client localhost:1 --name b --dry-run"
+    assert run(capsys, *dry.split())[0] == 0
 
 
 def test_records_are_read_before_the_parameter_server_is_dialed(capsys, tmp_path):
@@ -275,17 +273,8 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
     """Users append options to the pasted line, so they must be read behind the address too."""
     task = tmp_path / "train.py"
     task.write_text("def train(fed): ...\n")
-    args = [
-        "--role",
-        "client",
-        "fsl://localhost:7100",
-        "--name",
-        "a",
-        "--task",
-        f"{task}:train",
-        "--dry-run",
-    ]
-    code, out, _ = run(capsys, *args, "--json")
+    line = "--role client fsl://localhost:7100 --name a --dry-run --json --task"
+    code, out, _ = run(capsys, *line.split(), f"{task}:train")
     assert code == 0
     assert json.loads(out) == {
         "role": "client",
@@ -321,39 +310,30 @@ def test_a_closed_pipe_is_no_error():
     assert done.stderr == ""
 
 
-def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
-    """`configuration:` would point to a file that the user never wrote."""
-    assert cli.main(["--role", "ps", "--dry-run", "--set", "snc.every_s=3"]) == 2
-    err = capsys.readouterr().err
-    assert err == "error: --set: snc: unknown table, did you mean sync?\n"
-
-
 @pytest.mark.parametrize("role", ["ps", "client"])
 def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
     """Opening one would wait for a writer without a message."""
     os.mkfifo(tmp_path / "pipe")
     address = ["127.0.0.1:1"] if role == "client" else ["--dry-run"]
-    assert cli.main(["--role", role, *address, "--data", str(tmp_path / "pipe")]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
+    code, _, err = run(capsys, "--role", role, *address, "--data", str(tmp_path / "pipe"))
+    assert (code, err.count("\n")) == (2, 1)
     assert "neither a file nor a directory" in err
 
 
 def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
     """The run's context is unknown before the welcome, and 1 would be misleading."""
     (tmp_path / "short.txt").write_text("ab")
-    args = ["--role", "client", "127.0.0.1:1", "--data", str(tmp_path / "short.txt")]
-    assert cli.main(args) == 2
-    err = capsys.readouterr().err
+    short = str(tmp_path / "short.txt")
+    code, _, err = run(capsys, "--role", "client", "127.0.0.1:1", "--data", short)
+    assert code == 2
     assert "has 2 bytes" in err
     assert "context" not in err
 
 
 def test_sim_shows_no_rows_of_what_it_does_not_simulate(capsys):
     """`loss first  -` looks like a failure."""
-    args = ["sim", "--clients", "2", "--hours", "0.5", "--faults", "none"]
-    assert cli.main(args) == 0
-    out = capsys.readouterr().out
+    code, out, _ = run(capsys, *["sim", "--clients", "2", "--hours", "0.5", "--faults", "none"])
+    assert code == 0
     assert "loss" not in out
     assert "bytes raw" not in out
     assert "invariant violations" in out

@@ -65,7 +65,7 @@ def test_a_missing_build_is_reported_with_its_remedy(tmp_path, monkeypatch):
 def test_missing_extras_are_named_with_the_line_that_installs_them(tmp_path, monkeypatch):
     """A new user must see what `demo lora` or --png will ask for; nothing is wrong without them."""
     monkeypatch.setattr(doctor, "_version_of", {"aiohttp": "1", "opacus": "2"}.get)
-    finding = doctor._extras()
+    finding = by_name(tmp_path)["extras"]
     assert finding.status == doctor.OK
     here, _, missing = finding.text.partition("; not installed: ")
     assert here == "web, dp"

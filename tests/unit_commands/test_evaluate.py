@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from asking import ask
 
 from fsl_async.commands import decay, evaluate
 from fsl_async.config.fixed import keep_settings
@@ -58,16 +58,6 @@ def run_dir(tmp_path):
     store.close()
     keep_settings(tmp_path / "run", load(None, [*SIZES, "data.holdout=0.1"]), -1)
     return tmp_path / "run"
-
-
-def ask(command, *arguments):
-    """The objects that the command prints with --json; raises the command's exceptions."""
-    found = CliRunner().invoke(
-        command, [*map(str, arguments), "--json"], catch_exceptions=False, standalone_mode=False
-    )
-    if found.exception:
-        raise found.exception
-    return [json.loads(line) for line in found.stdout.splitlines()]
 
 
 def test_a_version_and_the_mean_are_evaluated_and_kept(run_dir, text):
@@ -183,17 +173,13 @@ def test_a_decay_is_asked_for_and_answered(run_dir, text):
     taken = []
     server = threading.Thread(target=lambda: taken.append(answering(run_dir, text)))
     server.start()
-    found = CliRunner().invoke(
-        decay.command, [str(run_dir), "--rounds", "7", "--json"], standalone_mode=False
-    )
+    if text.startswith("no decay"):
+        with pytest.raises(UsageError, match=text):
+            ask(decay.command, run_dir, "--rounds", 7)
+    else:
+        assert ask(decay.command, run_dir, "--rounds", 7)[0]["begun"] is True
     server.join()
     assert taken == [RunLimits(rounds=7)]
-    if text.startswith("no decay"):
-        assert isinstance(found.exception, UsageError)
-        assert found.exception.message == text
-    else:
-        assert found.return_value == 0
-        assert json.loads(found.stdout)["begun"] is True
 
 
 def test_without_a_parameter_server_the_request_waits(run_dir, monkeypatch):

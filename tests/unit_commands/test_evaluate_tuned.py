@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from click.testing import CliRunner
+from asking import ask
 from torch.nn import functional
 from tuned_runs import adapted, make_run, write_base
 
@@ -15,15 +15,10 @@ from fsl_async.observe.evaluations import Evaluation, kept, line_of
 from fsl_async.tools.kept_run import KeptRun
 
 
-def ask(*arguments):
-    """The objects that the command prints with --json; raises the command's exceptions."""
-    found = CliRunner().invoke(
-        evaluate.command, [*map(str, arguments), "--json"], catch_exceptions=False,
-        standalone_mode=False,
-    )  # fmt: skip
-    if found.exception:
-        raise found.exception
-    return [json.loads(line) for line in found.stdout.splitlines()]
+@pytest.fixture
+def evaluated(tmp_path):
+    """Call the command for the run of the test; returns the objects that it prints."""
+    return lambda *arguments: ask(evaluate.command, tmp_path / "run", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +27,13 @@ def base(tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("bases") / "llama", "llama")
 
 
-def test_a_language_model_by_nats_a_token(tmp_path, base):
+def test_a_language_model_by_nats_a_token(tmp_path, base, evaluated):
     """The loss is that of all records, computed here in another way."""
     data = tmp_path / "held.jsonl"
     texts = ["abc", "defg", "hé"]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tune = make_run(tmp_path / "run", base, "tune.rank=2")
-    (row,) = ask(tmp_path / "run", "--base", base, "--data", data)
+    (row,) = evaluated("--base", base, "--data", data)
     model, weights, _ = adapted(base, tune)
     weights.copy_in(KeptRun(tmp_path / "run").chosen(None).vector)
     total, count = 0.0, 0
@@ -53,21 +48,32 @@ def test_a_language_model_by_nats_a_token(tmp_path, base):
     assert (row["version"], row["of"], row["data"]) == (2, "weights", str(data))
     named = tmp_path / "named.jsonl"
     named.write_text(data.read_text().replace('"text"', '"body"'))
-    (same,) = ask(tmp_path / "run", "--base", base, "--data", named, "--columns", "text=body")
+    (same,) = ask(
+        evaluate.command,
+        tmp_path / "run",
+        "--base",
+        base,
+        "--data",
+        named,
+        "--columns",
+        "text=body",
+    )
     assert same["loss"] == row["loss"]
-    (older,) = ask(tmp_path / "run", "--base", base, "--data", data, "--version", 0)
+    (older,) = ask(
+        evaluate.command, tmp_path / "run", "--base", base, "--data", data, "--version", 0
+    )
     assert older["loss"] != row["loss"]
     assert [one.version for one in kept(tmp_path / "run")] == [2, 2, 0]
 
 
-def test_a_classifier_by_its_accuracy(tmp_path, base):
+def test_a_classifier_by_its_accuracy(tmp_path, base, evaluated):
     """With the line of `status`, which names no nats a token."""
     data = tmp_path / "held.jsonl"
     rows = [("good", "yes"), ("bad", "no"), ("fine", "yes"), ("worse", "no"), ("ok", "yes")]
     data.write_text("".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in rows))
     settings = ["tune.objective=classify", "tune.labels=no,yes", "tune.rank=2"]
     tune = make_run(tmp_path / "run", base, *settings)
-    (row,) = ask(tmp_path / "run", "--base", base, "--data", data)
+    (row,) = evaluated("--base", base, "--data", data)
     model, weights, _ = adapted(base, tune)
     weights.copy_in(KeptRun(tmp_path / "run").chosen(None).vector)
     right, total = 0, 0.0
@@ -87,11 +93,11 @@ def test_a_classifier_by_its_accuracy(tmp_path, base):
     assert line == f"{shown}) at version 2"
 
 
-def test_what_is_missing_is_one_line(tmp_path, base):
+def test_what_is_missing_is_one_line(tmp_path, base, evaluated):
     """Base and records are the user's to give."""
     make_run(tmp_path / "run", base, "tune.rank=2")
     for given in ([], ["--base", base], ["--data", base]):
         with pytest.raises(UsageError, match="give --base MODEL, and --data RECORDS"):
-            ask(tmp_path / "run", *given)
+            evaluated(*given)
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        ask(tmp_path / "run", "--base", base, "--data", tmp_path / "none")
+        evaluated("--base", base, "--data", tmp_path / "none")

@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
+from asking import ask
 from safetensors.torch import load_file
 from tuned_runs import adapted, logits_of, make_run, make_versions, write_base
 
@@ -43,14 +43,8 @@ def bases(tmp_path_factory):
 
 
 def run_export(*arguments):
-    """The object that the command prints with --json; raises the command's exceptions."""
-    found = CliRunner().invoke(
-        export.command, [*map(str, arguments), "--json"], catch_exceptions=False,
-        standalone_mode=False,
-    )  # fmt: skip
-    if found.exception:
-        raise found.exception
-    return json.loads(found.stdout.splitlines()[-1])
+    """Return the object that the command prints."""
+    return ask(export.command, *arguments)[-1]
 
 
 def ours(run_dir, base, tune, version=None, site_rank=None):

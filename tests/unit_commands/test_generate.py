@@ -1,13 +1,12 @@
 """`fsl-node generate` prints what a run's model or an export writes."""
 
-import json
 from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
+from asking import ask, printed
 from tuned_runs import adapted, make_run, make_versions, write_base
 
 from fsl_async.commands import export, generate
@@ -30,18 +29,9 @@ TEMPLATE = (
 )
 
 
-def run_command(command, *arguments):
-    found = CliRunner().invoke(
-        command, list(map(str, arguments)), catch_exceptions=False, standalone_mode=False
-    )
-    if found.exception:
-        raise found.exception
-    return found.stdout
-
-
 def written(*arguments):
-    """The text, without streaming."""
-    return json.loads(run_command(generate.command, *arguments, "--json").splitlines()[-1])["text"]
+    """Return the text, without streaming."""
+    return ask(generate.command, *arguments)[-1]["text"]
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +64,8 @@ def shown(tokens):
 def test_a_run_its_export_and_its_merge_write_the_same(tmp_path, base):
     """And that is what plain transformers writes, in the chat format of the tokenizer."""
     tune = make_run(tmp_path / "run", base, "tune.rank=2")
-    run_command(export.command, tmp_path / "run", tmp_path / "adapter")
-    run_command(export.command, tmp_path / "run", tmp_path / "whole", "--merged", "--base", base)
+    printed(export.command, tmp_path / "run", tmp_path / "adapter")
+    printed(export.command, tmp_path / "run", tmp_path / "whole", "--merged", "--base", base)
     how = ["--prompt", "hé", "--tokens", 20, "--temperature", 0]
     texts = [
         written(tmp_path / "run", "--base", base, *how),
@@ -105,7 +95,7 @@ def test_the_built_in_gpt_writes_bytes(gpt_run, tmp_path):
             ids.append(int(model(torch.tensor([ids[-16:]]))[0, -1].argmax()))
     how = ["--prompt", "ab", "--temperature", 0]
     assert written(gpt_run, *how, "--tokens", 40) == bytes(ids[2:]).decode("utf-8", "replace")
-    run_command(export.command, gpt_run, tmp_path / "out")
+    printed(export.command, gpt_run, tmp_path / "out")
     assert written(tmp_path / "out", *how, "--tokens", 14) == written(gpt_run, *how, "--tokens", 14)
     assert written(tmp_path / "out", *how, "--tokens", 99) == written(
         gpt_run, *how, "--tokens", 14
@@ -146,7 +136,7 @@ def test_characters_come_whole_and_do_not_act_on_the_terminal(gpt_run, monkeypat
     monkeypatch.setattr(generation, "GPT", lambda _: Fixed(data))
     monkeypatch.setattr(generation, "ModelWeights", lambda _: SimpleNamespace(copy_in=len))
     how = ["--prompt", "x", "--tokens", len(data), "--temperature", 0]
-    out = run_command(generate.command, gpt_run, *how)
+    out = printed(generate.command, gpt_run, *how)
     assert out == "é\\u001b[2J\n\t\\u202e✓\ufffd!\ufffd\n"
 
 
@@ -205,8 +195,8 @@ def test_wrong_calls_are_one_line(tmp_path, base, gpt_run):
     make_run(tmp_path / "tuned", base, "tune.rank=2")
     labels = ["tune.objective=classify", "tune.labels=a,b"]
     make_run(tmp_path / "labels", base, "tune.rank=2", *labels)
-    run_command(export.command, tmp_path / "tuned", tmp_path / "adapter")
-    run_command(export.command, tmp_path / "labels", tmp_path / "classifier")
+    printed(export.command, tmp_path / "tuned", tmp_path / "adapter")
+    printed(export.command, tmp_path / "labels", tmp_path / "classifier")
     wrong = [
         (tmp_path / "tuned", UsageError, "tunes a base model: give --base"),
         (tmp_path / "labels", UsageError, "its model writes no text"),

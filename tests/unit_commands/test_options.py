@@ -54,13 +54,6 @@ def test_infinite_numbers_are_refused(text, capsys):
     assert "--hours" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("role", [("ps",), ("server", "--with-ps")])
-def test_a_wrong_option_is_named_as_it_was_typed(role, capsys):
-    """A user who typed --name must not have to find out that it is run.name in a file."""
-    assert cli.main(["--role", *role, "--name", "a b", "--dry-run"]) == 2
-    assert capsys.readouterr().err.startswith("error: --name: must be 1 to 64")
-
-
 def test_ranges_are_in_words():
     """Help had `[default: 0.5; x<=None]`, and limits of 19 digits that no number comes near."""
     assert range_words(None, None) == ""

@@ -110,13 +110,9 @@ def test_json_keeps_standard_output_for_objects():
         {"name": "a", "tokens_total": 1, "loss": None, "ok": False, "parts": []},
     ]
     assert err.getvalue() == "hello\nwarning: careful\n"
-
-
-def test_records_are_for_programs_only():
-    """A plain terminal must not show JSON."""
-    out = io.StringIO()
-    Output(out=out).record("round", number=3)
-    assert out.getvalue() == ""
+    plain = io.StringIO()
+    Output(out=plain).record("round", number=3)
+    assert plain.getvalue() == "", "a plain terminal must not show JSON"
 
 
 def test_a_lost_terminal_does_not_end_a_node():
@@ -172,6 +168,8 @@ def test_sizes_have_one_unit():
 
 def test_sizes_of_a_result_have_their_unit(capsys):
     """A client ended with `memory grown  209,838,080`."""
+    sizes = (megabytes(size) for size in (500, 2_500_000, 12.345e9, 4567e9))
+    assert list(sizes) == ["0.5 kB", "2.5 MB", "12.35 GB", "4.57 TB"]
     Output().result({"memory_grown": 209_838_080, "free_bytes": 1500, "tokens": 1500})
     shown = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()]
     assert [" ".join(one) for one in shown] == ["grown 209.8 MB", "bytes 1.5 kB", "1,500"]

@@ -1,10 +1,8 @@
 """`fsl-node quarantine` takes an accepted delta out of a stopped run."""
 
-import json
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from asking import ask
 from deltas import delta_of, merged_of
 
 from fsl_async.commands.quarantine import command
@@ -35,21 +33,16 @@ def run_dir(tmp_path):
     return tmp_path / "run"
 
 
-def ask(*arguments):
-    """The object that the command prints with --json; raises the command's exceptions."""
-    found = CliRunner().invoke(
-        command, [*map(str, arguments), "--json"], catch_exceptions=False, standalone_mode=False
-    )
-    if found.exception:
-        raise found.exception
-    return json.loads(found.stdout)
+def quarantine(*arguments):
+    """Return the object that the command prints."""
+    return ask(command, *arguments)[-1]
 
 
 def test_a_delta_is_taken_out(run_dir):
     """After the next start the delta must not be merged, and the ledger must have the reason."""
-    listed = ask(run_dir)["pending"]
+    listed = quarantine(run_dir)["pending"]
     assert [row["delta"] for row in listed] == ["good/1/0/1", "odd/1/0/1"]
-    assert ask(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == ["odd/1/0/1"]
+    assert quarantine(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == ["odd/1/0/1"]
     assert [path.name for path in (run_dir / "quarantine").iterdir()] == ["odd@1@0@1.frames"]
     store = Store(run_dir)
     recovered = store.recover()
@@ -61,13 +54,13 @@ def test_a_delta_is_taken_out(run_dir):
 
 def test_all_deltas_of_a_client_are_taken_out(run_dir):
     """With those merged after a version, if the run goes back to it: in one line of the ledger."""
-    assert ask(run_dir, "--client", "good")["quarantined"] == ["good/1/0/1"]
+    assert quarantine(run_dir, "--client", "good")["quarantined"] == ["good/1/0/1"]
     store = Store(run_dir)
     store.recover()
     store.commit(1, [merged_of(KEYS[1], 10.0)], 0.1)
     store.close()
     lines = (run_dir / "ledger.jsonl").read_text().count("\n")
-    found = ask(run_dir, "--client", "odd", "--from-version", 0)
+    found = quarantine(run_dir, "--client", "odd", "--from-version", 0)
     assert found["quarantined"] == [KEYS[1].text]
     assert found["notices"] == [
         (
@@ -87,20 +80,20 @@ def test_mistakes_change_nothing(run_dir, tmp_path):
     """Each mistake must be one line, and the ledger must stay as it is."""
     before = (run_dir / "ledger.jsonl").read_bytes()
     with pytest.raises(RunDirError, match="waits to be merged"):
-        ask(run_dir, "nobody/1/0/1")
+        quarantine(run_dir, "nobody/1/0/1")
     for wrong in (["odd"], ["--client", "nobody"], ["--client", "odd", "--client", "nobody"]):
         with pytest.raises(RunDirError, match="waits to be merged"):
-            ask(run_dir, *wrong)
+            quarantine(run_dir, *wrong)
     for wrong in (["--from-version", 0], ["odd/1/0/1", "--client", "odd"]):
         with pytest.raises(UsageError, match="give DELTA or --client NAME"):
-            ask(run_dir, *wrong)
+            quarantine(run_dir, *wrong)
     with pytest.raises(RunDirError, match="there is no version 3 to fall back to; there is 0"):
-        ask(run_dir, "--client", "odd", "--from-version", 3)
+        quarantine(run_dir, "--client", "odd", "--from-version", 3)
     with pytest.raises(RunDirError, match="no ledger"):
-        ask(tmp_path, "odd/1/0/1")
+        quarantine(tmp_path, "odd/1/0/1")
     store = Store(run_dir)
     store.recover()
     with pytest.raises(RunDirError, match="another process uses"):
-        ask(run_dir, "odd/1/0/1")
+        quarantine(run_dir, "odd/1/0/1")
     store.close()
     assert (run_dir / "ledger.jsonl").read_bytes() == before

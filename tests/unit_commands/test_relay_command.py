@@ -53,16 +53,8 @@ def test_readable_traffic_needs_insecure(server, listen):
 
 def test_a_dry_run_opens_nothing(capsys):
     """It only prints the routes."""
-    args = [
-        "--role",
-        "relay",
-        "--dry-run",
-        "--json",
-        "--listen",
-        "*:1",
-        f"fsl://ps.org:2?key={KEY}",
-    ]
-    assert cli.main(args) == 0
+    line = f"--role relay --dry-run --json --listen *:1 fsl://ps.org:2?key={KEY}"
+    assert cli.main(line.split()) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["routes"] == ["tcp://0.0.0.0:1 -> tcp://ps.org:2"]
     assert shown["encrypted"] is True

@@ -44,93 +44,94 @@ def make_run(path, *, ended, pid=0, role="ps"):
     return path
 
 
-def test_a_finished_run(tmp_path, capsys):
+@pytest.fixture
+def status(capsys):
+    """Call the command; return the lines, or with --json the object, that it prints."""
+
+    def call(path, *options):
+        assert cli.main(["status", str(path), *options]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return json.loads(out) if "--json" in options else out
+
+    return call
+
+
+def test_a_finished_run(tmp_path, status):
     """Years later the directory must still show its history."""
-    assert cli.main(["status", str(make_run(tmp_path, ended=True))]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    out = status(make_run(tmp_path, ended=True))
     assert "run r-1, ended (Ctrl-C), version 0" in out
     assert "checkpoints kept: 0 " in out
     assert "0 lost, 0 doubled" in out
     assert "site-a" in out
 
 
-def test_an_alarm_is_shown(tmp_path, capsys):
+def test_an_alarm_is_shown(tmp_path, status):
     """It must be shown as long as the run is, not only while its line is among the newest."""
     path = make_run(tmp_path, ended=False)
-    assert cli.main(["status", str(path)]) == 0
-    assert "ALARM" not in capsys.readouterr().out
+    assert "ALARM" not in status(path)
     with JournalWriter(path / "journal.jsonl") as journal:
         for kind, text in (("digest", "a computed digest x"), ("verdict", "the damage is at a")):
             journal.effect(Note(text, "warning", {"alarm": kind, "client": "a"}), 3.0)
-    assert cli.main(["status", str(path)]) == 0
-    assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
+    assert "ALARM (1 time): the damage is at a" in status(path)
 
 
-def test_versions_that_are_gone_are_counted(tmp_path, capsys):
+def test_versions_that_are_gone_are_counted(tmp_path, status):
     """Clients held them when the parameter server was started from an older copy."""
     path = make_run(tmp_path, ended=False)
     with JournalWriter(path / "journal.jsonl") as journal:
         for gone in (5, 4):
             facts = {"alarm": "rollback", "client": "a", "gone": gone}
             journal.effect(Note("a holds a version", "warning", facts), 3.0)
-    assert cli.main(["status", str(path)]) == 0
-    assert "gone, by what clients held: 5 versions" in capsys.readouterr().out
-    assert cli.main(["status", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert "gone, by what clients held: 5 versions" in status(path)
+    found = status(path, "--json")
     assert (found["gone"], found["alarms"]) == (5, 2)
 
 
-def test_held_out_losses_of_versions_are_shown(tmp_path, capsys):
+def test_held_out_losses_of_versions_are_shown(tmp_path, status):
     """Those that the command left beside the journal, for people and for programs."""
     path = make_run(tmp_path, ended=True)
     row = {"version": 0, "loss": 1.5, "of": "weights", "bits_per_byte": 2.164}
     (path / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
-    assert cli.main(["status", str(path)]) == 0
-    assert "held-out loss 1.5000 nats a token (perplexity 4.482" in capsys.readouterr().out
-    assert cli.main(["status", str(path), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert "held-out loss 1.5000 nats a token (perplexity 4.482" in status(path)
+    (found,) = status(path, "--json")["evaluations"]
     assert (found["version"], found["loss"]) == (0, 1.5)
 
 
-def test_lost_steps_are_shown(tmp_path, capsys):
+def test_lost_steps_are_shown(tmp_path, status):
     """A client whose uploads get no answer trains in vain, but its steps and speed look normal."""
     path = make_run(tmp_path, ended=False)
-    assert cli.main(["status", str(path)]) == 0
-    assert "left out" not in capsys.readouterr().out
+    assert "left out" not in status(path)
     with JournalWriter(path / "journal.jsonl") as journal:
         for incarnation, count in ((5, 2), (5, 1200), (6, 0), (6, 34)):
             journal.fact(client_of("site-a", "joining", -1, incarnation, begins=True), 1.0)
             journal.event(ev.HeartbeatReceived("site-a", {"step": 9, "left_out": count}), 1.0)
         journal.event(ev.HeartbeatReceived("site-b", {"step": 9}), 1.0)
-    assert cli.main(["status", str(path)]) == 0
-    assert "cannot be trained on: site-a 1,234\n" in capsys.readouterr().out
-    assert cli.main(["status", "--json", str(path)]) == 0
-    clients = json.loads(capsys.readouterr().out)["clients"]
+    assert "cannot be trained on: site-a 1,234\n" in status(path)
+    clients = status(path, "--json")["clients"]
     assert {one["name"]: one["left_out"] for one in clients} == {"site-a": 1234, "site-b": 0}
 
 
-def test_json_is_one_object(tmp_path, capsys):
+def test_json_is_one_object(tmp_path, status):
     """Monitoring programs read it."""
-    assert cli.main(["status", "--json", str(make_run(tmp_path, ended=True))]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = status(make_run(tmp_path, ended=True), "--json")
     assert (made["version"], made["phase"], made["checkpoints"]) == (0, "ended", [0])
     assert made["audit"]["lost"] == []
     assert made["clients"][0]["name"] == "site-a"
 
 
-def test_follow_ends_with_the_run(tmp_path, capsys):
+def test_follow_ends_with_the_run(tmp_path, status):
     """A finished run must be shown once, and not waited for."""
-    assert cli.main(["status", "--follow", str(make_run(tmp_path, ended=True))]) == 0
-    assert capsys.readouterr().out.count("site-a joins") == 2  # on the way, and among the last news
+    assert (
+        status(make_run(tmp_path, ended=True), "--follow").count("site-a joins") == 2
+    )  # on the way, and among the last news
 
 
-def test_a_damaged_ledger_is_reported_and_the_rest_shown(tmp_path, capsys):
+def test_a_damaged_ledger_is_reported_and_the_rest_shown(tmp_path, status):
     """An operator needs the state of a damaged run most."""
     run_dir = make_run(tmp_path, ended=True)
     (run_dir / "ledger.jsonl").write_bytes(b'{"fact":"version"}\n')
-    assert cli.main(["status", str(run_dir)]) == 0
-    assert "problem: line 1 of ledger.jsonl" in capsys.readouterr().out
+    assert "problem: line 1 of ledger.jsonl" in status(run_dir)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "empty", "file", "no line"])
@@ -175,16 +176,20 @@ def test_a_running_a_killed_and_a_distant_parameter_server(tmp_path):
     )
 
 
-def test_the_next_sync_is_shown_while_it_runs(tmp_path, capsys):
+def test_the_next_sync_is_shown_while_it_runs(tmp_path, status):
     """At ten minutes a sync, operators ask for it."""
-    cli.main(["status", "--json", str(make_run(tmp_path, ended=False, pid=os.getpid()))])
-    assert 500 < json.loads(capsys.readouterr().out)["next_sync_in_s"] <= 600
+    assert (
+        500
+        < status(make_run(tmp_path, ended=False, pid=os.getpid()), "--json")["next_sync_in_s"]
+        <= 600
+    )
 
 
-def test_the_journal_itself_is_as_good_as_its_directory(tmp_path, capsys):
+def test_the_journal_itself_is_as_good_as_its_directory(tmp_path, status):
     """Tab completion ends at the file."""
-    assert cli.main(["status", str(make_run(tmp_path, ended=True) / "journal.jsonl")]) == 0
-    assert f"(in {tmp_path / 'checkpoints'})" in capsys.readouterr().out
+    assert f"(in {tmp_path / 'checkpoints'})" in status(
+        make_run(tmp_path, ended=True) / "journal.jsonl"
+    )
 
 
 def test_another_file_is_called_a_file(tmp_path, capsys):
@@ -197,7 +202,7 @@ def test_another_file_is_called_a_file(tmp_path, capsys):
     )
 
 
-def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypatch):
+def test_follow_without_a_terminal_shows_the_clients(tmp_path, status, monkeypatch):
     """The user must see which clients train; the lines about joins may be hours old."""
     run_dir = make_run(tmp_path, ended=False, pid=os.getpid())
 
@@ -206,8 +211,7 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
             journal.note("node_ended", 2.0)
 
     monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)
-    assert cli.main(["status", "--follow", str(run_dir)]) == 0
-    before_the_end = capsys.readouterr().out.partition("server: ended")[0]
+    before_the_end = status(run_dir, "--follow").partition("server: ended")[0]
     assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]
 
 
@@ -215,29 +219,26 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
     ("encrypted", "words"),
     [(True, "connections are encrypted"), (False, "connections are not encrypted"), (None, "")],
 )
-def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
+def test_whether_a_run_is_encrypted(tmp_path, status, encrypted, words):
     """An operator must see whether weights were encrypted; old journals do not record it."""
     make_run(tmp_path, ended=False)
     if encrypted is not None:
         with JournalWriter(tmp_path / "journal.jsonl") as journal:
             journal.note("node_started", 3.0, role="ps", run="r-1", encrypted=encrypted)
-    assert cli.main(["status", str(tmp_path)]) == 0
-    out, _ = capsys.readouterr()
+    out = status(tmp_path)
     assert words in out
     assert encrypted is not None or "encrypted" not in out
-    cli.main(["status", "--json", str(tmp_path)])
-    assert json.loads(capsys.readouterr().out)["encrypted"] is encrypted
+    assert status(tmp_path, "--json")["encrypted"] is encrypted
 
 
-def test_the_operators_own_rules_are_named_with_their_digest(tmp_path, capsys):
+def test_the_operators_own_rules_are_named_with_their_digest(tmp_path, status):
     """Which code makes versions must be seen without its machine."""
     make_run(tmp_path, ended=False)
     rule = {"class": "Mine", "file": "/a/mine.py", "sha256": "0123456789abcdef"}
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
         journal.note("node_started", 3.0, role="ps", run="r-1", rules={"outer.aggregation": rule})
-    assert cli.main(["status", str(tmp_path)]) == 0
-    said = "your own rule: outer.aggregation = Mine of /a/mine.py (SHA-256 01234567)"
-    assert said in capsys.readouterr().out
+    line = "your own rule: outer.aggregation = Mine of /a/mine.py (SHA-256 01234567)"
+    assert line in status(tmp_path)
 
 
 def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
@@ -267,7 +268,7 @@ def make_split_run(path, *, ended):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_split_server_is_shown_by_the_same_command(tmp_path, capsys, inside):
+def test_a_split_server_is_shown_by_the_same_command(tmp_path, status, inside):
     """Alone, or in one process with a parameter server."""
     if inside:
         (tmp_path / "ps").mkdir()
@@ -275,19 +276,17 @@ def test_a_split_server_is_shown_by_the_same_command(tmp_path, capsys, inside):
     (tmp_path / "server").mkdir()
     make_split_run(tmp_path / "server", ended=True)
     shown = tmp_path if inside else tmp_path / "server"
-    assert cli.main(["status", str(shown)]) == 0
-    out = capsys.readouterr().out
+    out = status(shown)
     assert "split server (fsl-sage): ended at" in out
     assert "uploads: 1 trained" in out
     assert ("run r-1, ended (Ctrl-C), version 0" in out) is inside
-    assert cli.main(["status", "--json", str(shown)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = status(shown, "--json")
     split = found["split_server"] if inside else found
     assert (split["role"], split["round"], split["loss"]) == ("server", 3, 2.5)
     assert (split["uploads"]["trained"], split["clients"][0]["uploads"]) == (1, 1)
 
 
-def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
+def test_a_split_server_is_followed_to_its_end(tmp_path, status, monkeypatch):
     """Like a parameter server."""
     run_dir = make_split_run(tmp_path, ended=False)
 
@@ -297,8 +296,7 @@ def test_a_split_server_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
             journal.note("node_ended", 2.0)
 
     monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)
-    assert cli.main(["status", "--follow", str(run_dir)]) == 0
-    before_the_end = capsys.readouterr().out.partition("split server (fsl-sage): ended")[0]
+    before_the_end = status(run_dir, "--follow").partition("split server (fsl-sage): ended")[0]
     assert "site-a joins, 1 client connected" in before_the_end
     assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]
     assert "site-a left: no message came from it" in before_the_end

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.config import address as addresses
-from fsl_async.config.address import Address, parse, parse_listen, reachable_host
+from fsl_async.config.address import EXAMPLE, Address, parse, parse_listen, reachable_host
 from fsl_async.errors import AddressError
+
+WRITE = f"; write one like {EXAMPLE}"
 
 
 @pytest.mark.parametrize(
@@ -32,49 +34,29 @@ def test_all_forms_are_read_and_written_back(text, expected):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "the address is empty; write one like fsl://ps.example.org:7100?key=..."),
-        ("ps", "ps: no port; write one like fsl://ps.example.org:7100?key=..."),
-        ("fsl://ps", "fsl://ps: no port; write one like fsl://ps.example.org:7100?key=..."),
-        ("ps:", "ps:: no port; write one like fsl://ps.example.org:7100?key=..."),
-        (":7100", ":7100: no host; write one like fsl://ps.example.org:7100?key=..."),
-        (
-            "http://ps:80",
-            "http://ps:80: unknown scheme http://; write one like fsl://ps.example.org:7100?key=...",
-        ),
+        ("", "the address is empty" + WRITE),
+        ("ps", "ps: no port" + WRITE),
+        ("fsl://ps", "fsl://ps: no port" + WRITE),
+        ("ps:", "ps:: no port" + WRITE),
+        (":7100", ":7100: no host" + WRITE),
+        ("http://ps:80", "http://ps:80: unknown scheme http://" + WRITE),
         ("ps:70000", "ps:70000: port '70000' is not a number from 0 to 65535"),
         ("ps:-1", "ps:-1: port '-1' is not a number from 0 to 65535"),
-        ("ps:7x", "ps:7x: port '7x' is not a number from 0 to 65535"),
         ("ps:\u0664", "ps:\u0664: port '\u0664' is not a number from 0 to 65535"),
         ("ps:0", "ps:0: port 0 cannot be dialed; give the port that the parameter server prints"),
         ("::1:7100", "::1:7100: put an IPv6 address in brackets, like tcp://[::1]:7100"),
         ("[::x]:7100", "[::x]:7100: not an IPv6 address; write one like tcp://[::1]:7100"),
         ("[::1", "[::1: not an IPv6 address; write one like tcp://[::1]:7100"),
-        (
-            "a b:1",
-            "a b:1: 'a b' is not a host name; write one like fsl://ps.example.org:7100?key=...",
-        ),
-        (
-            "fsl://ps:1?kee=4",
-            (
-                "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and "
-                "split=host:port are known"
-            ),
-        ),
-        (
-            "fsl://ps:1?key=",
-            "fsl://ps:1?key=: the key after '?' is empty; write ?key=... or remove it",
-        ),
-        (
-            "0.0.0.0:7100",
-            (
-                "0.0.0.0:7100: 0.0.0.0 means every interface of the listening machine; "
-                "give the host that runs the parameter server, for example "
-                "fsl://ps.example.org:7100?key=..."
-            ),
-        ),
-        ("ps:1\n", "'ps:1\\n': not an address; write one like fsl://ps.example.org:7100?key=..."),
+        ("a b:1", "a b:1: 'a b' is not a host name" + WRITE),
+        ("fsl://ps:1?kee=4", ("fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and"
+         " split=host:port are known")),
+        ("fsl://ps:1?key=", ("fsl://ps:1?key=: the key after '?' is empty; write ?key=... or"
+         " remove it")),
+        ("0.0.0.0:7100", ("0.0.0.0:7100: 0.0.0.0 means every interface of the listening machine;"
+         f" give the host that runs the parameter server, for example {EXAMPLE}")),
+        ("ps:1\n", "'ps:1\\n': not an address" + WRITE),
     ],
-)
+)  # fmt: skip
 def test_wrong_addresses_get_one_line(text, line):
     """A wrong address is the most frequent mistake at a client, so the error gives an example."""
     with pytest.raises(AddressError) as caught:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import attrs
-import pytest
 
 from fsl_async.config.load import load
 from fsl_async.config.settings import TABLES
@@ -53,12 +52,3 @@ def test_the_settings_that_it_names_exist():
         table, _, key = name.partition(".")
         assert table in TABLES, name
         assert hasattr(getattr(load(None), table), key) or key in {"", "clip_"}, name
-
-
-@pytest.mark.parametrize(
-    "kind", ["Every run", "Groups", "Ranks", "Clients that send", "Fine-", "Split"]
-)
-def test_what_is_not_there_is_one_list(kind):
-    """README links to it."""
-    assert "\n" + kind in PAGE.partition("## What is not there")[2].partition("\n## ")[0]
-    assert "docs/LIMITS.md" in (Path(__file__).parents[2] / "README.md").read_text()

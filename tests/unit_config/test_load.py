@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.cli import main
-from fsl_async.config import load as configuration
 from fsl_async.config import rules as setting_rules
 from fsl_async.config import settings, settings_training
-from fsl_async.config.load import from_wire, load, resolved, to_dict, to_toml, to_wire
+from fsl_async.config.load import from_wire, load, resolved, to_toml, to_wire
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import TABLES, Config, SyncConfig, TransferConfig
 from fsl_async.errors import ConfigError
@@ -101,27 +100,25 @@ def test_a_file_of_another_kind_gets_few_lines(in_folder):
     assert error.lines[-1] == "and 980 more errors"
 
 
-def test_a_broken_file_says_where(in_folder):
-    """A TOML syntax error must name line and column."""
-    error = failure("[run]\nname = \n")
-    assert error.message == "fsl.toml: not valid TOML: Invalid value (at line 2, column 8)"
-
-
-def test_a_missing_file_says_how_to_make_one(in_folder):
-    """A wrong path is the most frequent mistake."""
-    with pytest.raises(ConfigError, match=r"no such file; `fsl-node init no\.toml` writes one"):
-        load("no.toml")
-
-
 @pytest.mark.parametrize(
-    "data",
-    [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000, b"a = " + b"9" * 5000],
+    ("data", "problem"),
+    [
+        (None, "no such file; `fsl-node init x.toml` writes one"),
+        (b"[run]\nname = \n", "not valid TOML: Invalid value (at line 2, column 8)"),
+        (b"[data]\npath = '\xe9'", "not UTF-8 text (byte 15)"),
+        (b"\xff\xfe\x00", "not UTF-8 text (byte 0)"),
+        (b"# " + b"x" * (1 << 20), "larger than 1,048,576 bytes"),
+        (b"a = " + b"[" * 5000, "not valid TOML: "),
+        (b"a = " + b"9" * 5000, "not valid TOML: "),
+    ],
 )
-def test_files_that_are_no_toml_at_all(in_folder, data):
-    """A wrong file (binary, huge, deeply nested) must give one line and no traceback."""
-    (in_folder / "x.toml").write_bytes(data)
-    with pytest.raises(ConfigError, match=r"x\.toml: "):
+def test_a_file_that_is_no_toml_is_one_line(in_folder, data, problem):
+    """A wrong path is the most frequent mistake; a wrong file must give no traceback."""
+    if data is not None:
+        (in_folder / "x.toml").write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
         load("x.toml")
+    assert caught.value.message.startswith(f"x.toml: {problem}")
 
 
 @pytest.mark.parametrize("digits", [20, 400, 5000])
@@ -137,12 +134,9 @@ def test_numbers_that_no_message_can_carry(digits):
 
 
 def test_text_is_utf8_with_or_without_a_mark(in_folder):
-    """Windows editors write a byte order mark; other encodings would garble paths."""
+    """Windows editors write a byte order mark."""
     (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("utf-8-sig"))
     assert load("x.toml").data.path == "é"
-    (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"x\.toml: not UTF-8 text \(byte 15\)"):
-        load("x.toml")
 
 
 def test_a_directory_is_not_a_file(in_folder):
@@ -223,6 +217,7 @@ def test_toml_comes_back_as_it_was(tmp_path, comments):
     path = tmp_path / "x.toml"
     path.write_text(to_toml(made, comments=comments), encoding="utf-8")
     assert load(path) == made
+    assert tomllib.loads(path.read_text()) == attrs.asdict(made)
 
 
 def test_every_setting_has_a_line_of_help():
@@ -236,11 +231,6 @@ def test_every_setting_has_a_line_of_help():
             assert "\n" not in text
             fixed = " (fixed for the whole run)" if field.metadata["fixed"] else ""
             assert f"# {text}{fixed}\n{field.name} = " in written
-
-
-def test_every_table_of_the_configuration_is_listed():
-    """A table that is missing in TABLES would not be written or suggested."""
-    assert [field.name for field in attrs.fields(Config)] == list(TABLES)
 
 
 def test_values_made_in_python_are_checked_too():
@@ -341,13 +331,6 @@ def test_run_directory_and_shards_follow_from_other_settings():
     assert str(made.run_dir) == "runs/abc"
     assert made.shards == 5
     assert load(None, ["data.shards=9"]).shards == 9
-
-
-def test_suggestions_and_types_cover_every_key():
-    """The table behind did-you-mean must have every setting."""
-    keys = {f"{name}.{field.name}" for name, t in TABLES.items() for field in attrs.fields(t)}
-    assert set(configuration._types()) == keys
-    assert tomllib.loads(to_toml(Config())) == to_dict(Config())
 
 
 def test_the_smallest_window_is_large_enough_for_the_transport():

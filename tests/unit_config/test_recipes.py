@@ -53,6 +53,8 @@ def test_rows_name_settings_and_values_that_there_are():
         (["split.method=sl", "sync.trigger=clock"], "sync.trigger"),
         (["split.method=sl", "tune.method=lora"], "split.method"),
         (["model.family=resnet18"], "model.family"),
+        ([f"model.tokenizer={'0' * 32}", "train.task=own"],
+         "train.task.* built-in pretraining; leave out --tokenizer, got own"),
         (["tune.method=zeroth", "outer.optimizer=nesterov"], "outer.optimizer"),
         (["tune.method=lora", "tune.rule=rolora", "sync.trigger=clock"], "sync.trigger"),
         ([BUFFER, "outer.optimizer=nesterov"],

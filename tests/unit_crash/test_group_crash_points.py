@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
-from crash_point import Point, Points, Scheduler, carried_out
+from crash_point import OF_GROUPS, Point, Points, Scheduler, carried_out
 
 from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import SimulationSettings
 
 SETTINGS = SimulationSettings(1, hours=0.17, seed=5, faults="none", every_s=30.0, groups=2)
 
@@ -25,6 +25,7 @@ def play(point=None):
             inner(*process)
             role = "coordinator" if group.config.leads else "member"
             points.watch(group.shell.node, role, group._server_is_dead)
+            points.watch(process[1].node, "ps", group._server_is_dead, OF_GROUPS)
 
         group._prepare = prepare
     run.run()
@@ -46,6 +47,8 @@ def test_every_effect_of_a_global_round_has_crash_points(passed):
     assert len(wanted) > 6
     points, _ = play(Point("member", "start_reduction", "after"))
     seen = {(point.name, point.stage) for point in [*passed, *points.all()]}
+    of_ps = {(point.name, point.stage) for point in passed if point.role == "ps"}
+    assert of_ps == {(name, stage) for name in OF_GROUPS for stage in ("before", "after")}
     assert {(name, stage) for name in wanted for stage in ("before", "after")} - seen == set()
 
 
@@ -61,7 +64,7 @@ def test_groups_go_on_from_any_effect_of_a_global_round(passed, part):
     times = Counter((point.role, point.name, point.stage) for point in passed)
     for stage in ("before", "after"):
         assert times.pop(("member", "end_group", stage)) == 1
-    assert {role for role, _, _ in times} == {"coordinator", "member"}
+    assert {role for role, _, _ in times} == {"coordinator", "member", "ps"}
     for number, (place, most) in enumerate(times.items()):
         if number % 5 != part:  # in turn before and after an effect
             continue

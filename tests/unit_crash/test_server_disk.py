@@ -18,7 +18,8 @@ from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.learn.split.server_disk import KEPT, LEDGER, ServerDisk
 from fsl_async.observe.ledger_audit import audit_split
-from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 
 FOLDER = Path("/server")
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]
@@ -63,13 +64,13 @@ def play(files, reported=None, end=6):
     try:
         disk = retry(lambda: ServerDisk(FOLDER, files), RunDirError)
         found = disk.recover()
-        for key in found.lost:
+        for key in found.recovered.lost:
             disk.append("upload", key=key.text, outcome="dropped", reason="the server died")
-        for uploads in range(found.book.uploads + 1, end + 1):
+        for uploads in range(found.recovered.progress.uploads + 1, end + 1):
             disk.append("upload", key=KEYS[uploads - 1].text, outcome="trained", reason="")
             reported.trained = max(reported.trained, uploads)
             if uploads % EVERY == 0:
-                version = max(found.auxiliary_seen.get("a", -1), 0) + uploads
+                version = max(found.recovered.auxiliary_seen.get("a", -1), 0) + uploads
                 disk.append("auxiliary", client="a", version=version)
                 content = book(uploads), tensors(uploads), [("a", tensors(10 + uploads))]
                 retry(lambda content=content: disk.stage(*content)(), OSError)
@@ -99,13 +100,13 @@ def check(disk, reported, power=None):
     durable.
     """
     found = recovered(disk)
-    uploads = found.book.uploads
+    uploads = found.recovered.progress.uploads
     assert reported.durable <= uploads <= reported.durable + EVERY
-    assert found.book == (book(uploads) if uploads else SplitProgress())
+    assert found.recovered.progress == (book(uploads) if uploads else SplitProgress())
     if uploads:
         assert same(found.common, tensors(uploads))
         assert same(dict(found.clients)["a"], tensors(10 + uploads))
-    known = [key for key in KEYS[uploads : reported.trained] if key in found.lost]
+    known = [key for key in KEYS[uploads : reported.trained] if key in found.recovered.lost]
     if power is None:
         assert len(known) >= reported.trained - uploads - 1, "a line was lost with the process"
     assert audit(disk).problems == ()
@@ -115,7 +116,7 @@ def check_end(disk):
     """Check the end: everything trained once in the lineage, two checkpoints, no temporary
     files.
     """
-    assert recovered(disk).book == book(len(KEYS))
+    assert recovered(disk).recovered.progress == book(len(KEYS))
     assert (audit(disk).trained, audit(disk).problems) == (len(KEYS), ())
     names = MemoryFiles(disk).names(FOLDER / "checkpoints")
     assert len(names) == KEPT
@@ -179,12 +180,12 @@ def disk():
 
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(disk):
     """A flipped bit loses the uploads since the checkpoint before, not the run."""
-    assert recovered(disk).lost == (KEYS[4],)
-    assert recovered(disk).auxiliary_seen == {"a": 4}
+    assert recovered(disk).recovered.lost == (KEYS[4],)
+    assert recovered(disk).recovered.auxiliary_seen == {"a": 4}
     disk.file(FOLDER / "checkpoints/c00000002/common.safetensors").content[-1] ^= 1
     found = recovered(disk)
-    assert found.book == book(2)
-    assert found.lost == tuple(KEYS[2:5])
+    assert found.recovered.progress == book(2)
+    assert found.recovered.lost == tuple(KEYS[2:5])
     disk.file(FOLDER / "checkpoints/c00000001/manifest.json").content[9] ^= 1
     with pytest.raises(RunDirError, match="no checkpoint of the split server is intact"):
         recovered(disk)
@@ -199,7 +200,7 @@ def test_a_ledger_that_lacks_lines_of_the_checkpoint_is_refused(disk):
     with pytest.raises(RunDirError, match="lacks lines that checkpoint 2 counts"):
         recovered(disk)
     ledger.clear()
-    assert recovered(disk).book == book(4)
+    assert recovered(disk).recovered.progress == book(4)
 
 
 def test_two_servers_do_not_share_a_folder(disk):

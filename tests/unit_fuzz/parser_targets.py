@@ -54,7 +54,7 @@ from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine

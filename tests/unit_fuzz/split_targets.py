@@ -38,22 +38,21 @@ import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.config.settings import Config
 from fsl_async.config.settings_training import SplitConfig
-from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions
+from fsl_async.learn.split.model_parts import (
+    AlignSettings,
+    ClientPart,
+    ClientPartOptions,
+    ServerPartOptions,
+)
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import (
-    ServerSettings,
-    ServerTraining,
-    SplitServer,
-    UploadShape,
-)
+from fsl_async.learn.split.server_training import ServerTraining, SplitServer, UploadShape
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.tools.sim.training import VirtualWorker
@@ -103,7 +102,7 @@ class SplitWorld:
         rules = SplitConfig(method=name, align_every=1, up="fp32", down="fp32")
         server = SplitServer(
             linear(WIDTH, CLASSES),
-            ServerSettings(
+            ServerPartOptions(
                 replicas=name == "splitfed-v1",
                 align=AlignSettings(passes=1),
                 shape=(WIDTH,),

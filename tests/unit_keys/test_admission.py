@@ -6,7 +6,7 @@ import pytest
 
 from fsl_async.errors import KeysError
 from fsl_async.keys import access_control as holders_file
-from fsl_async.keys.access_control import Admission, Looked, NameHolders, chained
+from fsl_async.keys.access_control import Admission, NameHolders, Reread, chained
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 from fsl_transport.zmq.curve import KeyPair
@@ -68,13 +68,13 @@ def test_the_list_assigns_names(folder, tmp_path):
     admission = admission_of(folder, tmp_path)
     assert admission.admit("x", A) is None
     put(folder, Entry(B, "site-b", names=("x", "y")))
-    assert admission.look() == Looked(2)
+    assert admission.reread() == Reread(2)
     assert admission.admit("x", A)[0] == "name"
     assert admission.admit("y", A)[0] == "name"
     assert admission.admit("x", B) is None
     assert "x, y" in admission.admit("z", B)[1]
     put(folder, Entry(B, "site-b"))
-    admission.look()
+    admission.reread()
     assert admission.admit("x", B) is None  # handed over for good
     assert admission.admit("x", A)[0] == "name"
 
@@ -84,7 +84,7 @@ def test_a_revoked_keys_name_is_not_free(folder, tmp_path):
     admission = admission_of(folder, tmp_path)
     assert admission.admit("a", A) is None
     folder.change_allowed(lambda before: before.without(A))
-    assert admission.look() == Looked(1)
+    assert admission.reread() == Reread(1)
     assert not admission.allows(A)
     assert admission.admit("a", A)[0] == "key"
     assert admission.admit("a", B)[0] == "name"
@@ -96,22 +96,22 @@ def test_a_list_that_breaks_changes_nothing_and_is_reported_once(folder, tmp_pat
     """
     admission = admission_of(folder, tmp_path)
     good = folder.allowed_path.read_text()
-    assert admission.look() is None
+    assert admission.reread() is None
     for text, problem in ((good + "oops\n", "'oops' is no public key"), ("\xff", "no public key")):
         folder.allowed_path.write_text(text)
-        looked = admission.look()
+        looked = admission.reread()
         assert looked.keys == 2
         assert problem in looked.problem
-        assert admission.look() is None
+        assert admission.reread() is None
     folder.allowed_path.unlink()
-    assert "is gone" in admission.look().problem
-    assert admission.look() is None
+    assert "is gone" in admission.reread().problem
+    assert admission.reread() is None
     assert admission.allows(A)
     folder.allowed_path.write_text(good.replace(A, C))
-    assert admission.look() == Looked(2)
+    assert admission.reread() == Reread(2)
     assert (admission.allows(A), admission.allows(C)) == (False, True)
     folder.allowed_path.chmod(0o666)
-    assert "chmod go-w" in admission.look().problem
+    assert "chmod go-w" in admission.reread().problem
 
 
 def test_a_list_of_the_same_size_and_time_is_read(folder, tmp_path):
@@ -121,7 +121,7 @@ def test_a_list_of_the_same_size_and_time_is_read(folder, tmp_path):
     folder.change_allowed(lambda before: before.without(A).with_entry(Entry(C, "site-a")))
     os.utime(folder.allowed_path, ns=(found.st_atime_ns, found.st_mtime_ns))
     assert folder.allowed_path.stat().st_size == found.st_size
-    assert admission.look() == Looked(2)
+    assert admission.reread() == Reread(2)
     assert admission.allows(C)
 
 
@@ -129,7 +129,7 @@ def test_without_a_list_no_key_is_admitted(tmp_path):
     """A parameter server without trusted keys must be closed, not open."""
     admission = admission_of(KeysFolder(tmp_path / "nothing"), tmp_path)
     assert not admission.allows(A)
-    assert admission.look() is None
+    assert admission.reread() is None
 
 
 def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
@@ -220,7 +220,7 @@ def test_a_clients_key_does_not_get_the_parameter_servers_name(folder, tmp_path)
     assert not (tmp_path / "names.txt").exists()
     assert admission.admit("parameter-server", own) is None
     put(folder, Entry(C, "ps", ("parameter-server",)))
-    assert admission.look() == Looked(3)
+    assert admission.reread() == Reread(3)
     assert admission.admit("parameter-server", C) is None
     assert admission.admit("parameter-server", A)[0] == "name"
     assert admission.admit("a", C)[0] == "name", "it is no client"

@@ -21,8 +21,8 @@ def test_a_list_as_people_write_it():
         Entry(B, "r1"),
         Entry(C, "site-c", ("c", "c-2")),
     ]
-    assert found.find(A) == Entry(A, "site-a")
-    assert found.find("x") is None
+    assert found.entries.get(A) == Entry(A, "site-a")
+    assert found.entries.get("x") is None
     assert found.owner("c-2") == found.labeled("site-c")
     assert found.owner("site-a") is None
 

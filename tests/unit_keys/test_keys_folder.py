@@ -89,7 +89,7 @@ def test_a_list_that_others_may_change_is_refused(folder, bits):
     """A user who can write the list can admit any key."""
     folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
     folder.allowed_path.chmod(0o644)
-    assert folder.allowed().find(A) is not None
+    assert folder.allowed().entries.get(A) is not None
     folder.allowed_path.chmod(bits)
     with pytest.raises(KeysError, match=f"run chmod go-w {folder.allowed_path}"):
         folder.allowed()

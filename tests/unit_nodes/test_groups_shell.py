@@ -1,4 +1,7 @@
-"""The shell of a parameter server in a roster: who may be a member, and what a stream must be."""
+"""The shell of a parameter server in a roster: who may be a member, and what a stream must be.
+
+And run directories and keys that do not fit the roster.
+"""
 
 # ruff: noqa: D102 - the stand-ins' methods mirror what they stand for
 
@@ -6,13 +9,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from configs import config_of
+from configs import config_of, roster_of
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.groups import GroupsShell
+from fsl_async.config.settings import roster_of as servers_of
+from fsl_async.errors import ConfigError, RunDirError
+from fsl_async.nodes.ps.groups import GroupsShell, check_history, check_keys
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import messages as msg
-from fsl_async.roles.sync.group_hold import CommitGlobal
+from fsl_async.roles.groups.events import Decision, GroupsRecovered
+from fsl_async.store.commit.groups_store import GroupsStore
+from fsl_async.store.errors import StoreError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
@@ -114,6 +121,25 @@ def sides(tmp_path):
         side.store.close()
 
 
+def test_global_weights_that_could_not_be_written_are_tried_again(sides, monkeypatch):
+    """The disk of the coordinator was full at version 0: no group would ever have begun."""
+    north, _ = sides
+    begin, disks = GroupsStore.begin, iter([StoreError("cannot write: disk full"), None])
+
+    def written(store):
+        if (error := next(disks, None)) is not None:
+            raise error
+        return begin(store)
+
+    monkeypatch.setattr(GroupsStore, "begin", written)
+    north.begin()
+    assert north.shell.machine.round == -1
+    assert "the next version tries again: cannot write: disk full" in north.said[-1]
+    north.shell.version_made(1)
+    assert north.shell.machine.round == 0
+    north.shell.version_made(2)
+
+
 @pytest.mark.parametrize(
     ("body", "key"),
     [
@@ -180,7 +206,7 @@ def test_an_address_that_comes_early_is_not_lost(sides):
     cut = north.store.groups.take_cut(0)
     north.shell.process = Endpoint()
     jobs = []
-    north.shell._worker = type("Later", (), {"submit": lambda _, *job: jobs.append(job)})()
+    north.worker = type("Later", (), {"submit": lambda _, *job: jobs.append(job)})()
     shares = [("north", cut.digest, 0.5), ("south", cut.digest, 0.5)]
     north.shell._execute(do.StartReduction(msg.View(0, 1, shares, 1024), 0), 0)
     north.shell._execute(do.PassAddress("rank-1", b"there"), 0)
@@ -205,7 +231,7 @@ def test_a_new_group_gets_model_and_weights(sides):
     south.handle(tp.StreamReceived("", "global:0"))
     (brought,) = south.fed
     assert (brought.decision.digest, brought.counted) == (north.store.digest, False)
-    south.shell.commit(CommitGlobal(0, brought.decision, counted=False), 0)
+    south.shell.adopt(brought, 0)
     assert south.store.digest == north.store.digest
     assert south.manifest.fingerprint == MODEL.fingerprint
     assert south.shell.machine.round == 0
@@ -231,3 +257,52 @@ def test_a_refused_member_says_so_once_and_dials_again(sides):
     for _ in range(3):
         south.handle(tp.Refused("name", "groups.roster has another key for south"))
     assert len([line for line in south.said if "another key" in line]) == 1
+
+
+# --- a run directory and a place in a roster that do not go together ---
+
+ROSTER = ("north", "south")
+BEGUN, HELD = (Decision(number, number, str(number) * 32, "5" * 32) for number in (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "state", "words"),
+    [
+        ("south", 3, GroupsRecovered(), "would replace: give a new --run-dir"),
+        ("north", 9, GroupsRecovered(HELD), "put that one first again"),
+        ("north", 9, GroupsRecovered(HELD, decided=BEGUN), "lacks the decision of global w"),
+    ],
+)
+def test_a_past_that_would_be_lost_or_not_continued_is_one_line(name, version, state, words):
+    """A member's own run would be overwritten; a member that is made the first has no decisions."""
+    with pytest.raises(RunDirError, match=words):
+        check_history(config_of("groups", name=name, roster=roster_of(ROSTER)), version, state)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "state"),
+    [
+        ("south", -1, GroupsRecovered()),
+        ("south", 4, GroupsRecovered(HELD)),
+        ("north", -1, GroupsRecovered()),
+        ("north", 3, GroupsRecovered()),
+        ("north", 4, GroupsRecovered(BEGUN, decided=BEGUN)),
+    ],
+)
+def test_new_groups_and_those_that_go_on(name, version, state):
+    """The first one may bring a run of its own into the groups."""
+    check_history(config_of("groups", name=name, roster=roster_of(ROSTER)), version, state)
+
+
+KEYED = "north=fsl://10.0.0.1:7100?key=" + "k" * 40
+PLAIN = "south=fsl://10.0.0.2:7100"
+
+
+@pytest.mark.parametrize(
+    ("has_keys", "words"), [(True, "south has no key"), (False, "north has a key, and")]
+)
+def test_all_parameter_servers_encrypt_or_none(has_keys, words):
+    """One without a key would dial for ever, or send in the clear what others encrypt."""
+    with pytest.raises(ConfigError, match=words):
+        check_keys(servers_of(f"{KEYED}, {PLAIN}"), has_keys=has_keys)
+    check_keys(servers_of(f"{PLAIN}, {PLAIN.replace('south', 'east')}"), has_keys=False)

@@ -47,7 +47,7 @@ def test_progress_is_told_soon_and_then_once_a_minute():
     assert said == ["training: step 5"]
     report["step"] = 9.0
     clock.run_until(3 * FIRST_LINE_S + LINE_EVERY_S - 1)
-    lines.told(9.0)
+    lines.printed(9.0)
     clock.run_until(3 * FIRST_LINE_S + LINE_EVERY_S + 30)
     assert said == ["training: step 5"]
     report["step"] = 12.0

@@ -1,4 +1,4 @@
-"""The helper that adds up what groups gained: the same bits everywhere, and no leftovers."""
+"""Processes that add up what groups gained: the same bits everywhere, and no leftovers."""
 
 # ruff: noqa: D102 - methods are named after what they do
 
@@ -8,32 +8,14 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
-from fsl_async.nodes.reduction_helper.pipes import MAX_FRAME, Frames, pack
 
 SKIP, VALUES, PIECE = 16, 1000, 300
 
 
-def test_frames_arrive_in_any_pieces():
-    """A pipe keeps no boundaries."""
-    frames, data = Frames(), pack({"is": "done"}) + pack({"is": "failed", "reason": "x"})
-    found = [frame for byte in data for frame in frames.add(bytes([byte]))]
-    assert found == [{"is": "done"}, {"is": "failed", "reason": "x"}]
-
-
-@pytest.mark.parametrize(
-    "data", [(MAX_FRAME + 1).to_bytes(4, "little"), b"\x01\0\0\0\x07", b"\x01\0\0\0\xc1"]
-)
-def test_other_bytes_are_no_frames(data):
-    """Too long, no map, no msgpack: refused before anything is allocated."""
-    with pytest.raises(ValueError, match="frame"):
-        Frames().add(data)
-
-
 class Groups:
-    """Helpers that exchange their addresses here."""
+    """Reductions that exchange their addresses here."""
 
     def __init__(self, folder, count):
         self.folder = folder
@@ -81,9 +63,7 @@ async def attempts(folder):
     groups.begin(2, [0, 1, 2], bytes_per_s=PIECE * 4 / 0.5)
     while not groups.out(2, 2).exists():  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.01)
-    pid = groups.helpers[2].pid
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: ASYNC240
-    os.kill(int(child), signal.SIGKILL)
+    os.kill(groups.helpers[2].pid, signal.SIGKILL)
     reasons = await groups.end()
     assert "by peer" in reasons[0] + reasons[1]
     assert "\n" not in reasons[0]

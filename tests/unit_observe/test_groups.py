@@ -1,18 +1,22 @@
 """Global rounds in the journal and in ledgers: what status shows, and what an audit finds."""
 
 import pytest
-from facts import VersionFact, line_of
+from facts import VersionFact, fact_fields, line_of
 
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.ledger_audit import audit_groups
 from fsl_async.observe.run_state import RunState
+from fsl_async.roles.groups import effects as do
+from fsl_async.roles.groups import events as ev
 
 VERSION = {"fact": "version", "version": 1, "merged": [], "tokens_total": 9}
 
 
-def apply(state, *lines):
-    for kind, members in lines:
-        state.apply({"t": 1.0, "type": kind, **members})
+def state_of(*items):
+    """Return the state that the journal's lines of these events and effects add up to."""
+    state = RunState()
+    for item in items:
+        state.apply({"t": 1.0, "type": item.tag, **fact_fields(item)})
     return state
 
 
@@ -20,16 +24,16 @@ def test_status_has_a_line_about_groups():
     """A parameter server alone has none."""
     assert RunState().groups.words() == []
     assert RunState().as_dict(0.0)["groups"] is None
-    state = apply(
-        RunState(),
-        ("groups_recovered", {"round": 2, "digest": "d2"}),
-        ("group_here", {"peer": "south"}),
-        ("group_here", {"peer": "east"}),
-        ("reduction_failed", {"attempt": 4, "reason": "x"}),
-        ("keep_decision", {"contributors": {"south": [0, 1], "north": [0, 2]}}),
-        ("decision_kept", {"round": 3, "attempt": 5}),
-        ("adopted", {"round": 3, "digest": "d3"}),
-        ("group_gone", {"peer": "east"}),
+    held, made = ev.Decision(2, 4, "d2", "r"), ev.Decision(3, 5, "d3", "r")
+    state = state_of(
+        ev.GroupsRecovered(held),
+        ev.PeerHere("south"),
+        ev.PeerHere("east"),
+        ev.ReductionFailed(4, "x"),
+        do.KeepDecision(3, 5, "d3", {"south": (0, 1), "north": (0, 2)}),
+        ev.DecisionKept(3, 5),
+        ev.Adopted(made, 3, gained=False),
+        ev.PeerGone("east", "bye"),
     )
     (line,) = state.groups.words()
     assert line == (
@@ -37,11 +41,7 @@ def test_status_has_a_line_about_groups():
         " 1 attempt failed here; connected: south"
     )
     assert state.lines_odd == 0
-    member = apply(
-        RunState(),
-        ("groups_recovered", {"round": -1, "digest": ""}),
-        ("group_here", {"peer": ""}),
-    )
+    member = state_of(ev.GroupsRecovered(), ev.PeerHere(""))
     assert member.groups.words() == ["groups: none yet; connected: the coordinator"]
 
 

@@ -12,7 +12,7 @@ from fsl_async.commands.plan import TEXT_BATCH
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, whole_model_memory
+from fsl_async.plan.methods import ALL_METHODS, PLANNED, Workload, trained
 from fsl_async.plan.report import GIB, as_dict, as_text, make_plan
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
@@ -222,8 +222,8 @@ def test_memory_follows_the_stated_rule():
     assert cse.optimizer == own.optimizer + 8 * found.auxiliary.parameters
     tailed = ALL_METHODS["sl-u"].memory(found, batch)
     assert tailed.gradients == 4 * (found.client.parameters + found.tail.parameters)
-    assert ALL_METHODS["pretrain"].memory(found, batch) == whole_model_memory(found, batch)
-    assert own.total < whole_model_memory(found, batch).total
+    assert ALL_METHODS["pretrain"].memory(found, batch) == trained(found.whole, batch)
+    assert own.total < trained(found.whole, batch).total
     assert sum((own.weights, own.gradients, own.optimizer, own.activations)) == own.total
 
 

@@ -8,7 +8,7 @@ from configs import config_of, guard_of
 from deltas import delta_of, stored_of
 from machines import Driver, of, told
 
-from fsl_async.roles.machine import ClientLeft, Note, SessionLost
+from fsl_async.roles.machine import ClientLeft, Done, Note, SessionLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -36,14 +36,14 @@ class ServerDriver(Driver):
         """Feed a client's hello, and the answer of the disk."""
         effects = self.feed(ev.ClientHello(peer, incarnation, run, -1, ""))
         for admit in of(effects, do.Admit):
-            effects = effects + self.feed(ev.Admitted(admit.peer, admit.incarnation))
+            effects = effects + self.feed(Done(admit))
         return effects
 
     def attach(self, peer, difference=None):
         """Feed a client's model, and the answer of the disk."""
         effects = self.feed(ev.ModelAttached(peer, "f", 10, difference))
         for keep in of(effects, do.KeepShard):
-            effects = effects + self.feed(ev.ShardKept(keep.peer, keep.incarnation))
+            effects = effects + self.feed(Done(keep))
         return effects
 
     def join(self, peer, incarnation=1):
@@ -112,7 +112,7 @@ class ClientDriver(Driver):
         return self.receive(msg.VersionMeta(kind, version), stream=f"{kind}:{version}")
 
     def fetched(self, version):
-        return self.feed(ev.FetchReceived(version))
+        return self.feed(Done(do.ReceiveVersion("", "update", version)))
 
     def replaced(self, version, digest=None):
         return self.feed(ev.BaseReplaced(version, digest or f"d{version}"))

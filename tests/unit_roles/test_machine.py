@@ -1,5 +1,6 @@
 """Tags of messages, events and effects; the machines' tables, and what these refuse."""
 
+import gc
 import inspect
 import re
 
@@ -7,7 +8,6 @@ import pytest
 from attrs import frozen
 from configs import config_of, roster_of
 
-from fsl_async.roles.gang import GangMachine
 from fsl_async.roles.groups import messages as groups_messages
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
 from fsl_async.roles.groups.member import GroupMember
@@ -24,6 +24,7 @@ from fsl_async.roles.sync.weighting import TokensWeighting
 
 def classes(base):
     """Every subclass of `base` in the program."""
+    gc.collect()  # attrs replaces a class by one with slots, and the first one stays till then
     found = {one for kind in base.__subclasses__() for one in (kind, *classes(kind))}
     return {one for one in found if one.__module__.startswith("fsl_async")}
 
@@ -67,15 +68,14 @@ def test_a_renamed_message_is_the_same_on_the_wire():
 
 
 SPLIT = config_of("split", method="sl")
-RING = [config_of("groups", name=name, roster=roster_of("ab")) for name in "ab"]
+GROUPS = [config_of("groups", name=name, roster=roster_of("ab")) for name in "ab"]
 MACHINES = [
     ParameterServerMachine(config_of("sync", trigger="clock"), Merging(), TokensWeighting(), "run"),
     ClientMachine("a", 1),
     SplitServerMachine(SPLIT, {}),
     SplitClientMachine(SPLIT, "a", 1),
-    GroupsCoordinator(RING[0]),
-    GroupMember(RING[1]),
-    GangMachine(),
+    GroupsCoordinator(GROUPS[0]),
+    GroupMember(GROUPS[1]),
 ]
 
 

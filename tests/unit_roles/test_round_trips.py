@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as sync
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.progress import RunPosition

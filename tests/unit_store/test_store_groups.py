@@ -65,7 +65,7 @@ def joined(first, other):
 
 def send_global(first, other, decided):
     groups = other.store.groups
-    groups.receive(decided.round, decided.attempt, decided.digest)
+    groups.receive(decided)
     for index in range(first.store.manifest.chunks):
         groups.write_chunk(
             index, first.store.groups.read_chunk(index, first.store.groups.state.decided)
@@ -117,7 +117,7 @@ def decide(groups, number, attempt, shares, spec=LOSSY, *, has_residual=None):
 
 
 def adopt(run, number, attempt, digest, *, counted=True, keeps_momentum=True):
-    decision = Decision(number, attempt, digest, run.store.groups.state.run)
+    decision = Decision(number, attempt, digest, run.store.groups.state.adopted.run)
     return run.store.adopt_global(decision, counted=counted, keeps_momentum=keeps_momentum)
 
 
@@ -127,7 +127,7 @@ def test_a_new_group_begins_with_the_weights_of_the_run(make_run):
     assert other.store.version == 0
     assert other.store.digest == first.store.digest
     assert other.open().version == 0
-    assert other.store.groups.state.round == 0
+    assert other.store.groups.state.adopted.round == 0
     with pytest.raises(StoreError, match="never replaced"):
         other.store.begin_initial(other.manifest)
 
@@ -153,12 +153,12 @@ def test_groups_that_merged_nothing_since_their_cut_hold_the_same_bits(make_run)
     assert first.store.digest == digests
     assert not first.store.notices
     state = first.store.groups.state
-    assert (state.round, state.digest, state.cut) == (1, digest, None)
+    assert (state.adopted.round, state.adopted.digest, state.cut) == (1, digest, None)
     assert state.counted == {"first": 0, "other": 0}
 
 
 def updates(run, version):
-    return [run.store.read_global_update(version, i) for i in range(run.manifest.chunks)]
+    return [run.store.groups.read_update(version, i) for i in range(run.manifest.chunks)]
 
 
 def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
@@ -170,13 +170,13 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
             run.round(version + 1, name)
         reached = [run.weights(version + 1) for run in (first, other)]
         gained += np.mean([one.astype(np.float64) - before for one in reached], axis=0)
-        attempt, from_ = 2 * number + 1, first.store.groups.state.digest
+        attempt, from_ = 2 * number + 1, first.store.groups.state.adopted.digest
         _, digest = decide_again({"first": first, "other": other}, number, attempt)
         version += 2
         for run in (first, other):
             made = adopt(run, number + 1, attempt, digest)
             assert (made.made_of, made.global_base) == ("global", from_)
-            assert run.store.has_global_update(version)
+            assert run.store.groups.has_update(version)
         assert updates(first, version) == updates(other, version)
         assert sum(map(len, updates(first, version))) < first.manifest.values * 4
         sent = np.concatenate([decode(frame) for frame in updates(first, version)])
@@ -192,9 +192,9 @@ def test_global_weights_lead_to_the_next_ones_by_one_coded_update(make_run):
     assert (found.global_version, found.global_base) == (version, from_)
     assert (found.global_versions, found.newest_global) == (3, (2, 4, 6))
     assert updates(other, version) == updates(first, version)
-    assert other.store.read_global_update(version - 2, 0) is None, "only the newest is kept"
+    assert other.store.groups.read_update(version - 2, 0) is None, "only the newest is kept"
     with pytest.raises(IndexError):
-        other.store.read_global_update(version, 99)
+        other.store.groups.read_update(version, 99)
 
 
 def two_groups_began(run):
@@ -254,8 +254,8 @@ def test_there_is_an_update_only_for_clients_that_can_use_it(make_run, late):
         update.unlink()
     made = adopt(other, 1, 1, digest)
     assert (made.made_of, made.global_base) == ("late" if late else "global", "")
-    assert not other.store.has_global_update(made.version)
-    assert other.store.read_global_update(made.version, 0) is None
+    assert not other.store.groups.has_update(made.version)
+    assert other.store.groups.read_update(made.version, 0) is None
     assert other.open().global_version == (-1 if late else 2)
 
 
@@ -303,7 +303,7 @@ def test_other_weights_than_decided_are_not_kept(make_run):
     """A member's stream is checked by the digest of the decision."""
     first, other = two_groups(make_run)
     groups = other.store.groups
-    groups.receive(5, 9, "0" * 32)
+    groups.receive(Decision(5, 9, "0" * 32, ""))
     for index in range(first.store.manifest.chunks):
         groups.write_chunk(
             index, first.store.groups.read_chunk(index, first.store.groups.state.decided)
@@ -400,10 +400,10 @@ def drive(run, files, *, late):
         run.publish()
     groups = store.groups
     groups.open(coordinates=True)
-    if groups.state.round < 0:
+    if groups.state.adopted is None:
         groups.begin()
     version_of(1, "a")
-    if groups.state.round == 0:
+    if groups.state.adopted.round == 0:
         groups.take_cut(0)
         if late:
             version_of(2, "b")
@@ -423,7 +423,7 @@ def drive(run, files, *, late):
         for name in files.names(folder)
         if name.startswith(("update-", "residual-"))
     ]
-    return store.digest, end.digest, end.round, end.cut, store.tokens_total, *kinds
+    return store.digest, end.adopted.digest, end.adopted.round, end.cut, store.tokens_total, *kinds
 
 
 WAYS = [("after", None), ("after", "all"), ("torn", None), ("error", None)]

@@ -427,8 +427,7 @@ class RelayWorld(CurveWorld):
         return link
 
     async def _open(self):
-        from fsl_async.nodes.relay.relay import Relay, Route
-        from fsl_async.roles.relay.admission import Admission
+        from fsl_async.nodes.relay.relay import Admission, Relay, Route
 
         self.entry = self.port
         for _ in range(2):

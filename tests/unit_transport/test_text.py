@@ -63,27 +63,6 @@ def parsed(*fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        (frames.BYE, SESSION, HOSTILE),
-        (frames.DATA, SESSION, 1, 0, frames.DECLINE, 1, HOSTILE),
-        (frames.DATA, SESSION, 1, 0, frames.STOP, 1, HOSTILE),
-        (frames.DATA, SESSION, 1, 0, frames.ABORT, 1, HOSTILE),
-    ],
-)
-def test_reasons_are_printable_when_they_are_parsed(fields):
-    """They are shown, journaled and raised by the layers above."""
-    found = parsed(*fields)
-    assert (found.reason if fields[0] == frames.BYE else found.fields[-1]) == SHOWN
-
-
-def test_a_refusal_is_printable():
-    """Its text becomes the error with which the process ends; its code must stay distinct."""
-    found = parsed(frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded\x1b", HOSTILE, 0)
-    assert (found.code, found.text) == (r"superseded\u001b", SHOWN)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
         (frames.HELLO, frames.PROTOCOL_VERSION, 1, 1, "a", "client\x1b", {}),
         (frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "delta:\n", 1, 0, {}),
         (frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "", 1, 0, {}),

@@ -146,10 +146,8 @@ class ModelWeights:
         Of a model that is spread over ranks, the ranges of this one.
         """
         target = torch.from_numpy(out)
-        ranges: list[tuple[int, int]] = []
         with torch.no_grad():
             for piece, start, stop in self.pieces(copied_out=True):
-                _extend(ranges, start, stop)
                 # Widened on the model's own device: copy_ across devices and dtypes at once may
                 # convert on the host from a staging tensor that a non-blocking copy has not filled
                 # yet.
@@ -157,7 +155,7 @@ class ModelWeights:
                     self._widened(piece, start), non_blocking=piece.is_cuda
                 )
             self._wait()
-        return all(_is_finite(target[start:stop]) for start, stop in ranges)
+        return all(_is_finite(target[start:stop]) for start, stop in self.ranges())
 
     def ranges(self, *, copied_out: bool = True) -> list[tuple[int, int]]:
         """The ranges of the flat vector that `copy_out` writes, in order, none next to another.
@@ -166,7 +164,10 @@ class ModelWeights:
         """
         ranges: list[tuple[int, int]] = []
         for _, start, stop in self.pieces(copied_out=copied_out):
-            _extend(ranges, start, stop)
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            elif start < stop:
+                ranges.append((start, stop))
         return ranges
 
     def take(self, base: Vector) -> None:
@@ -191,8 +192,8 @@ class ModelWeights:
         """Set all weights to what `saved` returned."""
         pieces, self._rounding = saved
         with torch.no_grad():
-            for (piece, _, _), kept in zip(self.pieces(), pieces, strict=True):
-                piece.copy_(kept)
+            for (piece, _, _), before in zip(self.pieces(), pieces, strict=True):
+                piece.copy_(before)
             self._wait()
 
     def rebase(self, new: Vector, reference: Vector) -> None:
@@ -250,7 +251,11 @@ class ModelWeights:
         """
         reshard(self.module)
         live = _named_tensors(self.module)
-        self._check_names(live)
+        if gone := min(self._names - live.keys(), default=""):
+            raise TaskError(
+                f"{gone} was in the model at fed.attach and is not any more: add layers, adapters"
+                " and wrappers before fed.attach(model)"
+            )
         for one, spec in zip(self._tensors, self.layout.tensors, strict=True):
             tensors = {name: _as_real(live[name]) for name in one.parts}
             found = _joined(one, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -274,24 +279,10 @@ class ModelWeights:
                     yield from _pieces_of(values, offset + local.start)
                 offset += tensor.numel()
 
-    def _check_names(self, live: Mapping[str, Tensor]) -> None:
-        """Raise TaskError where a tensor of the vector is not in the model any more."""
-        gone = next((name for name in sorted(self._names) if name not in live), None)
-        if gone is not None:
-            raise TaskError(
-                f"{gone} was in the model at fed.attach and is not any more: add layers, adapters"
-                " and wrappers before fed.attach(model)"
-            )
-
     def _wait(self) -> None:
         for device in {tensor.device for tensor in _named_tensors(self.module).values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-
-
-def _shapes(module: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the distinct tensors of these names, as real numbers."""
-    return {name: tuple(one.shape) for name, one in _distinct_tensors(module, names)}
 
 
 def _as_real(tensor: Tensor) -> Tensor:
@@ -317,16 +308,6 @@ def _joined(one: Exchanged, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
     return (sum(shape[0] for shape in found), *found[0][1:])
 
 
-def _extend(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Add a range to the last one if it follows it."""
-    if start == stop:
-        return
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], stop)
-    else:
-        ranges.append((start, stop))
-
-
 def _pieces_of(tensor: Tensor, offset: int) -> Iterator[tuple[Tensor, int, int]]:
     values = tensor.numel()
     if tensor.is_contiguous():
@@ -350,13 +331,10 @@ def _is_finite(values: Tensor) -> bool:
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors that the module computes with, by name, unlike the values of state_dict()."""
-    tensors: dict[str, Tensor] = {
-        name: weight.detach() for name, weight in _parameters(module, remove_duplicate=False)
-    }
-    tensors.update(
-        (name.replace(WRAPPED, ""), buffer)
-        for name, buffer in module.named_buffers(remove_duplicate=False)
-    )
+    weights = _parameters(module, remove_duplicate=False)
+    tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in weights}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        tensors[name.replace(WRAPPED, "")] = buffer
     return tensors
 
 
@@ -378,11 +356,8 @@ def exchanged_names(module: nn.Module, patterns: Sequence[str] | None = None) ->
     # Others, such as the scales of a quantized weight, are neither parameters nor buffers.
     names = [name for name in held_state(module) if name in live]
     if patterns is None:
-        frozen = {
-            name
-            for name, weight in _parameters(module, remove_duplicate=False)
-            if not weight.requires_grad
-        }
+        weights = _parameters(module, remove_duplicate=False)
+        frozen = {name for name, weight in weights if not weight.requires_grad}
         return [name for name in names if name not in frozen]
     if isinstance(patterns, str) or not patterns:
         raise TaskError('fed.attach: exchange must be a list of patterns, such as ["encoder.*"]')
@@ -448,49 +423,49 @@ def _hash_values(found: Any, weight: Tensor) -> None:
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """Which values of which storage a tensor is; data_ptr() is 0 for all tensors on "meta"."""
-    whole = tuple(tensor.shape)
-    tensor = local_of("a tensor", tensor).values
-    if tensor.layout is not torch.strided:
-        return (id(tensor),)
-    storage = tensor.untyped_storage()._cdata  # noqa: SLF001
-    place = (int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-    return (storage, whole, *place)
+    """Identify a tensor by its storage and layout; data_ptr() is 0 for all tensors on "meta"."""
+    local = local_of("a tensor", tensor).values
+    if local.layout is not torch.strided:
+        return (id(local),)
+    storage = local.untyped_storage()._cdata  # noqa: SLF001
+    offset = int(local.storage_offset())
+    return (storage, tuple(tensor.shape), offset, tuple(local.shape), local.stride())
 
 
-def _distinct_tensors(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def _shapes(module: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the distinct tensors of these names that hold numbers, as real numbers.
+
+    Raises TaskError for tensors that overlap in memory, or cannot be exchanged.
+    """
     live = _named_tensors(module)
-    seen: dict[tuple[object, ...], str] = {}
-    used: dict[
-        int, list[tuple[int, int, str]]
-    ] = {}  # storage -> (first, last + 1, name) of its parts
+    shapes: dict[str, tuple[int, ...]] = {}
+    seen: set[tuple[object, ...]] = set()
+    used: dict[int, list[tuple[int, int, str]]] = {}  # by storage: first, last + 1, name
     for name in names:
-        if not _has_numbers(live[name]):
+        tensor = live[name]
+        if not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized):
             continue
-        _check_tensor(name, live[name])
-        whole = _as_real(live[name])
-        key, tensor = _identity(whole), local_of(name, whole).values
-        storage = tensor.untyped_storage()._cdata  # noqa: SLF001
-        first = int(tensor.storage_offset())
+        _check_tensor(name, tensor)
+        real = _as_real(tensor)
+        key, local = _identity(real), local_of(name, real).values
         if key in seen:
             continue
-        seen[key] = name
-        if tensor.numel():
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            end = first + sum((int(size) - 1) * int(stride) for size, stride in steps) + 1
-            for other_first, other_end, other in used.setdefault(storage, []):
-                if first < other_end and other_first < end:
-                    raise TaskError(
-                        f"{other} and {name} share memory with different shapes: clone one before"
-                        " fed.attach"
-                    )
-            used[storage].append((first, end, name))
-        yield name, whole
-
-
-def _has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor is exchanged by its kind: real and complex numbers, and what is unknown."""
-    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+        seen.add(key)
+        shapes[name] = tuple(real.shape)
+        if not local.numel():
+            continue
+        first = int(local.storage_offset())
+        steps = zip(local.shape, local.stride(), strict=True)
+        end = first + sum((int(size) - 1) * int(stride) for size, stride in steps) + 1
+        others = used.setdefault(local.untyped_storage()._cdata, [])  # noqa: SLF001
+        for other_first, other_end, other in others:
+            if first < other_end and other_first < end:
+                raise TaskError(
+                    f"{other} and {name} share memory with different shapes: clone one before"
+                    " fed.attach"
+                )
+        others.append((first, end, name))
+    return shapes
 
 
 def _check_shapes(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a node gives a training function: the client's place in the run, and its settings."""
+"""The context that a node gives a training function: its part of a run, and the settings."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a training function sees of the run: attach a model, draw its data, report each step.
+"""A training function's view of a run: attach a model, draw its data, report each step.
 
     def train(fed):
         model = build().to(fed.device)
@@ -27,7 +27,7 @@ cannot tell.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,7 +38,7 @@ from torch.utils.data import get_worker_info
 
 from fsl_async.config.site_policy import DELTAS
 from fsl_async.errors import TaskError
-from fsl_async.learn.client import script_values
+from fsl_async.learn.client import script_values, statistics
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.context import ClientContext, SplitPort, SplitRounds
 from fsl_async.learn.client.items import PartSampler, Positions
@@ -46,7 +46,6 @@ from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.client.ports import RunFinishedError, Vector
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
-from fsl_async.learn.client.statistics import recalibrate
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import Corpus, windows
 from fsl_async.learn.models.adapters import Adapters, View
@@ -99,7 +98,7 @@ class Fed:
         self.changed = threading.Condition()
         """Where split learning waits."""
         self.evaluates_in_time = False
-        """Of built-in tasks: end without the last evaluation where this process was asked to."""
+        """Whether `at_version` ends a built-in task once this process was asked to end."""
         self._process = os.getpid()
         self._session = session
         self._rounds: SplitRounds | None = None
@@ -445,19 +444,8 @@ class Fed:
             raise RunFinishedError("no version is evaluated, because this client was asked to end")
         return self._training.at_version()
 
-    def recalibrate(self, model: nn.Module, batches: Iterable[Any]) -> int:
-        """Measure the statistics of batch norm anew on the model's present weights, in place.
-
-            with fed.at_version():
-                fed.recalibrate(model, ten_batches)
-                accuracy = evaluate(model)
-
-        A version has the mean of its clients' statistics, which are not quite those of the merged
-        weights: with new ones it is a few points better while training moves fast
-        (docs/adr/0142). See `fsl_async.learn.client.statistics.recalibrate`. Returns the number of
-        batches.
-        """
-        return recalibrate(model, batches)
+    recalibrate = staticmethod(statistics.recalibrate)
+    """See `fsl_async.learn.client.statistics.recalibrate`."""
 
     # --- optimizers, and the run's progress ---
 

@@ -76,7 +76,7 @@ class Fetch:
 
     @property
     def digest(self) -> str:
-        """Of the version's weights. Only when no chunk is missing."""
+        """The digest of the version's weights; only when no chunk is missing."""
         assert not self.missing
         return vector_digest(self._digests)[:DIGEST_CHARACTERS]
 

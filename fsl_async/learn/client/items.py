@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 _plain_iter = DataLoader.__iter__
 _listeners: weakref.WeakValueDictionary[int, Positions] = weakref.WeakValueDictionary()
-"""By id, which workers inherit."""
+"""Positions by their id, which workers inherit."""
 _batch = 1
 """Items of a batch of the loader whose workers were started last. They inherit it."""
 _mark: Mark | None = None
-"""In a worker: the mark of the last item that it has drawn."""
+"""The mark of the last item that this worker has drawn."""
 
 
 @attrs.frozen
@@ -180,8 +180,8 @@ class Part:
         self.size = -1 if self.is_stream else len(range(self.index, known, self.count))
         self.ranks = 1 if whole else context.ranks
         # All ranks have the position of rank 0, since each step takes an item of each.
-        place = (self.index // self.ranks, self.count, shuffle)
-        self.check = check_of("items", *identity(data), context.seed, *place)
+        part = (self.index // self.ranks, self.count, shuffle)
+        self.check = check_of("items", *identity(data), context.seed, *part)
 
     def order(self, epoch: int, size: int | None = None) -> npt.NDArray[np.int64]:
         """The numbers of the items in an epoch; size: only the first so many of them."""

@@ -78,9 +78,7 @@ class LocalFed(Fed):
             return self._ended()
         goes_on = super().step(tokens=tokens, metrics=metrics)
         self.history.append((self.meter.steps, numbers("fed.step: metrics", metrics or {})))
-        out_of_steps = self._last_step is not None and self.meter.steps >= self._last_step
-        passed_s = time.monotonic() - self._begun_at
-        if out_of_steps or (self._seconds is not None and passed_s >= self._seconds):
+        if self.progress == 1.0:
             self.stop()
             return self._ended()
         return goes_on

@@ -1,4 +1,4 @@
-"""What the training loops of other frameworks need of a run: `fsl_async.hf`, `fsl_async.lightning`.
+"""Joins the training loops of other frameworks to a run: `fsl_async.hf`, `fsl_async.lightning`.
 
 Such a loop owns batches, backward passes and the optimizer. It hands the model over before it makes
 an optimizer, counts the batches of each optimizer step in a `Tally`, reports it with `fed.step`,
@@ -76,9 +76,9 @@ def hand_over(fed: Fed, model: nn.Module) -> None:
 
 @contextmanager
 def for_optimizer(fed: Fed) -> Iterator[None]:
-    """Within it all adapters that train in some version require gradients.
+    """Temporarily set requires_grad on every adapter factor.
 
-    An optimizer that is made there has them all, also where a version trains one factor.
+    So an optimizer that is created inside has those that train in later versions too.
     """
     weights = [] if fed.adapters is None else fed.adapters.trained()
     before = [weight.requires_grad for weight in weights]
@@ -134,7 +134,7 @@ def _rows(batch: Any) -> int | None:
 
 
 class Tally:
-    """What the batches of one optimizer step add up to."""
+    """Adds up the batches of one optimizer step."""
 
     def __init__(self) -> None:
         self._trained: int | Tensor = 0

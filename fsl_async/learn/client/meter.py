@@ -1,4 +1,4 @@
-"""What the training thread has done: steps, tokens, metrics; in all, and since the last snapshot.
+"""Counts the training thread's steps, tokens and metrics, in all and since the last snapshot.
 
 Written by the training thread only. The loop thread reads totals and copies; a value one step old
 does no harm there.
@@ -92,10 +92,9 @@ class Meter:
 
     def step_ended(self) -> None:
         """The training thread is in fed.step, and may wait there."""
-        now = self._now()
         if self.step_begun is not None:
-            self.step_times.append(self._before_wait_s + now - self.step_begun)
-        self.step_begun, self._before_wait_s = None, 0.0
+            self.step_times.append(self._before_wait_s + self._now() - self.step_begun)
+        self.step_dropped()
 
     def step_waits(self) -> bool:
         """Training waits for others within a step, until `step_begins`; False: it is in none."""
@@ -106,7 +105,7 @@ class Meter:
         return True
 
     def step_dropped(self) -> None:
-        """What was begun is no step."""
+        """Forget the step that was begun."""
         self.step_begun, self._before_wait_s = None, 0.0
 
     def step_begins(self) -> None:

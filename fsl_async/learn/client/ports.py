@@ -1,4 +1,4 @@
-"""What the two sides of a client pass each other: flat fp32 vectors and small values.
+"""The interface between the two sides of a client: flat fp32 vectors and small values.
 
 The training side (`training`) has the model: it copies weights into a vector, and moves the model
 onto another one. The exchange side (`exchange`) has the vectors: it codes deltas and decodes
@@ -55,7 +55,7 @@ Order = SnapshotOrder | RoundOrder | RebaseOrder
 
 
 class TrainingPort(Protocol):
-    """What the exchange side calls, from any thread. None of it waits."""
+    """The training side, as the exchange side calls it, from any thread. No call waits."""
 
     def ask(self, order: Order) -> None:
         """Have the training thread carry out an order at its next step."""
@@ -75,7 +75,7 @@ class TrainingPort(Protocol):
 
 @frozen
 class Work:
-    """What was trained between two snapshots; finite: whether all weights of the second one are."""
+    """The work between two snapshots; finite: whether all weights of the second one are."""
 
     tokens: int
     steps: int
@@ -84,7 +84,7 @@ class Work:
     facts: dict[str, float] = field(factory=dict)
     """See `fsl_async.roles.sync.delta.FACTS`."""
     scalars: Vector | None = None
-    """Of a round of zeroth order: its projected gradients, float32 (K, P), which are the delta."""
+    """The projected gradients of a round of zeroth order, float32 (K, P): they are the delta."""
 
 
 @frozen
@@ -111,7 +111,7 @@ class Moved:
 
 
 class ExchangePort(Protocol):
-    """What the training side calls, from the training thread."""
+    """The exchange side, as the training side calls it, from the training thread."""
 
     def free_vector(self, values: int) -> Vector:
         """A vector that nothing else refers to, with any content."""
@@ -189,24 +189,15 @@ class Orders:
             self._changed.notify_all()
 
     def refuse(self, code: str, text: str) -> None:
-        """End the wait for the first order with RefusedError."""
-        with self._changed:
-            self._refusal = (code, text)
-            self._changed.notify_all()
+        """End training; a wait for the first order ends with RefusedError."""
+        self._refusal = (code, text)
+        self.stop()
 
     # --- training thread ---
 
     def asked(self) -> bool:
         """Whether something is asked, or training has ended."""
         return self.attention
-
-    def wait_for_first(self) -> None:
-        """Wait until something is asked. Raises RefusedError, and RunFinishedError once stopped."""
-        with self._changed:
-            self._wait_for(lambda: self.attention or self._refusal is not None)
-            self.check_refusal()
-            if self.stopped and not self._orders:
-                raise RunFinishedError("the run ended before this client got its weights")
 
     def wait(self, seconds: float | None = None, *, or_stop: bool = False) -> bool:
         """Wait at most `seconds` for an order; or_stop: or the stop. Whether there is an order."""
@@ -241,10 +232,12 @@ class Orders:
     def _round_is_next(self) -> bool:
         return self.by_rounds and bool(self._orders) and isinstance(self._orders[0], RoundOrder)
 
-    def check_refusal(self) -> None:
-        """Raise RefusedError where the parameter server has refused this model."""
+    def check_goes_on(self) -> None:
+        """Raise RefusedError where the model was refused, RunFinishedError where the run ended."""
         if self._refusal is not None:
             raise RefusedError(self._refusal[1], self._refusal[0])
+        if self.stopped and not self._orders:
+            raise RunFinishedError("the run ended before this client got its weights")
 
     def _wait_for(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait at most `seconds` until something holds, which the orders decide."""

@@ -19,7 +19,7 @@ Metrics: TypeAlias = Mapping[str, SupportsFloat]
 MOST_METRICS = 60
 """A message has room for 64, and a heartbeat carries totals besides."""
 MOST = 10**12
-"""Of tokens or samples in one step; `roles.sync.deltas` has the same limit for a delta."""
+"""Most tokens or samples of one step; `roles.sync.deltas` has the same limit for a delta."""
 
 
 NOT_GIVEN: Any = ...

@@ -1,4 +1,4 @@
-"""What this process holds of a tensor: all of it, or the rows of one rank.
+"""The part of a tensor that this process holds: all of it, or the rows of one rank.
 
 A parameter under FSDP2 (`fully_shard`) is a DTensor of placement Shard(0). Of n rows, rank r of w
 holds the rows from min(n, r*c) to min(n, r*c + c), with c = ceil(n / w): a contiguous range of the
@@ -25,7 +25,7 @@ WRAPPED = "_checkpoint_wrapped_module."
 
 @frozen
 class Local:
-    """What this process holds of a tensor.
+    """The part of a tensor that this process holds.
 
     values: the tensor itself, or the rows of this rank, in place. start: of the first value within
     the tensor, in values. is_copy: whether a lower rank holds the same, so that only that one
@@ -43,15 +43,15 @@ def local_of(name: str, tensor: Tensor) -> Local:
     if kind is None or not isinstance(tensor, kind):
         return Local(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements
-    place = mesh.get_coordinate()
-    if place is None:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
         raise TaskError(
             f"fed.attach: {name} has no part on this rank (pipeline stages and models on some of"
             " the ranks are not supported): start one client for each model"
         )
     values = tensor.to_local()
     sharded = [index for index, one in enumerate(placements) if not one.is_replicate()]
-    is_copy = any(place[index] > 0 for index in range(len(place)) if index not in sharded)
+    is_copy = any(at > 0 for index, at in enumerate(coordinate) if index not in sharded)
     if not sharded:
         return Local(values, 0, is_copy)
     dimension = sharded[0]
@@ -64,7 +64,7 @@ def local_of(name: str, tensor: Tensor) -> Local:
         )
     rows, width = tensor.shape[0], tensor.numel() // max(1, tensor.shape[0])
     share = -(-rows // mesh.size(dimension))
-    first = min(rows, place[dimension] * share)
+    first = min(rows, coordinate[dimension] * share)
     expected = min(rows, first + share) - first
     if len(values) != expected:
         raise TaskError(

@@ -11,7 +11,7 @@ Batch norm (Ioffe & Szegedy, arXiv:1502.03167) keeps means and variances of its 
 over clients lies between theirs, but is not that of the merged weights: `recalibrate` measures it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ class SpectralNorms:
 
     def __init__(self, module: nn.Module, layout: Manifest) -> None:
         self._module = module
-        self._places = {one.name: one for one in layout.tensors if one.is_buffer}
+        self._buffers = {one.name: one for one in layout.tensors if one.is_buffer}
         self._of_version: dict[str, Tensor] = {}
 
     def keep(self) -> None:
@@ -52,8 +52,8 @@ class SpectralNorms:
     def restore(self) -> None:
         """Make them anew from the model's weights, which are those of a version."""
         with torch.no_grad():
-            for matrix, (u, v) in ((one, units.values()) for one, units in self._layers()):
-                weight = full_of(matrix())
+            for matrix, units in self._layers():
+                weight, (u, v) = full_of(matrix), units.values()
                 for _ in range(ITERATIONS):
                     u.copy_(functional.normalize(weight @ v.to(weight.dtype), dim=0))
                     v.copy_(functional.normalize(weight.T @ u.to(weight.dtype), dim=0))
@@ -62,44 +62,46 @@ class SpectralNorms:
     def write_to(self, snapshot: Vector) -> None:
         """Set them in a copy of the weights, fp32 (layout.values,)."""
         for name, unit in self._of_version.items():
-            place = self._places[name]
-            snapshot[place.offset : place.offset + place.values] = unit.numpy()
+            spec = self._buffers[name]
+            snapshot[spec.offset : spec.offset + spec.values] = unit.numpy()
 
-    def _layers(self) -> Iterator[tuple[Callable[[], Tensor], dict[str, Tensor]]]:
-        """For each layer a function that gives its weight as a matrix, and u and v by name."""
+    def _layers(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """For each layer its weight as a matrix, and u and v by name."""
         for prefix, part in self._module.named_modules():
             for matrix, stem, owner, names in _found(part):
                 units = {
                     plain_name(f"{prefix}.{stem}{name}".lstrip(".")): getattr(owner, name)
                     for name in names
                 }
-                if all(name in self._places for name in units):
+                if all(name in self._buffers for name in units):
                     yield matrix, units
 
 
-def _found(
-    part: nn.Module,
-) -> Iterator[tuple[Callable[[], Tensor], str, nn.Module, tuple[str, str]]]:
+def _found(part: nn.Module) -> Iterator[tuple[Tensor, str, nn.Module, tuple[str, str]]]:
     """Spectral norms of one module: matrix, path to the owner of u and v, owner, their names."""
     for name, steps in getattr(part, "parametrizations", {}).items():
         first = steps[0]
         if type(first).__name__ == "_SpectralNorm" and hasattr(first, "_u"):
-            matrix = _matrix(first._reshape_weight_to_matrix, steps, "original")  # noqa: SLF001
+            matrix = first._reshape_weight_to_matrix(steps.original.detach())  # noqa: SLF001
             yield matrix, f"parametrizations.{name}.0.", first, ("_u", "_v")
     for hook in part._forward_pre_hooks.values():  # noqa: SLF001
         if isinstance(hook, SpectralNorm):
-            matrix = _matrix(hook.reshape_weight_to_matrix, part, f"{hook.name}_orig")
+            matrix = hook.reshape_weight_to_matrix(getattr(part, f"{hook.name}_orig").detach())
             yield matrix, "", part, (f"{hook.name}_u", f"{hook.name}_v")
 
 
-def _matrix(reshape: Callable[[Tensor], Tensor], owner: Any, name: str) -> Callable[[], Tensor]:
-    return lambda: reshape(getattr(owner, name).detach())
-
-
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> int:
-    """Measure the statistics of all batch norms anew, over `batches`; returns how many there were.
+    """Measure the statistics of batch norm anew on the model's present weights, in place.
 
-    Each is given to the model as training does it: a mapping as arguments by name, of a tuple or
+        with fed.at_version():
+            fed.recalibrate(model, ten_batches)
+            accuracy = evaluate(model)
+
+    A version has the mean of its clients' statistics, which are not quite those of the merged
+    weights: with new ones it is a few points better while training moves fast (docs/adr/0142).
+    Returns the number of batches.
+
+    Each batch is given to the model as in training: a mapping as arguments by name, of a tuple or
     list the first element, anything else as the only argument. Statistics become the mean over the
     batches, each of which counts the same. Nothing is trained, and the mode of each module is as
     before. Raises TaskError for a model without batch norm, and where there are no batches.

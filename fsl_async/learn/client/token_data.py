@@ -1,6 +1,7 @@
 """The data of the built-in pretraining where it is not text by bytes: texts of a source, packed."""
 
 import json
+import math
 import sysconfig
 from collections.abc import Iterator
 from typing import Any
@@ -8,15 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async.errors import DataError, TaskError
+from fsl_async.errors import TaskError
 from fsl_async.files.files import make_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.pretrain import EVALUATED_BATCH, EVALUATED_BYTES, LN2, nats_of
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
-from fsl_async.learn.data.packing import Packer, Position, check_of, held_out_tokens
+from fsl_async.learn.data.packing import Packer, check_of, held_out_tokens
 from fsl_async.learn.data.sources import Source, location_of, open_source
 from fsl_async.learn.data.tokenizer import Coder, coder_of, facts_of
+from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.gpt import GPT, Tables
+
+MEASURED_BYTES = 1 << 14
+"""As much of the held-out texts as is measured by bytes (`pretrain.EVALUATED_BYTES`)."""
 
 KEPT_STATES = 8
 """States of a stream that are kept, of the newest snapshots."""
@@ -66,6 +70,7 @@ class TokenData:
         self.holds_out = given.holdout > 0
         self._fed = fed
         check = check_of(self.source.fingerprint, self.coder.digest, context, fed.seed, *part)
+        start = fed.position_in(check)
         self._states = None if fed.rank else fed.states_file
         self.packer = Packer(
             self.source,
@@ -73,10 +78,10 @@ class TokenData:
             context=context,
             batch=batch,
             seed=f"{fed.seed}/{part[0]}/{part[1]}",
-            start=fed.position_in(check),
+            start=start,
+            resume=self._read_states().get(_key_of(start.to_facts())),
             share=(fed.rank, fed.ranks),
         )
-        self.packer.resume = self._kept(self.packer.position)
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Windows, int64 (batch, context + 1) on the client's device, until the run ends."""
@@ -93,36 +98,34 @@ class TokenData:
         self._keep(found)
         return found
 
-    def measure(self, model: GPT, limit_bytes: int = EVALUATED_BYTES) -> dict[str, float]:
+    def measure(self, model: GPT, limit_bytes: int = MEASURED_BYTES) -> dict[str, float]:
         """Loss in nats per token, and bits per byte, on held-out texts. Raises DataError."""
         return measured_tokens(model, self.source, self.coder, limit_bytes)
-
-    def _kept(self, position: Position) -> Any:
-        wanted = position.to_facts() | {"data_drawn": 0.0}
-        for facts, state in self._read_states():
-            if facts == wanted:
-                return state
-        return None
 
     def _keep(self, facts: dict[str, float]) -> None:
         state = self.packer.resume
         if self._states is None or state is None:
             return
-        facts = facts | {"data_drawn": 0.0}
-        others = [one for one in self._read_states() if one[0] != facts]
-        kept = [*others, [facts, state]][-KEPT_STATES:]
+        states, key = self._read_states(), _key_of(facts)
+        states.pop(key, None)
+        newest = dict([*states.items(), (key, state)][-KEPT_STATES:])
         try:
             make_folder(self._states.parent)
-            replace_bytes(self._states, json.dumps(kept).encode())
+            replace_bytes(self._states, json.dumps(newest).encode())
         except (OSError, TypeError, ValueError):
             self._states = None  # a resume reads again instead
 
-    def _read_states(self) -> list[Any]:
+    def _read_states(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._states.read_bytes()) if self._states is not None else []
-            return [[dict(facts), state] for facts, state in found]
-        except (OSError, TypeError, ValueError):
-            return []
+            found = json.loads(self._states.read_bytes()) if self._states is not None else {}
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _key_of(facts: dict[str, float]) -> str:
+    """The key of the state of a block: its position, whatever is drawn of it."""
+    return json.dumps(facts | {"data_drawn": 0.0}, sort_keys=True)
 
 
 def open_held_out(tables: Tables) -> tuple[Source, Coder]:
@@ -144,20 +147,16 @@ def measured_tokens(model: GPT, source: Source, coder: Coder, limit_bytes: int) 
     """
     tokens, size = held_out_tokens(source, coder, limit_bytes)
     nats = token_nats(model, tokens, model.config.context)
-    return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / LN2 / size}
+    return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / math.log(2) / size}
 
 
 def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context: int) -> float:
     """Sum of the losses of all tokens but the first, in nats, by windows of the model's context."""
-    whole = (len(tokens) - 1) // context * context
-    starts = range(0, whole, context)
-    windows = [tokens[start : start + context + 1] for start in starts]
-    batches = [
-        np.stack(windows[first : first + EVALUATED_BATCH])
-        for first in range(0, len(windows), EVALUATED_BATCH)
-    ]
-    if whole < len(tokens) - 1:
-        batches.append(tokens[None, whole:])
-    if not batches:
-        raise DataError("nothing is held out: there is nothing to evaluate on")
-    return nats_of(model, batches)[0]
+    device, total = next(model.parameters()).device, 0.0
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    with torch.no_grad(), evaluating(model), autocast:
+        for start in range(0, len(tokens) - 1, context):
+            window_S = torch.from_numpy(tokens[start : start + context + 1])  # noqa: N806
+            loss = model.loss(window_S[None].to(device).long())
+            total += loss.item() * (len(window_S) - 1)
+    return total

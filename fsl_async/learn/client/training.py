@@ -149,7 +149,7 @@ class Training:
         self._exchange = exchange
         self._weights: ModelWeights | None = None
         self._first_buffers = np.empty(0, np.float32)
-        """Of the version that the model was moved onto first, for `local`."""
+        """Buffers of the version that the model was moved onto first, for `local`."""
         self._round: RoundOrder | None = None  # the one that is trained
         self._reported_from = -1  # the step of the snapshot whose pace was reported last
 
@@ -201,7 +201,8 @@ class Training:
         self._hold(weights)
         self._exchange.attach(weights.manifest, own)
         while self.version == NO_VERSION:
-            self.orders.wait_for_first()
+            self.orders.wait(or_stop=True)
+            self.orders.check_goes_on()
             self.attend()
         if self.round_steps:
             self.next_round()

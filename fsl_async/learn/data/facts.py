@@ -16,8 +16,16 @@ from fsl_async.config.presets import SIZES
 from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
 from fsl_async.config.settings import Config
 from fsl_async.errors import ConfigError, DataError
-from fsl_async.learn.data.arrays import is_cifar_folder, is_idx_name, open_cifar, open_idx, open_npz
-from fsl_async.learn.data.base import AnyArray, Dataset, check_gaps
+from fsl_async.learn.data.dataset import (
+    AnyArray,
+    Dataset,
+    check_gaps,
+    is_cifar_folder,
+    is_idx_name,
+    open_cifar,
+    open_idx,
+    open_npz,
+)
 from fsl_async.learn.data.hub import is_hub_folder, open_saved
 from fsl_async.learn.data.partition import Partition, PartitionSpec
 

@@ -20,14 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError, one_line
-from fsl_async.learn.data.arrays import Arrays
-from fsl_async.learn.data.base import (
-    AnyArray,
-    Dataset,
-    Indices,
-    cannot_read,
-    extra,
-)
+from fsl_async.learn.data.dataset import AnyArray, Arrays, Dataset, Indices, cannot_read, extra
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _VALUE_NAMES = ("image", "img", "pixel_values", "input_ids", "text", "x")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fsl_async.learn.data.tokenizer import Coder, Tokens
 
 BLOCK_WINDOWS = 256
-"""Of a block; it is read ahead while the one before is trained on."""
+"""Windows of a block; it is read ahead while the one before is trained on."""
 GROUP_PIECES, GROUP_CHARACTERS = 64, 1 << 20
 """Texts that are encoded at once, at most."""
 
@@ -108,7 +108,7 @@ class Packer:
         self._share = share
         self.position = start or Position()
         self.resume = resume
-        """With it the stream of the position can go on without reading again; see `Piece`."""
+        """A state from which the stream goes on at the position; see `Piece`."""
         self._closed = threading.Event()
 
     def batches(self) -> Iterator[Windows]:
@@ -175,13 +175,13 @@ class Packer:
         chunks: list[Tokens] = []
         # Where pieces begin, and what they are: (index of its first token, epoch, at, resume).
         marks: list[tuple[int, int, int, Any]] = []
-        held = -start.offset
+        buffered = -start.offset
         while True:
-            while held < length + 1:
+            while buffered < length + 1:
                 epoch, piece, tokens = next(flow)
-                marks.append((held, epoch, piece.at, piece.resume))
-                chunks.append(tokens[max(0, -held) :])
-                held += len(tokens)
+                marks.append((buffered, epoch, piece.at, piece.resume))
+                chunks.append(tokens[max(0, -buffered) :])
+                buffered += len(tokens)
             flat = np.concatenate(chunks)
             mark = bisect_right([index for index, *_ in marks], length) - 1
             index, epoch, at, after = marks[mark]
@@ -190,7 +190,7 @@ class Packer:
             start, start_resume = following, after
             chunks = [flat[length:]]
             marks = [(index - length, *rest) for index, *rest in marks[mark:]]
-            held -= length
+            buffered -= length
 
     def _encoded(self, start: Position, resume: Any) -> Iterator[tuple[int, Piece, Tokens]]:
         """Tokens of each piece that has some, epoch after epoch. Raises DataError."""

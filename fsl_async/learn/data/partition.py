@@ -12,7 +12,7 @@ integers from `counter` and decimals of stated precision (ADR 30), so no lists a
                      shares drawn from Dirichlet(alpha, ..., alpha) over the classes (Hsu et al.,
                      arXiv:1909.06335). What a class no longer has is taken of the others by the
                      same shares, so the last clients take what is left
-    sorted           all samples in order of their classes, cut into `pieces` equal pieces for each
+    sorted           all samples in order of their classes, cut into two equal pieces for each
                      client, dealt out by a shuffle (McMahan et al., arXiv:1602.05629)
 
 A draw of `dirichlet` may leave a client without samples. It then gets one of the client with the
@@ -22,7 +22,6 @@ empty client does not change the parts of the others.
 
 import heapq
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -32,18 +31,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import Dataset, Indices
 from fsl_async.learn.data.counter import permutation, stream
+from fsl_async.learn.data.dataset import Dataset, Indices
 
 Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
+PIECES = 2
+"""Pieces of each client, for sorted."""
 MAX_SHARES = 100_000
 """Clients times classes at most; a share takes some 0.2 ms."""
 
-_DIGITS = 28
 _UNIT = Decimal("2.710505431213761085018632002E-20")
 """2^-65. A literal is exact; an operation here would round as the importing thread's context."""
+_EXACT = Context(prec=28, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+"""Decimal arithmetic of stated precision, whatever the caller's context is."""
 _SQUEEZE = Decimal("0.0331")
 _WORDS_AT_ONCE = 64
 
@@ -56,9 +58,7 @@ class PartitionSpec:
     clients: int
     seed: int = 0
     alpha: float = 1.0
-    """For dirichlet and dirichlet-equal only."""
-    pieces: int = 2
-    """For sorted only: of each client."""
+    """Used by dirichlet and dirichlet-equal only."""
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in (kinds := get_args(Kind)):
@@ -91,12 +91,9 @@ class PartitionSpec:
                     f"{self.clients} clients times {len(counts)} classes"
                     f" exceed {MAX_SHARES:,} shares"
                 )
-            if self.kind == "dirichlet-equal":
-                shares = _equal_shares(self, counts)
-            else:
-                shares = [_shares(self, label, count) for label, count in enumerate(counts)]
-                shares = _without_empty(shares)
-            edges = [_edges(row) for row in shares]
+            shares = _equal_shares if self.kind == "dirichlet-equal" else _class_shares
+            with localcontext(_EXACT):
+                edges = [_edges(row) for row in shares(self, counts)]
         return Partition(self, counts, tuple(edges))
 
     def check_labels(self, data: Dataset) -> None:
@@ -167,56 +164,47 @@ def _edges(shares: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(shares, initial=0))
 
 
-def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
-    """Number of the class's `count` samples for each client."""
-    if count == 0:
-        return [0] * spec.clients
-    with _exact():
-        return _divided(count, _gammas(spec, f"dirichlet/{label}", spec.clients))
+def _class_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
+    """Samples by [class][client], each class by shares of its own; no client has none."""
+    shares = [
+        _divided(count, _gammas(spec, f"dirichlet/{label}", spec.clients))
+        if count
+        else [0] * spec.clients
+        for label, count in enumerate(counts)
+    ]
+    return _without_empty(shares)
 
 
 def _equal_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
     """Samples by [class][client] for parts of equal sizes."""
     left, shares = list(counts), [[0] * spec.clients for _ in counts]
-    with _exact():
-        for client, (start, stop) in enumerate(pairwise(_even(sum(counts), spec.clients))):
-            drawn = _gammas(spec, f"dirichlet-equal/{client}", len(counts))
-            missing = stop - start
-            while missing:  # a class that gives less than asked for is empty then
-                there = [label for label, count in enumerate(left) if count]
-                asked = _divided(missing, [drawn[label] for label in there])
-                for label, wanted in zip(there, asked, strict=True):
-                    taken = min(wanted, left[label])
-                    shares[label][client] += taken
-                    left[label] -= taken
-                    missing -= taken
+    for client, (start, stop) in enumerate(pairwise(_even(sum(counts), spec.clients))):
+        drawn = _gammas(spec, f"dirichlet-equal/{client}", len(counts))
+        missing = stop - start
+        while missing:  # a class that gives less than asked for is empty then
+            there = [label for label, count in enumerate(left) if count]
+            asked = _divided(missing, [drawn[label] for label in there])
+            for label, wanted in zip(there, asked, strict=True):
+                given = min(wanted, left[label])
+                shares[label][client] += given
+                left[label] -= given
+                missing -= given
     return shares
 
 
 def _sorted_shares(spec: PartitionSpec, counts: Sequence[int]) -> list[list[int]]:
     """Samples by [class][client] for pieces of the samples in order of their classes."""
-    count = spec.clients * spec.pieces
+    count = spec.clients * PIECES
     if count > sum(counts):
-        raise DataError(
-            f"{spec.clients} clients times {spec.pieces} pieces, but {sum(counts)} samples"
-        )
+        raise DataError(f"{spec.clients} clients times {PIECES} pieces, but {sum(counts)} samples")
     pieces, classes = _even(sum(counts), count), _edges(counts)
     shares = [[0] * spec.clients for _ in counts]
-    for place, piece in enumerate(permutation(spec.seed, "sorted", count).tolist()):
+    for number, piece in enumerate(permutation(spec.seed, "sorted", count).tolist()):
         for label, row in enumerate(shares):
-            first, last = (
-                max(pieces[piece], classes[label]),
-                min(pieces[piece + 1], classes[label + 1]),
-            )
-            row[place // spec.pieces] += max(0, last - first)
+            first = max(pieces[piece], classes[label])
+            last = min(pieces[piece + 1], classes[label + 1])
+            row[number // PIECES] += max(0, last - first)
     return shares
-
-
-def _exact() -> AbstractContextManager[Context]:
-    """Decimal arithmetic of stated precision, whatever the caller's context is."""
-    return localcontext(
-        Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
-    )
 
 
 def _gammas(spec: PartitionSpec, name: str, parts: int) -> list[Decimal]:

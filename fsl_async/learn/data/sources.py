@@ -31,8 +31,8 @@ from typing import IO, Any, Literal, Self
 import attrs
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import cannot_read, extra, file_bytes, json_object
 from fsl_async.learn.data.corpus import Corpus, Span
+from fsl_async.learn.data.dataset import cannot_read, extra, file_bytes, json_object
 from fsl_async.learn.data.hub import is_hub_folder, saved_table
 
 PIECE_BYTES = 1 << 16

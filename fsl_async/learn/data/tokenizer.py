@@ -13,14 +13,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.base import extra, json_object
+from fsl_async.learn.data.dataset import extra, json_object
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = (
@@ -36,23 +36,15 @@ Tokens = npt.NDArray[np.int32]
 
 @attrs.frozen(slots=True)
 class TokenizerFacts:
-    """What a run fixes of a tokenizer. path: of its tokenizer.json; end: id of its end of text."""
+    """Properties of a tokenizer that a run fixes.
+
+    path: of its tokenizer.json; end: id of its end of text.
+    """
 
     path: Path
     digest: str
     vocabulary: int
     end: int
-
-
-class Coder(Protocol):
-    """Turns texts into tokens. vocabulary: tokens are below it; end: the token after a text."""
-
-    vocabulary: int
-    end: int
-    digest: str
-
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Encode each text, without special tokens."""
 
 
 class Bytes:
@@ -108,6 +100,10 @@ class HubTokenizer:
         """Encode each text, on all cores; the interpreter's lock is free meanwhile."""
         found = self._found.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in found]
+
+
+Coder = Bytes | HubTokenizer
+"""Turns texts into tokens, below `vocabulary`; `end` is the token after a text."""
 
 
 def coder_of(facts: TokenizerFacts | None) -> Coder:

@@ -1,1 +1,1 @@
-"""The ranks of one torchrun as one client: what a rank does, and what it shares with its node."""
+"""A gang, the ranks of one client: what each of them does, and what it shares with its node."""

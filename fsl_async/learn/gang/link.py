@@ -1,18 +1,21 @@
-"""Between a rank and its node: a socket of messages, and shared vectors. Imports no torch.
+"""Between a gang and its node: connections, and shared vectors. Imports no torch.
 
-A Unix socket of type SEQPACKET, at an abstract address: it leaves no file behind, whatever kills
-its processes. An abstract address has no permissions, so both sides look at the user of the other
-one, which the kernel vouches for, and accept only their own. Messages are whole, with descriptors.
+A gang is the ranks of one client: the processes of one torchrun that train one model together. Its
+node is the client's process, and no rank.
+
+A connection is a Unix socket at an abstract address: it leaves no file behind, whatever kills its
+processes. An abstract address has no permissions, so both sides look at the user of the other one,
+which the kernel vouches for, and accept only their own. A message is a name and its values.
 
 The vectors are in anonymous memory of memfd_create: it has no name, so nothing is left when all
 processes are killed, and the size of /dev/shm does not limit it. Its pages are there before it is
 used (posix_fallocate), so that too little memory is an error here, not a SIGBUS in training, and no
-copy in `fed.step` waits for new pages. It is sealed: no process can shorten it under another.
+copy in `fed.step` waits for new pages. It is sealed: no process can shorten it under another. A
+rank opens it by its path in /proc of the node.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -20,33 +23,73 @@ import socket
 import struct
 import threading
 import weakref
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-from attrs import define
+from attrs import define, frozen
 
 from fsl_async.errors import ExitCode, FslError, TaskError
 from fsl_async.learn.client.ports import Vector
-from fsl_async.roles.messages import Message, MessageError, Table
 from fsl_async.store.vectors.memory import available_bytes
 
-MOST_BYTES = 128 << 10
-MOST_FILES = 16
-_MOST_RIGHTS = socket.CMSG_LEN(MOST_FILES * array("i").itemsize)
+MOST_BYTES = 64 << 20
+"""The largest message; a manifest may be large."""
+SEND_S = 60
+"""How long the other end of a connection may take no bytes."""
 ADDRESS = "FSL_GANG"
+"""Environment variable with the name of the node's socket, for ranks that the node starts."""
 ERRORS = "FSL_GANG_ERRORS"
 """Memory of the node, as a path: ranks that die append "START ERROR", START counted by torchrun."""
-"""Environment variable with the name of the node's socket, for ranks that the node starts."""
 
 
 class NodeLostError(FslError):
-    """The node has ended, or there is none."""
+    """The node or another rank of this client has ended, or there is no node."""
 
     default_code = ExitCode.BUG
+
+
+@frozen
+class Place:
+    """Which rank this process is, by the variables that torchrun sets.
+
+    generation: how often torchrun has started the ranks again. local: the rank's number on its
+    machine, which has `local_world` of them.
+    """
+
+    rank: int
+    world: int
+    generation: int
+    local: int
+    local_world: int
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
+        """Return the place of this process; None where it is no rank of several."""
+        world = int(environ.get("WORLD_SIZE", "1"))
+        if world < 2 or "RANK" not in environ:  # set by other launchers too
+            return None
+        rank = int(environ["RANK"])
+        return cls(
+            rank,
+            world,
+            int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            int(environ.get("LOCAL_RANK", str(rank))),
+            int(environ.get("LOCAL_WORLD_SIZE", str(world))),
+        )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the node is on another machine, that of rank 0."""
+        return self.rank != self.local
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether some rank is on another machine than others."""
+        return self.local_world != self.world
 
 
 def address_of(agent: int) -> str:
@@ -57,7 +100,7 @@ def address_of(agent: int) -> str:
 
 def listener(name: str) -> socket.socket:
     """Listen at an abstract address. Raises OSError where another process does."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         made.bind(f"\0{name}")
         made.listen(1024)
@@ -69,98 +112,59 @@ def listener(name: str) -> socket.socket:
 
 
 class Link:
-    """One end of a connection. reads: the messages that the other end may send.
+    """One end of a connection between a rank and its node. Any thread may send."""
 
-    A rank on another machine has a `remote.RemoteLink` instead.
-    """
-
-    def __init__(self, connected: socket.socket, reads: Table, writes: Table) -> None:
-        self._socket = connected
-        self._reads, self._writes = reads, writes
+    def __init__(self, connected: socket.socket) -> None:
+        """Raises ConnectionRefusedError where the other end is another user's."""
+        size = struct.calcsize("3i")
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            connected.close()
+            raise ConnectionRefusedError("the process there is another user's")
+        connected.setblocking(True)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+        self._connection = Connection(connected.detach())
+        self._lock = threading.Lock()
 
     @classmethod
-    def dial(cls, name: str, reads: Table, writes: Table) -> Link:
+    def dial(cls, name: str) -> Link:
         """Connect to a node. Raises OSError where there is none."""
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.connect(f"\0{name}")
-            if user_of(made) != os.getuid():
-                raise ConnectionRefusedError("the node there is another user's")
         except OSError:
             made.close()
             raise
-        return cls(made, reads, writes)
+        return cls(made)
 
     def fileno(self) -> int:
         """For select."""
-        return self._socket.fileno()
+        return self._connection.fileno()
 
-    def send(self, message: Message, files: Sequence[int] = (), *, waits: bool = True) -> None:
-        """Send a message, and copies of descriptors. Raises OSError, as where it must not wait."""
-        data: bytes = msgpack.packb(self._writes.to_wire(message))
-        flags = 0 if waits else socket.MSG_DONTWAIT
-        # Not socket.send_fds and recv_fds: in Python 3.11 they ignore the flags.
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
-        self._socket.sendmsg([data], rights, flags)
+    def send(self, name: str, *values: object) -> None:
+        """Send a message. Raises OSError where the other end is gone, or has not read for long."""
+        data: bytes = msgpack.packb([name, *values])
+        with self._lock:
+            self._connection.send_bytes(data)
 
-    def receive(self, *, waits: bool = True) -> tuple[Message, list[int]] | None:
-        """Return the next message and its descriptors, which are the caller's; None if none is
-        there.
+    def receive(self, waits_s: float | None = None) -> list[Any] | None:
+        """Return the next message, [name, *values]; None if none came within `waits_s`.
 
-        Raises EOFError where the other end has closed, and MessageError, OSError.
+        Raises EOFError where the other end has closed, OSError, and ValueError for what is no
+        message.
         """
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)
-        try:
-            data, rights, found, _ = self._socket.recvmsg(MOST_BYTES, _MOST_RIGHTS, flags)
-        except BlockingIOError:
+        if waits_s is not None and not self._connection.poll(waits_s):
             return None
-        files = _descriptors(rights)
-        try:
-            return self._reads.from_wire(unpacked(_whole(data, found))), files
-        except BaseException:
-            for file in files:
-                os.close(file)
-            raise
-
-    def shut(self) -> None:
-        """End the connection, also for a thread that waits in `receive`."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        found = msgpack.unpackb(self._connection.recv_bytes(MOST_BYTES))
+        match found:
+            case [str(), *_]:
+                return found  # type: ignore[no-any-return]
+            case _:
+                raise ValueError("a message is a name and its values")
 
     def close(self) -> None:
         """Close this end."""
-        self._socket.close()
-
-
-def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
-    files = array("i")
-    for level, kind, data in rights:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            files.frombytes(data[: len(data) - len(data) % files.itemsize])
-    return list(files)
-
-
-def user_of(connected: socket.socket) -> int:
-    """The user id of the process at the other end."""
-    size = struct.calcsize("3i")
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(struct.unpack("3i", credentials)[1])
-
-
-def _whole(data: bytes, flags: int) -> bytes:
-    if not data:
-        raise EOFError("closed")
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise MessageError(f"a message of more than {MOST_BYTES} bytes")
-    return data
-
-
-def unpacked(data: bytes) -> Any:
-    """What the msgpack of a message holds. Raises MessageError."""
-    try:
-        return msgpack.unpackb(data, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MessageError(f"not msgpack: {error}", "bad-content") from None
+        self._connection.close()
 
 
 _BYTES = 4
@@ -226,9 +230,9 @@ class Slots:
             for slot in self._slots:
                 slot.is_retired = False
 
-    def file(self, number: int) -> int:
-        """The descriptor of a slot."""
-        return self._slots[number].file
+    def path(self, number: int) -> str:
+        """The path at which another process of this user opens a slot."""
+        return f"/proc/{os.getpid()}/fd/{self._slots[number].file}"
 
     @property
     def count(self) -> int:
@@ -267,45 +271,24 @@ def _too_large(size: int, why: str) -> TaskError:
     )
 
 
-def mapped(file: int, values: int, *, touches: bool = True) -> Vector:
-    """Map a slot that came from the node, and close its descriptor. Raises TaskError.
-
-    touches: have all of it in this process's page tables at once.
-    """
+def shared_vector(path: str, values: int) -> Vector:
+    """Map a slot of the node, with all of it in this process's page tables. Raises TaskError."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
         if size != values * _BYTES:
             raise TaskError(f"the node shares {size} bytes for a model of {values} values")
-        # Of sparse memory only what is used shall have pages. A node's slots are sealed, it is not.
-        is_sparse = not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
-        populates = 0 if is_sparse or not touches else mmap.MAP_POPULATE
-        memory = mmap.mmap(file, size, mmap.MAP_SHARED | populates)
+        memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(file)
     return np.frombuffer(memory, np.float32)
 
 
-def sparse(values: int) -> int:
-    """Make a slot whose pages come as they are used; returns its descriptor."""
-    file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, values * _BYTES)
-    return file
-
-
-def written(data: bytes) -> int:
-    """Put bytes into anonymous memory; returns its descriptor, the caller's to close."""
-    file = os.memfd_create("fsl-message", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(file), "wb") as out:
-        out.write(data)
-    return file
-
-
-def read_back(file: int, most: int) -> bytes:
-    """Return what `written` put there, and close it. Raises ValueError beyond `most` bytes."""
+def sparse_vector(values: int) -> Vector:
+    """Return a vector that takes pages for what is used of it."""
+    file = os.memfd_create("fsl-vector", os.MFD_CLOEXEC)
     try:
-        size = os.fstat(file).st_size
-        if size > most:
-            raise ValueError(f"{size} bytes, of which {most} are allowed")
-        return os.pread(file, size, 0)
+        os.ftruncate(file, values * _BYTES)
+        return np.frombuffer(mmap.mmap(file, values * _BYTES, mmap.MAP_SHARED), np.float32)
     finally:
         os.close(file)

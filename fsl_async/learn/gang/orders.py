@@ -1,65 +1,59 @@
-"""Directives of a rank's node, carried out at steps that all ranks agree on.
+"""Directives of a gang's node, carried out by the gang, all ranks of the client, at the same steps.
 
-All ranks get the same numbered directives. Rank 0 looks at its socket about once a second; one
-all-reduce of four numbers tells the others how many directives it has, and all of them apply
-exactly these. So whatever `fed` shows (that the run goes on, how far it is) changes at the same
-step in all ranks, and no rank leaves the loop while another one waits for it in a collective.
-
-Where training waits anyway (at attach, held after a snapshot, between rounds), every rank waits on
-its own socket and applies one directive after the other: the same ones, so all of them go on after
-the same one.
+The node speaks to rank 0 alone. About once a second all ranks agree: in one collective
+(`group.RankGroup`) rank 0 passes on the directives that have come, and the run's progress, and the
+ranks report what they have done. All of them apply the same directives there. So whatever `fed`
+shows (that the run goes on, how far it is) changes at the same step in all ranks, and no rank
+leaves the loop while another one waits for it in a collective. Where training waits anyway (at
+attach, held after a snapshot, between rounds), ranks agree as soon as a directive is there.
 
 `RankTraining` is the training side of one rank, with its orders and vectors from the node. A rank
 copies its ranges into slots and reads its ranges from them; the exchange side, with the vectors of
-the whole model, is in the node. Tokens are each rank's own, and the node adds them up.
+the whole model, is in the node. Once all ranks have carried out an order, rank 0 reports it.
 """
 
 from __future__ import annotations
 
-import math
-import os
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import (
+    NO_VERSION,
     Move,
     Moved,
     Order,
     Orders,
     RebaseOrder,
     RoundOrder,
-    RunFinishedError,
     SnapshotOrder,
     Vector,
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
 from fsl_async.learn.client.training import Training
-from fsl_async.learn.gang.link import NodeLostError, mapped, written
+from fsl_async.learn.gang.group import DOWN, UP, Range, RankGroup, check_parts, joined
+from fsl_async.learn.gang.link import Link, NodeLostError, shared_vector, sparse_vector
 from fsl_async.learn.models.adapters import View
-from fsl_async.roles import gang_messages as msg
+from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.model.manifest import Manifest
-
-if TYPE_CHECKING:
-    from fsl_async.learn.gang.link import Link
-    from fsl_async.learn.gang.remote import RemoteLink
-    from fsl_async.roles.messages import Message
-
 
 CHECK_S = 1.0
 """How often ranks look whether something is asked of them."""
+TRANSFER_CHECK_S = 0.02
+"""The same while they wait for parts of a vector on their way to another machine."""
 MOST_STEPS = 1000
-_UNKNOWN = -1.0
+STEP, WAIT, END = "fed.step", "waiting for the node", "the end of training"
+"""Points at which ranks agree, by what they do there."""
+SUMS = ("tokens", "tokens_per_s", "left_out")
+"""Counts that are added up; all ranks have made the same steps."""
 
 
 class AgreedClock(RunClock):
@@ -92,300 +86,328 @@ class AgreedClock(RunClock):
 class RankOrders(Orders):
     """The queue of a rank's training thread, filled by its node. For that thread alone.
 
-    check_s: how often ranks agree. on_check: called then, with nothing asked of it.
+    link: of rank 0, with the node. check_s: how often ranks agree. report: what this rank has done,
+    for the node.
     """
 
-    def __init__(self, link: Link | RemoteLink, rank: int, *, check_s: float = CHECK_S) -> None:
+    def __init__(self, group: RankGroup, link: Link | None, *, check_s: float = CHECK_S) -> None:
         super().__init__()
+        self.group = group
         self.is_leaving = False
         """Whether it was stopped because its client was asked to end."""
         self.released = False
         """Whether the node has said that this process may end."""
         self.context: bytes | None = None
-        self.base: msg.Base | None = None
-        """The answer to BaseWanted."""
-        self.current: msg.Snapshot | msg.Round | msg.Move | None = None
-        """Of the order that was taken last."""
+        """The welcome of the run, see `fsl_async.nodes.client.gang`."""
+        self.base: tuple[int, int] | None = None
+        """Version and slot of the base that this rank asked for; -1: incomplete."""
+        self.current: tuple[Any, ...] = ()
+        """The directive of the order that was taken last."""
+        self.values = 0
+        """Length of the flat vector; known from `attach` on."""
         self.vectors: dict[int, Vector] = {}
         self.own_slot = -1
         """The first slot of all, for the weights at attach."""
-        self.values = 0
+        self.reads: list[list[Range]] = []
+        """The ranges of the vector that each rank reads."""
         self.clock = AgreedClock()
-        self.link = link
-        self.on_check: Callable[[], None] = lambda: None
-        self.passed: Callable[[int], int] = lambda number: number
-        """Of rank 0: how many of so many directives the ranks on other machines have."""
-        self._rank = rank
+        self.report: Callable[[], dict[str, float]] = dict
+        self._link = link
         self._check_s = check_s
-        self._group: dist.ProcessGroupGloo | None = None
-        self._received: deque[tuple[Message, list[int]]] = deque()
-        self._applied = 0
-        self._directives: deque[msg.Snapshot | msg.Round | msg.Move] = deque()  # of the orders
-        self._left = 1  # steps until the next agreement
+        self._waiting: deque[tuple[list[Any], int]] = deque()
+        """Directives, and the number of the transfer that each needs first; 0: none."""
+        self._transfers = 0
+        self._arrived = 0
+        """Transfers that have begun, and those that this rank has."""
+        self._orders_taken: deque[tuple[Any, ...]] = deque()  # directives of the orders
+        self._steps = 0  # since the ranks agreed last
         self._every = 1
         self._agreed_at = time.monotonic()
+        self._handlers: dict[str, Callable[..., None]] = {
+            "welcome": self._welcomed,
+            "slots": self._take_slots,
+            "snapshot": self._order_snapshot,
+            "round": self._order_round,
+            "move": self._order_move,
+            "base": self._give_base,
+            "resume": self.resume,
+            "stop": self._stop,
+            "refuse": self.refuse,
+            "position": self._position,
+            "pace": self.count_steps,
+            "leave": self._leave,
+        }
+
+    def tell(self, name: str, *values: object) -> None:
+        """Send the node a message, once for all ranks. Raises NodeLostError."""
+        if self._link is not None:
+            try:
+                self._link.send(name, *values)
+            except OSError as error:
+                raise _lost(error) from error
 
     # --- what `Training` and `Fed` call ---
 
     def asked(self) -> bool:
         """Count a step; at an agreed one, see what is asked. Whether there is something."""
-        if self._group is not None:
-            self._left -= 1
-            if self._left <= 0:
-                self.agree()
+        self._steps += 1
+        if self._steps >= self._every:
+            self.agree(STEP)
         return self.attention
 
     def _wait_for(self, holds: Callable[[], bool], seconds: float | None = None) -> None:
         while not holds():
-            self.wait_one()
+            self.agree(WAIT)
 
     def _next_order(self) -> Order:
-        self.current = self._directives.popleft()
+        self.current = self._orders_taken.popleft()
         return super()._next_order()
 
     # --- agreement ---
 
-    def begin(self, group: dist.ProcessGroupGloo) -> None:
-        """Agree by collectives of this gloo group of all ranks."""
-        self._group = group
-
-    def agree(self) -> None:
-        """Apply the directives that rank 0 has. All ranks call it at the same step."""
-        now = time.monotonic()
-        mine = [-math.inf] * 4
-        if self._rank == 0:
-            self._receive_ready()
-            progress, decays_from = self.clock.own
-            # What is still on its way to another machine waits for the next time, not all ranks.
-            number = max(self._applied, self.passed(self._applied + len(self._received)))
-            shown = _UNKNOWN if progress is None else progress
-            mine = [float(number), shown, decays_from, float(self._next_every(now))]
-        found = torch.tensor(mine, dtype=torch.float64)
-        self._all_reduce(found, dist.ReduceOp.MAX)
-        number, progress, decays_from, every = found.tolist()
-        while self._applied < int(number):
-            self.wait_one()
-        self.clock.agree(None if progress == _UNKNOWN else progress, decays_from)
-        self._left = self._every = int(every)
-        self._agreed_at = time.monotonic()
-        self.on_check()
-
-    def all_true(self, mine: bool) -> bool:
-        """Whether it is true at all ranks, which call it at the same point."""
-        found = torch.tensor([int(mine)])
-        self._all_reduce(found, dist.ReduceOp.MIN)
-        return bool(found.item())
-
-    def _all_reduce(self, found: torch.Tensor, by: Any) -> None:
-        assert self._group is not None
-        options = dist.AllreduceOptions()
-        options.reduceOp = by
-        self._group.allreduce([found], options).wait()  # type: ignore[attr-defined]
-
-    def _next_every(self, now: float) -> int:
-        step_s = (now - self._agreed_at) / self._every
-        return min(MOST_STEPS, max(1, round(self._check_s / max(step_s, 1e-9))))
-
-    # --- directives ---
-
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Apply directives until something holds. Raises RefusedError and RunFinishedError."""
         while not holds():
-            self.check_refusal()
-            if self.stopped:
-                raise RunFinishedError("the run ended before this client got its weights")
-            self.wait_one()
+            self.check_goes_on()
+            self.agree(WAIT)
 
-    def wait_one(self) -> None:
-        """Wait for the next directive, and apply it. Raises NodeLostError."""
-        message, files = self._received.popleft() if self._received else self._next()
-        self._apply(message, files)
+    def agree(self, where: str) -> None:
+        """Apply the directives that rank 0 has. All ranks call it at the same step.
 
-    def _receive_ready(self) -> None:
+        Raises NodeLostError.
+        """
+        mine = {"arrived": self._arrived, "report": self.report() if where == STEP else {}}
+        if self.group.leads:
+            now = time.monotonic()
+            every = self._every
+            if where == STEP:
+                step_s = (now - self._agreed_at) / max(1, self._steps)
+                every = min(MOST_STEPS, max(1, round(self._check_s / max(step_s, 1e-9))))
+            mine |= {"directives": self._received(waits=where == WAIT)}
+            mine |= {"clock": self.clock.own, "every": every}
+        found = self.group.gathered(where, mine)
+        for directive in found[0]["directives"]:
+            self._waiting.append((directive, self._transfer(directive)))
+        arrived = min(one["arrived"] for one in found)
+        while self._waiting and self._waiting[0][1] <= arrived:
+            name, *values = self._waiting.popleft()[0]
+            self._handlers[name](*values)
+        self.clock.agree(*found[0]["clock"])
+        self._every, self._steps, self._agreed_at = found[0]["every"], 0, time.monotonic()
+        if where == STEP and self.group.leads:
+            self.tell("beat", joined([one["report"] for one in found], SUMS))
+
+    def _received(self, *, waits: bool) -> list[list[Any]]:
+        """Return the directives that have come; waits: wait for one until the next agreement."""
+        assert self._link is not None
+        left = (TRANSFER_CHECK_S if self._waiting else self._check_s) if waits else 0.0
+        found: list[list[Any]] = []
         try:
-            while (found := self.link.receive(waits=False)) is not None:
-                self._received.append(found)
+            while (message := self._link.receive(left)) is not None:
+                found.append(message)
+                left = 0.0
+                if message[0] == "leave":  # the node closes the connection then
+                    break
         except (EOFError, OSError) as error:
             raise _lost(error) from error
-
-    def _next(self) -> tuple[Message, list[int]]:
-        try:
-            found = self.link.receive()
-        except (EOFError, OSError) as error:
-            raise _lost(error) from error
-        assert found is not None
         return found
 
-    def _apply(self, message: Message, files: list[int]) -> None:  # noqa: C901 - a table
-        assert isinstance(message, msg.Directive)
-        self._applied += 1
-        if message.number != self._applied:
-            raise TaskError(
-                f"the node sent directive {message.number}, and {self._applied} was expected"
-            )
-        match message:
-            case msg.Welcome(context=context):
-                self.context = context
-            case msg.Slots(slots=slots):
-                self.vectors |= {
-                    slot: mapped(file, self.values) for slot, file in zip(slots, files, strict=True)
-                }
-                self.own_slot = slots[0] if self.own_slot < 0 else self.own_slot
-            case msg.Snapshot():
-                self._add(SnapshotOrder(message.sequence, message.hold), message)
-            case msg.Round():
-                self._add(RoundOrder(message.sequence, message.round), message)
-            case msg.Move():
-                self._add(RebaseOrder(message.how == "take"), message)
-            case msg.Base():
-                self.base = message
-            case msg.Resume():
-                self.resume()
-            case msg.Stop(leaving=leaving):
-                # Of the first one: all ranks must evaluate, or none.
-                self.is_leaving = self.is_leaving if self.stopped else leaving
-                self.stop()
-            case msg.Refuse():
-                self.refuse(message.code, message.text)
-            case msg.Position():
-                self.clock.announced(message.position)
-            case msg.Pace(steps=steps):
-                self.count_steps(steps)
-            case msg.Leave():
-                self.released = True
-                self.stop()
+    def _transfer(self, directive: list[Any]) -> int:
+        """Begin to move what ranks on other machines read for a directive.
 
-    def _add(self, order: Order, directive: msg.Snapshot | msg.Round | msg.Move) -> None:
+        Returns the number of the transfer; 0: none is needed.
+        """
+        match directive:
+            case ["move", _, how, base, reference]:
+                slots = [base] if how != "move" or base == reference else [base, reference]
+            case ["base", version, slot] if version != NO_VERSION:
+                slots = [slot]
+            case _:
+                return 0
+        group, rank = self.group, self.group.place.rank
+        if not group.remote:
+            return 0
+        self._transfers += 1
+        vectors = [self.vectors[slot] for slot in slots]
+        if rank in group.remote:
+            parts = [
+                part
+                for vector in vectors
+                for part in group.receive(vector, self.reads[rank], 0, DOWN)
+            ]
+            group.when_done(parts, self._has_arrived)
+            return self._transfers
+        self._arrived += 1
+        if group.leads:
+            parts = [
+                part
+                for to in group.remote
+                for vector in vectors
+                for part in group.send(vector, self.reads[to], to, DOWN)
+            ]
+            group.when_done(parts)
+        return self._transfers
+
+    def _has_arrived(self) -> None:
+        self._arrived += 1
+
+    # --- directives ---
+
+    def _welcomed(self, context: bytes) -> None:
+        self.context = context
+
+    def _take_slots(self, slots: list[int], paths: list[str]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
+            is_remote = self.group.place.is_remote
+            self.vectors[slot] = (
+                sparse_vector(self.values) if is_remote else shared_vector(path, self.values)
+            )
+        self.own_slot = slots[0] if self.own_slot < 0 else self.own_slot
+
+    def _order_snapshot(self, sequence: int, slot: int, hold: bool) -> None:
+        self._add(SnapshotOrder(sequence, hold), slot)
+
+    def _order_round(self, sequence: int, slot: int, number: int) -> None:
+        self._add(RoundOrder(sequence, number), slot)
+
+    def _order_move(self, version: int, how: str, base: int, reference: int) -> None:
+        self._add(RebaseOrder(how == "take"), version, how, base, reference)
+
+    def _add(self, order: Order, *directive: Any) -> None:
         self._orders.append(order)
-        self._directives.append(directive)
+        self._orders_taken.append(directive)
         self.attention = True
+
+    def _give_base(self, version: int, slot: int) -> None:
+        self.base = version, slot
+
+    def _stop(self, leaving: bool) -> None:
+        # Of the first one: all ranks must evaluate, or none.
+        self.is_leaving = self.is_leaving if self.stopped else leaving
+        self.stop()
+
+    def _position(self, position: dict[str, Any]) -> None:
+        self.clock.announced(RunPosition(**position))
+
+    def _leave(self) -> None:
+        self.released = True
+        self.stop()
 
 
 def _lost(error: BaseException) -> NodeLostError:
-    return NodeLostError(f"this rank's node has ended ({error or 'closed'})")
-
-
-AGREEMENT_TIMEOUT = timedelta(minutes=30)
-"""One rank may evaluate or compile alone, but not for longer than that."""
-
-
-def agreement_group(rank: int, generation: int) -> dist.ProcessGroupGloo:
-    """A gloo group of all ranks, beside the task's own groups, of whatever backend they are.
-
-    Not dist.new_group: torchrun may keep one store for all starts of its ranks, and there a rank
-    could find the address of a dead one.
-    """
-    store = store_of_ranks(generation)
-    return dist.ProcessGroupGloo(store, rank, dist.get_world_size(), AGREEMENT_TIMEOUT)
-
-
-def store_of_ranks(generation: int) -> Any:
-    """The part of torchrun's store that this start of its ranks has for itself.
-
-    Raises RuntimeError where there is none: not under torchrun, and before init_process_group.
-    """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        int(os.environ["WORLD_SIZE"]),
-        is_master=False,
-    )
-    return dist.PrefixStore(  # type: ignore[attr-defined]
-        f"fsl-gang/{generation}", store
-    )
+    return NodeLostError(f"this client's node has ended ({error or 'closed'})")
 
 
 class RankExchange:
     """The `ExchangePort` of a rank: passes on to the node what concerns the vectors."""
 
-    def __init__(self, orders: RankOrders, rank: int) -> None:
+    def __init__(self, orders: RankOrders) -> None:
         self._orders = orders
-        self._rank = rank
+        self._group = orders.group
+        self._writes: list[list[Range]] = []
+        """The ranges of the vector that each rank copies out."""
         self.weights: ModelWeights | None = None
         """The attached model's weights. Of replicas, each rank copies all in, and fewer out."""
 
     def free_vector(self, values: int) -> Vector:
         """The vector to copy into: at attach the first slot, later that of the order."""
         orders = self._orders
-        if not orders.values:
-            orders.values = values
-            orders.link.send(msg.Shape(values))
-            orders.wait_until(lambda: orders.own_slot >= 0)
-            return orders.vectors[orders.own_slot]
-        current = orders.current
-        assert isinstance(current, msg.Snapshot | msg.Round)
-        return orders.vectors[current.slot]
+        if orders.values:
+            return orders.vectors[orders.current[0]]
+        sizes = self._group.gathered("fed.attach", values)
+        if len(set(sizes)) > 1:
+            shown = ", ".join(f"{one:,}" for one in sorted(set(sizes)))
+            raise TaskError(f"the ranks have models of different sizes: {shown} values")
+        orders.values = values
+        orders.tell("shape", values)
+        orders.wait_until(lambda: orders.own_slot >= 0)
+        return orders.vectors[orders.own_slot]
 
     def attach(self, manifest: Manifest, own: Vector) -> None:
         """Tell the node that the first weights are copied, and of which model."""
         weights = self.weights
         assert weights is not None
-        body = {
-            "manifest": manifest.to_wire() if self._rank == 0 else [],
-            "frozen": manifest.frozen_to_wire() if self._rank == 0 else [],
-            "ranges": weights.ranges(),
-            "reads": weights.ranges(copied_out=False),
-        }
-        file = written(msgpack.packb(body))
-        try:
-            self._orders.link.send(msg.Attached(manifest.fingerprint), [file])
-        finally:
-            os.close(file)
+        mine = (manifest.fingerprint, weights.ranges(), weights.ranges(copied_out=False))
+        found = self._group.gathered("fed.attach", mine)
+        self._writes = [writes for _, writes, _ in found]
+        self._orders.reads = [reads for _, _, reads in found]
+        check_parts(manifest.values, [fingerprint for fingerprint, _, _ in found], self._writes)
+        self._tell_with(own, "attached", manifest.to_wire(), manifest.frozen_to_wire())
 
     def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
         """The ranges of a snapshot are copied. Raises TaskError for scalars of zeroth order."""
         if snapshot is None:
             raise TaskError("--ranks: steps of zeroth order are made by a client of one process")
-        self._done(
-            tokens=work.tokens,
-            steps=work.steps,
-            finite=work.finite,
-            metrics=work.metrics,
-            facts=work.facts,
+        found = self._group.gathered(
+            "a snapshot", (work.steps, work.tokens, work.finite, work.metrics)
         )
+        steps = [one[0] for one in found]
+        if len(set(steps)) > 1:
+            raise TaskError(
+                f"the ranks have made different numbers of steps ({', '.join(map(str, steps))}):"
+                " every rank must call fed.step after each of its steps"
+            )
+        done = {
+            "tokens": sum(one[1] for one in found),
+            "steps": work.steps,
+            "finite": all(one[2] for one in found),
+            "metrics": joined([one[3] for one in found]),
+            "facts": dict(work.facts),
+        }
+        self._tell_with(snapshot, "snapshot", done)
+
+    def _tell_with(self, vector: Vector, name: str, *values: object) -> None:
+        """Send the node a message once all ranks' parts of a vector are there."""
+        group, rank = self._group, self._group.place.rank
+        if group.leads and group.remote:
+            parts = [
+                part
+                for origin in group.remote
+                for part in group.receive(vector, self._writes[origin], origin, UP)
+            ]
+            group.when_done(parts, lambda: self._orders.tell(name, *values))
+        elif group.leads:
+            self._orders.tell(name, *values)
+        elif rank in group.remote:
+            group.when_done(group.send(vector, self._writes[rank], 0, UP))
 
     def reach_pace(self) -> None:
         """Report it to the node, once for all ranks, which reach it at the same step."""
-        if self._rank == 0:
-            self._orders.link.send(msg.PaceReached())
+        self._orders.tell("pace_reached")
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` with the vectors of the order."""
-        orders, current = self._orders, self._orders.current
-        assert isinstance(current, msg.Move)
-        base, reference = orders.vectors[current.base], orders.vectors[current.reference]
-        moved = move(Move(current.version, current.how, base, reference))  # type: ignore[arg-type]
-        self._done(taken=moved.taken, dropped=moved.dropped_tokens)
+        vectors = self._orders.vectors
+        version, how, base, reference = self._orders.current
+        moved = move(Move(version, how, vectors[base], vectors[reference]))
+        found = self._group.gathered("a rebase", (moved.taken, moved.dropped_tokens))
+        self._orders.tell("moved", any(one[0] for one in found), sum(one[1] for one in found))
 
     def read_base(self, read: Callable[[Vector], None]) -> int:
         """Call `read` with the base; returns its version. All ranks call it at the same point."""
         orders = self._orders
-        orders.link.send(msg.BaseWanted())
+        self._group.all_here("fed.at_version")
+        orders.tell("want_base")
         while orders.base is None:
-            orders.wait_one()
-        given, orders.base = orders.base, None
-        if given.version >= 0:
-            read(orders.vectors[given.slot])
-        orders.link.send(msg.Done(given.number))
-        return given.version
-
-    def _done(self, **values: object) -> None:
-        assert self._orders.current is not None
-        self._orders.link.send(msg.Done(self._orders.current.number, **values))  # type: ignore[arg-type]
+            orders.agree(WAIT)
+        (version, slot), orders.base = orders.base, None
+        if version != NO_VERSION:
+            read(orders.vectors[slot])
+        self._group.gathered("fed.at_version")
+        orders.tell("base_read")
+        return version
 
 
 class RankTraining(Training):
-    """The training side of rank `rank`, whose node is at the other end of the orders' link."""
+    """The training side of a rank, whose node rank 0 speaks to."""
 
     orders: RankOrders
 
-    def __init__(self, orders: RankOrders, rank: int, generation: int = 0) -> None:
-        self._generation = generation
-        self._ranks_exchange = RankExchange(orders, rank)
+    def __init__(self, orders: RankOrders) -> None:
+        self._ranks_exchange = RankExchange(orders)
         super().__init__(orders, self._ranks_exchange)
         self.clock = orders.clock
-        self._rank = rank
-        orders.on_check = self._beat
+        orders.report = self.meter.report
 
     def attach(self, module: nn.Module, exchange: Sequence[str] | View | None = None) -> None:
         """Take the model, of which this rank may hold a part; see `Training.attach`.
@@ -397,10 +419,7 @@ class RankTraining(Training):
                 "fed.attach: the ranks of this torchrun have no process group: call"
                 " torch.distributed.init_process_group first"
             )
-        if self._weights is None:
-            self.orders.begin(agreement_group(self._rank, self._generation))
         super().attach(module, exchange)
-        self.orders.agree()
 
     def _weights_of(self, module: nn.Module, exchange: Sequence[str] | View | None) -> ModelWeights:
         weights = ModelWeights(
@@ -408,27 +427,27 @@ class RankTraining(Training):
             exchange,
             buffers=self.buffers,
             checks_frozen=self.checks_frozen,
-            copies_plain=self._rank == 0,
+            copies_plain=self.orders.group.leads,
         )
         self._ranks_exchange.weights = weights
         return weights
 
     def _is_finite(self, weights: ModelWeights) -> bool:
         """Whether no weight of any rank is NaN or infinite."""
-        return self.orders.all_true(weights.is_finite())
+        return all(self.orders.group.gathered("a rebase", weights.is_finite()))
 
     def serve(self) -> None:
         """Carry out orders after the training function has returned, until the node is done."""
         orders = self.orders
-        orders.link.send(msg.Ended(""))
+        orders.group.all_here(END)
+        orders.tell("ended")
         orders.by_rounds = False
         if self._round is not None:  # half of a round is no use
             self.meter.forget()
             self.end_round()
         while not orders.released:
-            orders.wait_one()
+            orders.agree(WAIT)
             if self._weights is not None:
                 self.attend()
-
-    def _beat(self) -> None:
-        self.orders.link.send(msg.Beat(self.meter.report()))
+        with contextlib.suppress(NodeLostError):  # none ends before all have been released
+            orders.group.gathered(END)

@@ -325,7 +325,7 @@ class Adapters:
 
     @property
     def view(self) -> View:
-        """What is exchanged."""
+        """The tensors that are exchanged."""
         names = [SITE, TAIL] if self.rank > self.site_rank else [SITE]
         found = []
         for layer in self.layers:
@@ -378,7 +378,7 @@ class Adapters:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within it the layers that peft put into `model` add nothing.
+    """Temporarily disable the adapters that peft put into `model`.
 
     What trains is the same afterwards: peft itself would make both factors of every adapter train.
     Weights that train whole (tune.full) stay as they are.
@@ -410,7 +410,7 @@ class Patched(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """That of the base, which peft looks at for its device and dtype."""
+        """The base's weight, of which peft reads device and dtype."""
         found: Tensor = self.base.weight  # type: ignore[assignment]
         return found
 

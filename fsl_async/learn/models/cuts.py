@@ -69,7 +69,7 @@ class CutModel:
     tail_cut: str = ""
 
     def run(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What the uncut model gives."""
+        """Return the outputs of the uncut model."""
         for part in (self.client, self.server, self.tail):
             if part is not None:
                 inputs = call(part, inputs, lengths)

@@ -49,10 +49,7 @@ def call(module: nn.Module, values: Tensor, lengths: Tensor | None) -> Tensor:
 
 @contextmanager
 def untouched(*modules: nn.Module) -> Iterator[None]:
-    """Within it the modules are in the mode described above.
-
-    Afterwards every submodule has its own back.
-    """
+    """Temporarily put modules into the mode described above, and restore that of each submodule."""
     norms = [part for one in modules for part in one.modules() if isinstance(part, _BatchNorm)]
     tracking = [(norm, norm.track_running_stats) for norm in norms]
     with evaluating(*modules):
@@ -84,7 +81,7 @@ _TURN = threading.RLock()
 
 @contextmanager
 def drawing(device: torch.device, seed: int, *parts: str | int) -> Iterator[None]:
-    """Within it, draws on the CPU and on `device` come from `derived_seed(seed, *parts)`."""
+    """Temporarily draw on the CPU and on `device` from `derived_seed(seed, *parts)`."""
     found = derived_seed(seed, *parts)
     cuda = [device] if device.type == "cuda" else []
     with _TURN, torch.random.fork_rng(devices=cuda):

@@ -49,11 +49,11 @@ class Family:
     layers: str
     norm: str
     before: tuple[str, ...]
-    """What a trunk does to embeddings before its first block, besides looking them up."""
+    """Modules that a trunk applies to embeddings before its first block."""
     embedding: str = "embed_tokens"
     positions: str = ""
     after: tuple[str, ...] = ()
-    """What it does behind the norm."""
+    """Modules that it applies behind the norm."""
 
 
 _LLAMA = Family("model", "layers", "norm", ())
@@ -133,7 +133,7 @@ def extra(name: str, of: str = "hf") -> Any:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Within it Python's cyclic garbage collector does not run.
+    """Temporarily stop Python's cyclic garbage collector.
 
     Imports of torch, transformers and peft make many objects and little garbage.
     """
@@ -183,7 +183,7 @@ def is_family(model: nn.Module) -> bool:
 
 
 def layers(model: Any) -> int:
-    """How many blocks it has."""
+    """Return the number of blocks."""
     family = FAMILIES[model.config.model_type]
     return len(getattr(model.get_submodule(family.trunk), family.layers))
 
@@ -365,7 +365,7 @@ def keep_packed(model: nn.Module) -> None:
 
 TOKENS = 8
 MOST_CHANGE, MOST_NARROW_CHANGE = 1e-3, 3e-2
-"""How much earlier logits may change, as a part of how much later ones do. In fp32 causal models
+"""Limits of the change of earlier logits, as a share of that of later ones. In fp32 causal models
 have 0 to 1e-5, encoders with random weights 3e-3 and more; in bf16 rounding alone gives 1e-2."""
 
 

@@ -30,24 +30,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import call, untouched
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.model_parts import Optimizer, OptimizerSpec, ServerPart
+from fsl_async.learn.split.model_parts import AlignSettings, Optimizer, ServerPart
 from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, joined
 
 
-@attrs.frozen(slots=True)
-class AlignSettings:
-    """As published for images: 100 passes over the newest 1000 samples at once, by Adam."""
-
-    passes: int = 100
-    buffer_samples: int = 1000
-    minibatch_samples: int = 1000
-    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
-
-
 class Alignment:
-    """What the split server keeps for one client.
+    """One client's auxiliary model at the split server.
 
-    Its auxiliary model, the optimizer of that, and its newest smashed samples.
+    It has the optimizer of that model, and the client's newest smashed samples.
     """
 
     def __init__(self, auxiliary: nn.Module, settings: AlignSettings) -> None:

@@ -30,9 +30,15 @@ from fsl_async.learn.models.adapters import apply_lora
 from fsl_async.learn.models.cuts import CutError, CutModel, build_auxiliary, cuts_of, in_one, split
 from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.models.gpt import GPTPart
-from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import ClientPart, ClientPartOptions, OptimizerSpec, Rates
-from fsl_async.learn.split.server_training import ServerSettings, SplitServer, UploadShape
+from fsl_async.learn.split.model_parts import (
+    AlignSettings,
+    ClientPart,
+    ClientPartOptions,
+    OptimizerSpec,
+    Rates,
+    ServerPartOptions,
+)
+from fsl_async.learn.split.server_training import SplitServer, UploadShape
 from fsl_async.learn.split.smashed import Loss, cross_entropy
 from fsl_async.roles.split.methods import Method, method_of
 
@@ -75,7 +81,7 @@ def client_part(
 def split_server(
     method: Method,
     model: CutModel,
-    settings: ServerSettings,
+    settings: ServerPartOptions,
     auxiliary: nn.Module | None = None,
 ) -> SplitServer:
     """The split server for this method, of the very modules given."""
@@ -248,7 +254,7 @@ def build_server(
         OptimizerSpec("adam", chosen.align_rate),
     )
     uploads = _upload_shape(parts.model, facts)
-    settings = ServerSettings(
+    settings = ServerPartOptions(
         optimizer_of(config),
         loss_of(config),
         config.run.seed,
@@ -272,7 +278,7 @@ def _through(facts: Facts, *parts: nn.Module) -> tuple[int, ...]:
 
 
 def _upload_shape(model: CutModel, facts: Facts) -> UploadShape:
-    """What uploads of the activations behind the client's part must look like."""
+    """Return the shape that uploads of the activations behind the client's part must have."""
     shape = _through(facts, model.client)
     if not facts.language:
         return UploadShape(shape, facts.classes, per_token=False)

@@ -152,7 +152,7 @@ class Optimizer:
 
 @attrs.frozen(slots=True)
 class ClientPartOptions:
-    """How a client's part trains.
+    """Options of the training of a client's part.
 
     `name` goes into the seeds of dropout; in_flight: steps that may be open at once.
     auxiliary_optimizer: of an auxiliary model that is trained here.
@@ -167,11 +167,21 @@ class ClientPartOptions:
 
 
 @attrs.frozen(slots=True)
+class AlignSettings:
+    """The defaults are those published for images: 100 passes over the newest 1000 samples."""
+
+    passes: int = 100
+    buffer_samples: int = 1000
+    minibatch_samples: int = 1000
+    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
+
+
+@attrs.frozen(slots=True)
 class ServerPartOptions:
-    """How a part of the split server's trains.
+    """Options of the training of a split server's part.
 
     `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients
-    send; None: anything.
+    send; None: anything. replicas: a part for each client.
     """
 
     optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
@@ -179,6 +189,8 @@ class ServerPartOptions:
     seed: int = 0
     shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True)
     classes: int | None = attrs.field(default=None, kw_only=True)
+    replicas: bool = attrs.field(default=False, kw_only=True)
+    align: AlignSettings = attrs.field(factory=AlignSettings, kw_only=True)
 
 
 @attrs.frozen(slots=True)
@@ -204,7 +216,7 @@ class Pending:
 
     @property
     def smashed(self) -> Smashed:
-        """What may be sent: detached, with labels."""
+        """The activations as they may be sent: detached, with labels."""
         return Smashed(self.values.detach(), self.batch.labels, self.batch.lengths)
 
     @property
@@ -438,7 +450,7 @@ class ServerPart:
         self.steps = 0
         """Forward passes begun: the counter behind dropout's random numbers."""
         self.last_loss = 0.0
-        """Of the newest step whose loss was computed here."""
+        """Loss of the newest step whose loss was computed here."""
         self._options = options
         self._name = name
         self._optimizer = Optimizer(options.optimizer, weights.parameter_tensors(body))
@@ -458,7 +470,7 @@ class ServerPart:
         return self._options.loss
 
     def received(self, smashed: Smashed) -> Smashed:
-        """What a client sent, checked and on this part's device. Raises SmashedRefused."""
+        """Check what a client sent, and move it to this part's device. Raises SmashedRefused."""
         check_smashed(smashed, self._options.shape, self._options.classes)
         return smashed.to(self.device)
 

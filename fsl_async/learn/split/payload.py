@@ -36,7 +36,7 @@ _WIDTHS: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4"}
 
 
 class PayloadError(LearnError):
-    """What came does not decode to what was announced."""
+    """Received data does not decode to what was announced."""
 
 
 @frozen(eq=False)
@@ -53,7 +53,7 @@ class Payload:
 
 
 def spec_for(number_format: str, width: int, step_log2: int = 14) -> CodecSpec:
-    """How values are coded whose last dimension is `width`.
+    """Return how values whose last dimension is `width` are coded.
 
     A block of values that share a scale never spans two tokens if that can be.
     """
@@ -64,7 +64,7 @@ def spec_for(number_format: str, width: int, step_log2: int = 14) -> CodecSpec:
 
 
 def chunks_of(values: int) -> int:
-    """How many frames hold so many values."""
+    """Return the number of frames that hold so many values."""
     return -(-values // CHUNK_VALUES)
 
 
@@ -75,9 +75,9 @@ def encode_chunk(values: Values, index: int, spec: CodecSpec) -> bytes:
 
 
 def coding_loss(values: Values, index: int, frame: bytes) -> tuple[float, float]:
-    """What coding frame number `index` has changed.
+    """Return the squared error of frame number `index`, and the square of its values.
 
-    Sums of squares, of the differences and of the values; not finite ones left out.
+    Both are sums; 0 where one is not finite.
     """
     start = index * CHUNK_VALUES
     own = values[start : start + CHUNK_VALUES]
@@ -144,7 +144,7 @@ def unpack_labels(data: bytes, count: int, classes: int) -> Labels:
 
 
 def valid_rows(padded: npt.NDArray[Any], lengths: Sequence[int]) -> npt.NDArray[Any]:
-    """Of (B, T, ...) the rows that are real, (sum of lengths, ...)."""
+    """Return the real rows of (B, T, ...): (sum of lengths, ...)."""
     return np.concatenate([row[:length] for row, length in zip(padded, lengths, strict=True)])
 
 
@@ -161,5 +161,5 @@ def put_back(
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """How many values."""
+    """Return the number of values in a shape."""
     return math.prod(shape)

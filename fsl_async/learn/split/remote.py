@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +34,10 @@ from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
-from fsl_async.learn.split.smashed import Smashed
+from fsl_async.learn.split.smashed import Smashed, payload_of
 from fsl_async.roles.machine import Event
-from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
+from fsl_async.roles.split.events import RoundEnded, UploadReady
+from fsl_async.roles.split.messages import SmashedMeta, UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import (
     Activations,
@@ -50,10 +50,10 @@ from fsl_async.roles.split.methods.base import (
 )
 
 POLL_S = 0.2
-"""How often a wait looks whether the run has ended."""
+"""Time between two looks of a wait whether the run has ended."""
 
 StepKey = tuple[int, int, int]
-"""Round, step and leg: an upload's key within this client's incarnation."""
+"""See `UploadKey.position`."""
 
 
 @attrs.define(eq=False)
@@ -74,7 +74,7 @@ class _Open:
 
 
 class Run(Protocol):
-    """What the training needs of the run (`fsl_async.learn.client.fed.Fed`)."""
+    """The part of `fsl_async.learn.client.fed.Fed` that the training needs."""
 
     # ruff: noqa: D102 - the implementation has them
     meter: Meter
@@ -109,8 +109,6 @@ class SplitTraining:
     ) -> None:
         self.part = part
         self.method = method
-        self.server_loss = float("nan")
-        """Of the newest upload that the split server has trained without an answer."""
         self.installed = 0
         """Auxiliary models that came and were used."""
         self._classes, self._features, self._labels_stay = classes, features, labels_stay
@@ -189,7 +187,7 @@ class SplitTraining:
         return self._samples
 
     def _drive(self, entry: _Open, answer: Any) -> StepReport | None:
-        """Run a step until it ends or waits for an answer; None: it waits."""
+        """Run a step until it ends, or return None where it waits for an answer."""
         while True:
             try:
                 crossing = entry.steps.send(answer)
@@ -219,42 +217,35 @@ class SplitTraining:
     def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
         payload = self._payload(smashed)
         key = entry.key
-        number, step, leg = key
         due = self.method.aligns_at(entry.at)
         self._wait(lambda: self._slots > 0)
         with self._changed:
             self._slots -= 1
             self._kept[key] = payload
             self._aligning = self._aligning or due
-        self._run.post_split(
-            UploadReady(
-                number,
-                step,
-                self._run.version,
-                smashed.samples,
-                payload.shape,
-                len(payload.labels),
-                payload.lengths,
-                wants,
-                due,
-                leg,
-            )
+        meta = SmashedMeta(
+            UploadKey("", 0, *key),
+            self._run.version,
+            auxiliary=-1,
+            shape=list(payload.shape),
+            lengths=list(payload.lengths),
+            samples=smashed.samples,
+            label_bytes=len(payload.labels),
+            wants_gradient=wants,
+            alignment_due=due,
         )
+        self._run.post_split(UploadReady(meta))
 
     def _payload(self, smashed: Smashed) -> Payload:
-        values = smashed.values.detach().float().cpu().numpy()
-        if smashed.labels is not None and self._labels_stay:
+        labels, lengths = smashed.labels, smashed.lengths
+        if labels is None:
+            return payload_of(smashed.values, lengths)
+        if self._labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
-        labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
-        lengths: tuple[int, ...] = ()
-        if smashed.lengths is not None:
-            lengths = tuple(int(each) for each in smashed.lengths)
-            values = valid_rows(values, lengths)
-            if labels is not None and labels.ndim > 1:
-                labels = valid_rows(labels, lengths)
-        packed = b"" if labels is None else pack_labels(labels, self._classes)
-        # A copy: what is kept must not change, and must not hold the step's graph.
-        return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
+        found = labels.cpu().numpy()
+        if lengths is not None and found.ndim > 1:
+            found = valid_rows(found, lengths.tolist())
+        return payload_of(smashed.values, lengths, pack_labels(found, self._classes))
 
     def _finish_oldest(self) -> float | None:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
@@ -318,11 +309,11 @@ class SplitTraining:
 
     @property
     def auxiliary_values(self) -> int:
-        """How many a model must have that is installed."""
+        """Number of values that an installed model must have."""
         return ModelWeights(self.part.part("auxiliary")).layout.values
 
     def payload(self, key: StepKey) -> Payload | None:
-        """What is kept of an upload."""
+        """Return an upload that is kept, or None."""
         with self._changed:
             return self._kept.get(key)
 
@@ -333,43 +324,30 @@ class SplitTraining:
         with self._changed:
             self._kept.pop(key, None)
 
-    def hand(self, key: UploadKey, values: Vector, loss: float) -> None:
-        """The answer to an upload is here, float32."""
-        self._answer(key, (values, loss))
+    def settle_upload(
+        self, key: StepKey, answer: tuple[Vector, float] | None, *, waits: bool
+    ) -> None:
+        """Free the slot of an upload.
 
-    def give_up(self, key: UploadKey) -> None:
-        """No answer comes."""
-        self._answer(key, None)
-
-    def _answer(self, key: UploadKey, answer: tuple[Vector, float] | None) -> None:
-        with self._changed:
-            self._answers[key.round, key.step, key.leg] = answer
-            self._changed.notify_all()
-
-    def free_slot(self) -> None:
-        """One more upload may go."""
+        waits: its step waits for an answer: float32 values and the loss, or None where none comes.
+        """
         with self._changed:
             self._slots += 1
+            if waits:
+                self._answers[key] = answer
             self._changed.notify_all()
 
-    def report_loss(self, loss: float) -> None:
-        """The server's loss on an upload."""
-        self.server_loss = loss
+    def install(self, vector: Vector | None) -> None:
+        """Use this auxiliary model from the next step on; None: no newer one comes.
 
-    def install(self, vector: Vector) -> None:
-        """Use this auxiliary model from the next step on; a wait for one ends."""
+        A wait for one ends.
+        """
         with self._changed:
-            self._model = vector
+            self._model = self._model if vector is None else vector
             self._aligning = False
             self._changed.notify_all()
 
-    def keep(self) -> None:
-        """No newer one comes."""
-        with self._changed:
-            self._aligning = False
-            self._changed.notify_all()
-
-    def settle(self, number: int) -> None:
+    def settle_round(self, number: int) -> None:
         """The round may go to the parameter server."""
         with self._changed:
             self._settled = max(self._settled, number)

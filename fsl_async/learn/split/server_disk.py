@@ -6,7 +6,7 @@
     server/checkpoints/c00000007/   fsl_async.store.disk.folders; the newest two are kept
         common.safetensors          x_s (or the last average of its replicas), optimizer, counters
         client-NAME.safetensors     replica, or auxiliary model with its optimizer and buffer
-        manifest.json               the machine's book, place in the ledger, digests of the files
+        manifest.json               the machine's progress, position in the ledger, files' digests
 
 A checkpoint's files are written between two trainings; they are synced and hashed while training
 goes on. Uploads trained after the newest intact one are lost with the weights that saw them.
@@ -35,7 +35,8 @@ from torch import Tensor
 from fsl_async.errors import RunDirError, disk_words
 from fsl_async.files.files import Files
 from fsl_async.files.safetensors_header import header_of, read_header
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress, SplitRecovered
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.store.disk.folders import NumberedFolders, make_durable_folder
 from fsl_async.store.disk.ledger import Ledger, Position
 from fsl_async.store.errors import Damage, StoreError
@@ -95,9 +96,7 @@ _COMMON, _CLIENT, _END = "common.safetensors", "client-", ".safetensors"
 class ServerState:
     """The state found at a start. clients: read one by one, as they are asked for."""
 
-    book: SplitProgress = attrs.field(factory=SplitProgress)
-    lost: tuple[UploadKey, ...] = ()
-    auxiliary_seen: Mapping[str, int] = attrs.field(factory=dict)
+    recovered: SplitRecovered
     common: Tensors | None = None
     clients: Iterable[tuple[str, Tensors]] = ()
 
@@ -165,17 +164,17 @@ class ServerDisk:
             for name in members["files"]
             if name.startswith(_CLIENT)
         )
-        book, common = SplitProgress.from_plain(members["book"]), path / _COMMON
-        return self._state(book, position.lines, read_tensors(self._files, common), clients)
+        progress, common = SplitProgress.from_plain(members["book"]), path / _COMMON
+        return self._state(progress, position.lines, read_tensors(self._files, common), clients)
 
-    def _state(self, book: SplitProgress, lines: int, *tensors: Any) -> ServerState:
+    def _state(self, progress: SplitProgress, lines: int, *tensors: Any) -> ServerState:
         since = (fact for fact in self._facts[lines:] if fact["fact"] == "upload")
         fates = {fact["key"]: fact["outcome"] for fact in since}
         lost = tuple(UploadKey.parse(key) for key, fate in fates.items() if fate == "trained")
         given = (fact for fact in self._facts if fact["fact"] == "auxiliary")
         seen = {str(fact["client"]): int(fact["version"]) for fact in given}
         self._facts = []
-        return ServerState(book, lost, seen, *tensors)
+        return ServerState(SplitRecovered(progress, lost, seen), *tensors)
 
     def append(self, fact: str, **members: Any) -> None:
         """Enter a fact. Raises nothing: a line that cannot be written waits."""
@@ -191,7 +190,7 @@ class ServerDisk:
             self._waiting.popleft()
 
     def stage(
-        self, book: SplitProgress, common: Tensors, clients: Iterable[tuple[str, Tensors]]
+        self, progress: SplitProgress, common: Tensors, clients: Iterable[tuple[str, Tensors]]
     ) -> Callable[[], None]:
         """Write a checkpoint's tensors as they are now, one client's after another.
 
@@ -210,7 +209,7 @@ class ServerDisk:
 
         def seal() -> None:
             self._ledger.sync()
-            members = {"book": book.to_plain(), "ledger": attrs.asdict(position)}
+            members = {"book": progress.to_plain(), "ledger": attrs.asdict(position)}
             self.checkpoints.seal(folder, names, members)
             self.checkpoints.publish(number, folder)
             self.checkpoints.prune(KEPT)

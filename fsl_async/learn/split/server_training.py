@@ -1,4 +1,4 @@
-"""What the split server trains: uploads that wait, its parts of the model, answers that are kept.
+"""Training at the split server: uploads that wait, parts of the model, answers that are kept.
 
 It carries out what the machine (`fsl_async.roles.split.server`) decides, in its training thread,
 and answers in the machine's events. An upload that cannot be trained on changes nothing.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fsl_async.errors import RunDirError, one_line
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.alignment import Alignment, AlignSettings
+from fsl_async.learn.split.alignment import Alignment
 from fsl_async.learn.split.model_parts import ServerPart, ServerPartOptions, ServerPending
 from fsl_async.learn.split.payload import (
     IGNORED,
@@ -30,13 +30,12 @@ from fsl_async.learn.split.payload import (
     put_back,
     size_of,
     unpack_labels,
-    valid_rows,
 )
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused, payload_of
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import (
     Activations,
@@ -48,14 +47,6 @@ from fsl_async.roles.split.methods.base import (
 )
 
 
-@attrs.frozen(slots=True)
-class ServerSettings(ServerPartOptions):
-    """How a split server's parts are made. replicas: one for each client."""
-
-    replicas: bool = attrs.field(default=False, kw_only=True)
-    align: AlignSettings = attrs.field(factory=AlignSettings, kw_only=True)
-
-
 class SplitServer:
     """x_s and what is kept per client.
 
@@ -63,7 +54,7 @@ class SplitServer:
     """
 
     def __init__(
-        self, body: nn.Module, settings: ServerSettings, auxiliary: nn.Module | None = None
+        self, body: nn.Module, settings: ServerPartOptions, auxiliary: nn.Module | None = None
     ) -> None:
         self.settings = settings
         self.common = ServerPart(body, settings)
@@ -85,7 +76,7 @@ class SplitServer:
         return self._replicas[client]
 
     def alignment(self, client: str) -> Alignment:
-        """What is kept for this client's auxiliary model; at first a copy of the common start."""
+        """Return this client's auxiliary model and buffer; at first a copy of the common one."""
         if client not in self._alignments:
             if self._auxiliary is None:
                 raise ModelPartMisused("this server has no auxiliary model")
@@ -137,7 +128,7 @@ class SplitServer:
 
     @property
     def clients(self) -> Sequence[str]:
-        """Those for whom anything is kept."""
+        """Names of the clients for which anything is kept."""
         return list({**self._replicas, **self._alignments})
 
     def state(self, client: str | None = None) -> dict[str, Tensor]:
@@ -166,12 +157,12 @@ class SplitServer:
 
 
 MAX_VALUES = 1 << 28
-"""Of one upload: 1 GiB."""
+"""Limit of the values of one upload: 1 GiB."""
 
 
 @attrs.frozen
 class UploadShape:
-    """What uploads must look like.
+    """The shape that uploads must have.
 
     shape: activations of one sample (-1: any size), classes, whether labels are one per token.
 
@@ -195,7 +186,9 @@ class ServerTraining:
         self.shape = shape
         self.disk = disk
         self.uploads: dict[UploadKey, Crossing] = {}
+        """Decoded and not trained yet."""
         self.answers: dict[UploadKey, Payload] = {}
+        """Kept until their clients have them."""
 
     def recover(self) -> ev.SplitRecovered:
         """Load the newest good checkpoint. Raises RunDirError, also for one of another model."""
@@ -214,14 +207,14 @@ class ServerTraining:
                 f" {problem}; start it with the run's data and settings; for a new run give another"
                 " --run-dir"
             ) from error
-        return ev.SplitRecovered(found.book, found.lost, dict(found.auxiliary_seen))
+        return found.recovered
 
     # --- loop and codec threads ---
 
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
     ) -> str | None:
-        """Why an announced upload is not even received."""
+        """Return why an announced upload is not even received, or None."""
         rows = 2 if lengths else 1
         if size_of(shape) > MAX_VALUES:
             return f"more than {MAX_VALUES} values"
@@ -285,10 +278,6 @@ class ServerTraining:
         """Forget an answer."""
         self.answers.pop(key, None)
 
-    def answer(self, key: UploadKey) -> Payload | None:
-        """What an upload gave."""
-        return self.answers.get(key)
-
     # --- training thread ---
 
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
@@ -306,28 +295,28 @@ class ServerTraining:
         if not isinstance(given, CutGradient | Features) or not effect.wants_answer:
             return ev.UploadTrained(key, loss, updates)
         lengths = getattr(getattr(crossing, "smashed", None), "lengths", None)
-        self.answers[key] = _payload(given.values, lengths)
+        self.answers[key] = payload_of(given.values, lengths)
         if isinstance(given, Features):
             loss = 0.0  # it is computed at the client
         return ev.UploadTrained(key, loss, updates, answer=True)
 
     def align(self, effect: split.Align) -> ev.Aligned:
         """Align a client's auxiliary model."""
-        before = self.server.alignment(effect.client).export()
+        alignment, problem = self.server.alignment(effect.client), None
+        before = alignment.export()
         try:
             self.method.serve(self.server, effect.client, AuxiliaryWanted())
+            if not np.isfinite(alignment.export()).all():
+                problem = "its weights became infinite or NaN"
         except ValueError as error:
             # Batch norm and one sample: what one client sent must not end the split server.
-            self.server.alignment(effect.client).load(before)
-            return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
-        alignment = self.server.alignment(effect.client)
-        if not np.isfinite(alignment.export()).all():
+            problem = one_line(str(error))[:400]
+        if problem:
             alignment.load(before)
-            return ev.Aligned(effect.client, effect.version, "its weights became infinite or NaN")
-        return ev.Aligned(effect.client, effect.version)
+        return ev.Aligned(effect.client, effect.version, problem)
 
     def auxiliary(self, client: str) -> Vector:
-        """The auxiliary model that is kept for a client, as it goes to it."""
+        """Return the auxiliary model that is kept for a client, as it is sent."""
         return self.server.alignment(client).export()
 
     def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
@@ -335,10 +324,6 @@ class ServerTraining:
         shares = {name: float(effect.samples[name]) for name in sorted(effect.samples)}
         self.method.end_round(self.server, shares)
         return ev.ReplicasAveraged(effect.round)
-
-    def forget(self, client: str) -> None:
-        """Drop a client's open steps."""
-        self.server.forget(client)
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """Write everything as it is now, into the page cache.
@@ -348,11 +333,4 @@ class ServerTraining:
         A copy in memory would take as much again as is kept of all clients.
         """
         clients = ((name, self.server.state(name)) for name in self.server.clients)
-        return self.disk.stage(effect.book, self.server.state(), clients)
-
-
-def _payload(values: Tensor, lengths: Tensor | None) -> Payload:
-    found = values.detach().float().cpu().numpy()
-    if lengths is not None:
-        found = valid_rows(found, [int(each) for each in lengths])
-    return Payload(np.array(found).reshape(-1), tuple(found.shape))
+        return self.disk.stage(effect.progress, self.server.state(), clients)

@@ -1,4 +1,4 @@
-"""What goes through a model that is cut in two: batches, smashed data, and the loss.
+"""Data that goes through a model that is cut in two: smashed data, and the loss.
 
 A loss is a function (outputs, labels) -> scalar that is a *mean* over what counts in the batch. The
 built-in one is cross entropy over the last dimension; positions whose label is IGNORED count
@@ -9,16 +9,17 @@ labels[b, t] is what outputs[b, t] should predict.
 from collections.abc import Callable, Sequence
 
 import attrs
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from fsl_async.learn.split.payload import IGNORED
+from fsl_async.learn.split.payload import IGNORED, Payload, valid_rows
 from fsl_async.store.errors import LearnError
 
 
 class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, like FrameRefused
-    """What a peer sent cannot be trained on; nothing was changed by it. The sender is at fault."""
+    """Data of a peer cannot be trained on and has changed nothing. The sender is at fault."""
 
 
 class ModelPartMisused(LearnError):  # noqa: N818
@@ -30,7 +31,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @attrs.frozen(slots=True, eq=False)
 class Smashed:
-    """What a client sends of a batch.
+    """The data that a client sends of a batch.
 
     Activations at the cut (detached), labels unless they stay at home, lengths.
     """
@@ -55,6 +56,14 @@ class Smashed:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Smashed":
         rest = (None if one is None else change(one) for one in (self.labels, self.lengths))
         return Smashed(change(self.values), *rest)
+
+
+def payload_of(values: Tensor, lengths: Tensor | None, labels: bytes = b"") -> Payload:
+    """Return values as they travel: a copy, without padding and without the step's graph."""
+    found = values.detach().float().cpu().numpy()
+    sizes = () if lengths is None else tuple(int(each) for each in lengths)
+    rows = np.array(valid_rows(found, sizes) if sizes else found)
+    return Payload(rows.reshape(-1), rows.shape, labels, sizes)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

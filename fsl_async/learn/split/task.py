@@ -22,9 +22,9 @@ from fsl_async.config.settings import Config
 from fsl_async.errors import DataError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import open_corpus
-from fsl_async.learn.data.base import AnyArray, Dataset, Indices
 from fsl_async.learn.data.corpus import Corpus, held_out_windows, windows
 from fsl_async.learn.data.counter import Words, random_words
+from fsl_async.learn.data.dataset import AnyArray, Dataset, Indices
 from fsl_async.learn.data.facts import (
     Facts,
     facts_of,
@@ -254,9 +254,6 @@ def _check(data: Dataset, facts: Facts) -> None:
         raise DataError(
             f"data {data.name!r} has samples of shape {shape}, and this run trains on {facts.shape}"
         )
-
-
-__all__ = ["begin", "train"]
 
 
 def warm_up() -> None:

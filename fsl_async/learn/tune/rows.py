@@ -33,7 +33,7 @@ from typing import Any
 import attrs
 
 from fsl_async.errors import DataError, one_line
-from fsl_async.learn.data.base import cannot_read
+from fsl_async.learn.data.dataset import cannot_read
 from fsl_async.learn.data.hub import saved_table
 from fsl_async.learn.data.sources import (
     ROWS_AT_ONCE,

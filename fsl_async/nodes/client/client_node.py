@@ -63,7 +63,7 @@ class Summary:
 
 
 def progress_words(progress: Mapping[str, float], counts: str = "tokens") -> str:
-    """Steps, loss and speed for people, from the fields of a heartbeat, as far as known.
+    """Return steps, loss and speed in words, from the fields of a heartbeat, as far as known.
 
     counts: what its tokens are; in split learning they are samples.
     """
@@ -352,7 +352,7 @@ class ClientNode:
             report = self._parts.training.meter.report()
             going = self._progress_words(report)
             if self._lines is not None:
-                self._lines.told(report["step"])
+                self._lines.printed(report["step"])
         self._parts.log(f"{note.text}: {going}" if going else note.text)
 
     def _progress_words(self, report: Mapping[str, float]) -> str:

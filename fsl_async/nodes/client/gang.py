@@ -1,8 +1,8 @@
 """The node of a gang: a client whose training is in the ranks of a torchrun. Imports no torch.
 
-The node is no rank: an abort of NCCL, which ends its process, or a rank that is killed leaves the
-control loop, the run's weights and whole deltas as they are. torchrun starts the ranks again, and
-they go on from the base that the node has in memory.
+A gang is the ranks of one client. The node is no rank: an abort of NCCL, which ends its process, or
+a rank that is killed leaves the control loop, the run's weights and whole deltas as they are.
+torchrun starts the ranks again, and they go on from the base that the node has in memory.
 
     fsl-node --role client --ranks N    the node starts torchrun (`run_gang`)
     torchrun script.py                  `fsl_async.join` in local rank 0 starts the node (`main`)
@@ -51,7 +51,7 @@ def options_to_wire(options: ClientOptions) -> dict[str, Any]:
 
 
 def options_from_wire(wire: dict[str, Any]) -> ClientOptions:
-    """What `options_to_wire` made."""
+    """Read options that `options_to_wire` wrote."""
     return _converter.structure(wire, ClientOptions)
 
 
@@ -63,7 +63,7 @@ def packed(options: ClientOptions, member: Membership) -> bytes:
 
 
 def unpacked(context: bytes) -> tuple[ClientOptions, Membership]:
-    """What `packed` made."""
+    """Read a context that `packed` wrote."""
     body = msgpack.unpackb(context)
     welcome = Welcome.from_wire(body["welcome"])
     return options_from_wire(body["options"]), Membership(welcome, from_wire(welcome.config))
@@ -82,6 +82,8 @@ RELEASE_S = 10.0
 AGENT_S = 10.0
 """How long torchrun has to end its ranks before both are killed."""
 RESTARTS = 3
+RANK = "fsl_async.nodes.client.gang_rank"
+"""The module that torchrun runs; with arguments it is torchrun."""
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Has torchrun open a new store at each start of its ranks. In one that all starts share, a rank
 may find the address of a dead one, and gloo is then refused a connection."""
@@ -98,7 +100,6 @@ class GangRuntime(LoopSide):
     def __init__(
         self,
         options: ClientOptions,
-        world: int,
         listening: socket.socket,
         *,
         stop: Stopper,
@@ -106,7 +107,7 @@ class GangRuntime(LoopSide):
         errors: int | None = None,
     ) -> None:
         self._errors = errors
-        self.training = shell = GangShell(world, log)
+        self.training = shell = GangShell(log)
         shell.is_leaving = lambda: stop.requested
         exchange = Exchange(shell, on_event=self._post, allocate=shell.slots.allocate)
         super().__init__(ClientParts(options, shell, exchange, stop, log))
@@ -123,15 +124,15 @@ class GangRuntime(LoopSide):
         shell.watch(watched, self._agent_has_ended)
         MemoryMark.take()
         self._thread.start()
-        has_told = False
+        is_told = False
         try:
             while not self.ended.is_set():
                 if shell.has_work:
                     shell.carry_out()
                 else:
                     shell.turn()
-                if not has_told and (shell.all_ended or shell.failure is not None):
-                    has_told = True
+                if not is_told and (shell.all_ended or shell.failure is not None):
+                    is_told = True
                     # No error even after a failure: deltas that are whole are still sent.
                     self._post(TrainingEnded(None))
             shell.release(0.0 if shell.failure or self._parts.stop.hard else RELEASE_S)
@@ -155,8 +156,8 @@ class GangRuntime(LoopSide):
             return
         self.training.welcomed(packed(self.options, member))
         # Ranks that start again go on after the last delta, which the node has.
-        self.training.on_position = lambda position: self.training.welcomed(
-            packed(self.options, evolve(member, welcome=evolve(member.welcome, position=position)))
+        self.training.on_position = lambda position: packed(
+            self.options, evolve(member, welcome=evolve(member.welcome, position=position))
         )
 
     def _agent_has_ended(self) -> None:
@@ -197,12 +198,12 @@ def run_gang(
         os.fdopen(os.memfd_create("errors of ranks"), "rb") as errors,
     ):
         kept = errors.fileno()
-        runtime = GangRuntime(options, ranks, listening, stop=stop, log=log, errors=kept)
+        runtime = GangRuntime(options, listening, stop=stop, log=log, errors=kept)
         agent = subprocess.Popen(  # noqa: S603 - this program's own arguments
             [
-                *(sys.executable, "-P", "-m", "fsl_async.nodes.client.gang_agent", "--standalone"),
+                *(sys.executable, "-P", "-m", RANK, "--standalone"),
                 *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
-                *("-m", "fsl_async.nodes.client.gang_rank"),
+                *("-m", RANK),
             ],
             env=_environment(ranks)
             | {ADDRESS: name, ERRORS: f"/proc/{os.getpid()}/fd/{kept}"}
@@ -221,7 +222,7 @@ def run_gang(
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    """Of the ranks. torchrun would give each one thread, and warn that it does."""
+    """Return the ranks' environment. torchrun would give each one thread, and warn that it does."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
@@ -273,7 +274,7 @@ def main() -> int:
                 slot = claim_name(addresses.parse(options.server).tcp)
                 held.enter_context(contextlib.closing(slot))
                 options = evolve(options, name=slot.name)
-            runtime = GangRuntime(options, 0, listening, stop=stopper, log=print_line)
+            runtime = GangRuntime(options, listening, stop=stopper, log=print_line)
             runtime.serve(agent)
     except BaseException as error:  # noqa: BLE001 - the top of a program
         return report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)

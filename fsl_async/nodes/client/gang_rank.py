@@ -1,6 +1,8 @@
-"""A rank of `fsl-node --role client --ranks N`: torchrun runs this module N times.
+"""A rank of `fsl-node --role client --ranks N`, one of the client's gang: torchrun runs it N times.
 
-Imports what trains in `main`, so that its errors reach the node too.
+A rank imports what trains in `main`, so that its errors reach the node too. With arguments the
+module is torchrun itself, without its own tracebacks and warnings: ranks' errors are printed by
+themselves, and the exit code of a rank that died by torchrun.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import FslError, describe, one_line
-from fsl_async.learn.gang.link import ADDRESS, ERRORS, NodeLostError
+from fsl_async.learn.gang.link import ADDRESS, ERRORS, Place
 
 if TYPE_CHECKING:
     from fsl_async.nodes.client.gang_joining import RankSession
@@ -27,26 +29,30 @@ def main() -> int:
 
 
 def _rank() -> int:
-    from fsl_async.nodes.client.gang_joining import Place, RankSession, dial
+    from fsl_async.nodes.client.gang_joining import RankSession
 
     place = Place.here() or Place(0, 1, _generation(), 0, 1)
-    session = RankSession(dial(os.environ[ADDRESS]), place)
+    session: RankSession | None = None
     try:
+        session = RankSession(place, os.environ[ADDRESS])
         _train(session)
         session.training.serve()
-    except NodeLostError as error:
-        return _report(place.rank, error)
     except FslError as error:
-        session.failed(error)
-        return _report(place.rank, error)
+        if session is not None:
+            session.failed(error)
+        found = describe(error)
+        sys.stderr.write(one_line(f"rank {place.rank}: {found.message}") + "\n")
+        return found.exit_code or 1
     return 0
 
 
 def _train(session: RankSession) -> None:
+    import torch
+    import torch.distributed as dist
+
     from fsl_async.learn.client.fed import Fed
     from fsl_async.learn.client.ports import RunFinishedError
     from fsl_async.learn.user_code import load_task, own_failure
-    from fsl_async.nodes.client.gang_joining import process_group
     from fsl_async.nodes.client.joining import built_in, context_of, start_line
     from fsl_async.process.script import print_line
 
@@ -55,7 +61,11 @@ def _train(session: RankSession) -> None:
         context = session.context(context_of(options, member, print_line))
         function = load_task(options.task) if options.task else built_in(member.config, options)
         context.log(start_line(context, options.threads))
-        process_group(context.device)
+        if context.device.type == "cuda":
+            torch.cuda.set_device(context.device)
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=context.device)
+        else:
+            dist.init_process_group("gloo")
         fed = Fed(session.training, context)
         fed.evaluates_in_time = not options.task
         function(fed)
@@ -72,6 +82,24 @@ def _train(session: RankSession) -> None:
         raise SystemExit(1) from None
 
 
+def _torchrun(arguments: list[str]) -> int:
+    """Run torchrun. Returns the exit code."""
+    import logging
+
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    try:
+        torchrun(arguments)
+    except SignalException as ended:
+        return 128 + ended.sigval
+    except ChildFailedError:
+        return 1
+    return 0
+
+
 def _generation() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
@@ -86,11 +114,5 @@ def _keep(error: Exception) -> None:
         os.close(file)
 
 
-def _report(rank: int, error: BaseException) -> int:
-    found = describe(error)
-    sys.stderr.write(one_line(f"rank {rank}: {found.message}") + "\n")
-    return found.exit_code or 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_torchrun(sys.argv[1:]) if sys.argv[1:] else main())

@@ -1,26 +1,46 @@
-"""The shell of a gang: connections of ranks in, directives out. Does not import torch.
+"""The node's side of a gang: the ranks of one client, which train in processes of a torchrun.
 
-It runs in the node's main thread, where a client of one process trains. It takes orders of the
-exchange side one by one, as `learn.client.training` does, and has the ranks carry them out; while
-it waits for them it goes on to serve connections.
+It runs in the node's main thread, where a client of one process trains, and does not import torch.
+It takes orders of the exchange side one by one, as `learn.client.training` does, and has the ranks
+carry them out; while it waits for them it goes on to serve connections.
+
+A gang begins with the hello of its rank 0, once all ranks have found each other, and ends with the
+first connection of its ranks that closes. Work since its last snapshot is then lost, and the order
+in flight is answered with nothing, for a snapshot of some ranks is none: what was answered is
+whole, and the node's. Without ranks the model is the base: rebases go on, and the next gang takes
+it. What holds for good (welcome, stop, refusal, the last position and pace) is sent to a new gang
+again. Without a gang for WAIT_S the node gives up.
+
+    message of rank 0   what it means                              answer
+    hello               all ranks are here (of others: one is)     what holds for good
+    shape               the model has so many values               slots
+    attached            first weights are in the first slot        move, or as the run goes
+    beat                what the ranks have done
+    pace_reached        progress is to be sent
+    snapshot            the order is carried out, with its counts
+    moved               the order is carried out
+    want_base           all ranks wait for the base                base
+    base_read           they have read it
+    ended               training has returned in all ranks
+    failed              an error, of any rank, that would come again
 """
 
 import contextlib
-import os
 import queue
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import attrs
 
 from fsl_async.errors import FslError
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import (
+    NO_VERSION,
     Move,
     Moved,
     Order,
@@ -31,24 +51,77 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.learn.client.schedule import RunClock
-from fsl_async.learn.gang.link import Link, Slots, read_back, user_of
-from fsl_async.nodes.client.gang_meter import GangMeter
-from fsl_async.nodes.runtime import Journal, Node
-from fsl_async.roles import gang
-from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.machine import Effect, Event, Note, Received
-from fsl_async.roles.messages import Message, MessageError
+from fsl_async.learn.gang.link import Link, Slots
+from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.roles.sync.delta import POSITION
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import ManifestError
-from fsl_async.store.model.manifest import MAX_TENSORS, Manifest
+from fsl_async.store.model.manifest import Manifest
 
 SLOTS = 3
 """Base, reference and a snapshot; a full fetch, and global weights, take a fourth and a fifth."""
-MOST_MANIFEST = 64 << 20
-MOST_RANGES = 4 * MAX_TENSORS
 MOST_CONNECTIONS = 4096
 TURN_S = 0.5
+WAIT_S = 1800.0
+"""How long a node waits for ranks. It sees when torchrun ends; until then a script may load for
+long before it joins."""
+TIMES_KEPT = 64
+
+
+class GangMeter:
+    """Counts over all gangs of a node; the interface of `learn.client.meter.Meter`.
+
+    A step, for the watch of steps that hang, is the time between two reports.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self.sent_tokens = 0
+        """How many of the tokens are in a snapshot."""
+        self.step_begun: float | None = None
+        self.step_times: deque[float] = deque(maxlen=TIMES_KEPT)
+        self._before = (0, 0)  # steps and tokens of the gangs before
+        self._report: Mapping[str, float] = {}
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of waiting, which ranks do not report: 0."""
+        return 0.0
+
+    def reported(self, report: Mapping[str, float]) -> None:
+        """Take the totals and means of all ranks together."""
+        self._report = report
+        now = time.monotonic()
+        if self.step_begun is not None:
+            self.step_times.append(now - self.step_begun)
+        self.step_begun = now
+        self.steps = self._before[0] + int(report["step"])
+        self.tokens = self._before[1] + int(report["tokens"])
+
+    def waits(self) -> None:
+        """The ranks wait for their node, or are not there."""
+        self.step_begun = None
+
+    def lost(self) -> int:
+        """The gang is gone; returns how many of its tokens were sent by none of its snapshots."""
+        gone = max(0, self.tokens - self.sent_tokens)
+        self._before = (self.steps, self.tokens)
+        self.sent_tokens = self.tokens
+        self._report = {}
+        self.step_begun = None
+        return gone
+
+    def totals(self) -> dict[str, float]:
+        """Counts alone."""
+        counts = {"tokens_per_s": 0.0, **self._report}
+        found = {"step": float(self.steps), "tokens": float(self.tokens)}
+        names = ("tokens_per_s", "left_out", "not_finite")
+        return found | {name: counts[name] for name in names if name in counts}
+
+    def report(self) -> dict[str, float]:
+        """The totals, and of each metric the mean of the ranks."""
+        return {**self._report, **self.totals()}
 
 
 class GangClock(RunClock):
@@ -64,63 +137,86 @@ class GangClock(RunClock):
         self._tell(position)
 
 
+@attrs.define(eq=False)
+class _Gang:
+    """The present gang."""
+
+    link: Link
+    world: int
+    generation: int
+    is_attached: bool = False
+    order: bool = False
+    """Whether one is in flight."""
+
+
 class GangShell:
     """The training side of a client, in other processes: a `TrainingPort` and a `TrainingSide`.
 
-    world: ranks of the gang; 0: as many as the first one says. say: takes a line of text. The main
-    thread calls `connect`, then `turn` and `carry_out`; other threads call what says so.
+    say: takes a line of text. The main thread calls `connect`, then `turn` and `carry_out`; other
+    threads call what says so.
     """
 
-    def __init__(self, world: int, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.meter = GangMeter()
-        self.clock = GangClock(lambda position: self._post(gang.Told(msg.Position(0, position))))
+        self.clock = GangClock(lambda now: self._post("position", attrs.asdict(now)))
         self.stopped = False
         self.all_ended = False
         """Whether training has returned in all ranks."""
         self.failure: tuple[str, int] | None = None
         """A line, and the exit code: no ranks train here any more."""
         self.slots = Slots()
-        self.machine = gang.GangMachine(world, now=time.monotonic())
-        self.on_position: Callable[[dict[str, float]], None] = lambda _: None
-        """Called, in the main thread, with the position in the data that a delta ends at."""
+        self.on_position: Callable[[dict[str, float]], bytes] = lambda _: b""
+        """Called with the position in the data that a delta ends at, for the welcome of the ranks
+        that start again."""
         self.is_leaving: Callable[[], bool] = lambda: False
         """Whether this client was asked to end, when training stops. For any thread."""
         self._say = say
         self._exchange: Exchange
+        self._journal: JournalWriter | TraceHash
         self._is_over: Callable[[], bool] = lambda: False
         self._orders: deque[Order] = deque()
         self._orders_lock = threading.Lock()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
-        self._wake, wake = socket.socketpair()
-        self._woken = wake
-        self._wake.setblocking(False)
-        wake.setblocking(False)
-        self._selector.register(wake, selectors.EVENT_READ, self._drain)
-        self._links: dict[str, Link] = {}
-        self._connections = 0
-        self._manifests: dict[str, Manifest] = {}
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
+        self._links: dict[Link, tuple[int, int]] = {}
+        """Connections, with the rank and the generation of their hello; -1: none has come."""
+        self._gang: _Gang | None = None
+        self._gives_up_at = time.monotonic() + WAIT_S
+        self._lasting: dict[str, tuple[Any, ...]] = {}  # what holds for good, in order
+        self._values = 0  # of the model, which all gangs of this node must have
+        self._manifest: Manifest | None = None  # of a gang that has attached, for `carry_out`
         self._known_slots: set[int] = set()
         self._scratch: Vector | None = None
-        self._due: tuple[float, Callable[..., object]] | None = None
-        self._waits = False  # for the answer to an order
-        self._answer: msg.Done | None = None
+        self._answer: list[Any] | None = None  # to the order in flight
         self._moving: tuple[int, int] | None = None  # version and slot of the base, while held
-        self._attaches = ""  # fingerprint of a gang that has attached
-        self._reads = False  # whether the ranks wait for the base
+        self._wants_base = False
         self._is_reading = False
         self._takes = False  # whether the gang's first move is still to come
+        self._handlers: dict[str, Callable[..., None]] = {
+            "shape": self._make_slots,
+            "attached": self._attached,
+            "beat": self.meter.reported,
+            "pace_reached": self._pace_reached,
+            "snapshot": self._answered,
+            "moved": self._answered,
+            "want_base": self._base_wanted,
+            "base_read": self._base_read,
+            "ended": self._ended,
+        }
 
     def connect(
         self,
         exchange: Exchange,
         listening: socket.socket,
         is_over: Callable[[], bool],
-        journal: Journal,
+        journal: JournalWriter | TraceHash,
     ) -> None:
         """Serve ranks that come to a socket. is_over: whether the loop's thread has ended."""
-        self._exchange, self._is_over = exchange, is_over
-        self.node = Node(self.machine, self, self._execute, journal)
+        self._exchange, self._is_over, self._journal = exchange, is_over, journal
         self._selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
     def watch(self, file: int, ended: Callable[[], None]) -> None:
@@ -140,40 +236,40 @@ class GangShell:
             if isinstance(order, SnapshotOrder) and order in self._orders:
                 return
             self._orders.append(order)
-        self._groups()
+        self._wake_up()
 
     def resume(self) -> None:
         """Let the ranks train on after an order that held them."""
-        self._post(gang.Told(msg.Resume(0)))
+        self._post("resume")
 
     def count_steps(self, steps: int) -> None:
         """Have the ranks report so many steps after each snapshot; 0: not."""
-        self._post(gang.Told(msg.Pace(0, steps)))
+        self._post("pace", steps)
 
     def stop(self) -> None:
         """End training at the next agreed step."""
         if not self.stopped:
             self.stopped = True
-            self._post(gang.Told(msg.Stop(0, self.is_leaving())))
+            self._post("stop", self.is_leaving())
 
     def refuse(self, code: str, text: str) -> None:
         """End `attach` in all ranks with RefusedError."""
-        self._post(gang.Told(msg.Refuse(0, code, text)))
+        self._post("refuse", code, text)
 
     def welcomed(self, context: bytes) -> None:
         """The parameter server's welcome is here."""
-        self._post(gang.ContextKnown(context))
+        self._post("welcome", context)
 
-    def _post(self, event: Event) -> None:
-        self._events.put(event)
-        self._groups()
+    def _post(self, name: str, *values: object) -> None:
+        self._posted.put((name, *values))
+        self._wake_up()
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
 
-    def _groups(self) -> None:
+    def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it needs nothing
             self._wake.send(b"!")
 
@@ -182,296 +278,217 @@ class GangShell:
     @property
     def has_work(self) -> bool:
         """Whether `carry_out` has something to do."""
-        return bool(self._attaches or self._reads or self._orders)
+        return bool(self._manifest or self._wants_base or self._orders)
 
     def carry_out(self) -> None:
         """Do the next thing that needs the exchange side, and wait for the ranks."""
-        if self._attaches:
-            self._attach()
-        elif self._reads:
+        if self._manifest:
+            self._attach(self._manifest)
+        elif self._wants_base:
             self._give_base()
         elif self._orders:
             with self._orders_lock:
                 order = self._orders.popleft()
             match order:
                 case RebaseOrder(discard):
-                    self._exchange.rebase(self._move, discard=discard or self._takes)
+                    self._exchange.rebase(self._move, discard=discard)
                 case SnapshotOrder(sequence, hold):
-                    self._snapshot(sequence, lambda slot: msg.Snapshot(0, sequence, slot, hold))
+                    self._snapshot("snapshot", sequence, hold, holds=hold)
                 case RoundOrder(sequence, number):
-                    self._snapshot(sequence, lambda slot: msg.Round(0, sequence, slot, number))
+                    self._snapshot("round", sequence, number, holds=True)
 
     def turn(self) -> None:
         """Wait for something, and handle it."""
-        due = self._due
-        left = TURN_S if due is None else min(TURN_S, max(0.0, due[0] - self.time()))
-        for key, _ in self._selector.select(left):
+        for key, _ in self._selector.select(TURN_S):
             key.data()
-        while not self._events.empty():
-            self.node.feed(self._events.get())
-        if due is not None and due is self._due and self.time() >= due[0]:
-            self._due = None
-            due[1]()
-
-    # `Scheduler`, with the one timer of the node, which is its own handle.
-
-    def time(self) -> float:
-        """Seconds, monotonic."""
-        return time.monotonic()
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> "GangShell":
-        """Have `turn` call `callback` once at `when`, or later."""
-        self._due = when, callback
-        return self
-
-    def cancel(self) -> None:
-        """Leave the call out."""
-        self._due = None
+        while not self._posted.empty():
+            self._tell(*self._posted.get())
+        if self._gang is None and time.monotonic() >= self._gives_up_at:
+            self.fail(f"no ranks came within {WAIT_S:g} s", 1)
 
     def release(self, seconds: float) -> None:
         """Tell the ranks that they may end, and wait until they have."""
-        if self.machine.has_gang or self._links:
-            self.node.feed(gang.Told(msg.Stop(0, self.is_leaving())))
-            self.node.feed(gang.Told(msg.Leave(0)))
+        self._tell("stop", self.is_leaving())
+        self._tell("leave")
         deadline = time.monotonic() + seconds
         while self._links and time.monotonic() < deadline:
             self.turn()
 
     def close(self) -> None:
         """Close all connections, and give the memory back."""
-        for peer in list(self._links):
-            self._close(peer)
+        for link in list(self._links):
+            self._close(link)
         self._selector.close()
         self._wake.close()
         self._woken.close()
         self.slots.close()
 
+    def fail(self, text: str, code: int) -> None:
+        """No ranks train here any more; the first reason counts."""
+        self.failure = self.failure or (text, code)
+
     # --- orders ---
 
-    def _snapshot(self, sequence: int, order: Callable[[int], msg.Directive]) -> None:
-        vector = self._exchange.free_vector(self.machine.values)
-        directive = order(self._known(vector))
-        done = self._ordered(directive)
-        if done is None:  # some of the ranks are gone: what is in the vector is no snapshot
+    def _snapshot(self, name: str, sequence: int, more: object, *, holds: bool) -> None:
+        vector = self._exchange.free_vector(self._values)
+        answer = self._ordered(name, sequence, self._number_of(vector), more)
+        if answer is None:  # some of the ranks are gone: what is in the vector is no snapshot
             self.slots.retire(vector)
-            done = msg.Done(0)
-        if getattr(directive, "hold", True):
+            work = Work(0, 0, {}, finite=True)
+        else:
+            work = Work(**answer[0])
+        if holds:
             self.meter.waits()  # the ranks wait now
-        self.meter.sent_tokens += done.tokens
-        facts = {name: float(fact) for name, fact in done.facts.items()}
-        if position := {name: facts[name] for name in POSITION if name in facts}:
-            self.on_position(position)
-        work = Work(done.tokens, done.steps, dict(done.metrics), done.finite, facts)
+        self.meter.sent_tokens += work.tokens
+        position = {name: work.facts[name] for name in POSITION if name in work.facts}
+        if position:
+            self._lasting["welcome"] = (self.on_position(position),)
         self._exchange.put_snapshot(sequence, vector, work)
 
     def _move(self, move: Move) -> Moved:
         """Have the ranks move. Without ranks the model is the base: the next ones begin there."""
         how = "take" if self._takes else move.how
-        self._moving = move.version, self._known(move.base)
+        self._moving = move.version, self._number_of(move.base)
         try:
-            order = msg.Move(0, move.version, how, self._moving[1], self._known(move.reference))
-            done = self._ordered(order)
+            answer = self._ordered(
+                "move", move.version, how, self._moving[1], self._number_of(move.reference)
+            )
         finally:
             self._moving = None
-        if done is None:
+        if answer is None:
             return Moved(taken=True)
         self._takes = False
-        return Moved(taken=done.taken, dropped_tokens=done.dropped)
+        return Moved(*answer)
 
-    def _attach(self) -> None:
+    def _ordered(self, *directive: Any) -> list[Any] | None:
+        """Have all ranks carry out an order; None where one was lost meanwhile, or none is here."""
+        gang, self._answer = self._gang, None
+        if gang is None or not gang.is_attached:
+            return None
+        gang.order = True
+        self._tell(*directive)
+        while gang.order and self._gang is gang and not self._is_over():
+            if self._wants_base:
+                self._give_base()
+            self.turn()
+        return self._answer
+
+    def _answered(self, *answer: Any) -> None:
+        assert self._gang is not None
+        self._answer, self._gang.order = list(answer), False
+
+    def _attach(self, manifest: Manifest) -> None:
         """A gang has a model: its weights are the run's first ones, or it gets those of the run."""
-        fingerprint, self._attaches = self._attaches, ""
-        manifest = next(iter(self._manifests.values()), None)
-        own, self._scratch = self._scratch, None
-        if manifest is None or manifest.fingerprint != fingerprint or own is None:
-            self.fail("rank 0 has sent no manifest of its model", 2)
-            return
+        own, self._scratch, self._manifest = self._scratch, None, None
         known = self._exchange.manifest
         self._takes = True
         if known is None:
+            assert own is not None
             self._exchange.attach(manifest, own)
-        elif known.fingerprint != fingerprint:
+        elif known.fingerprint != manifest.fingerprint:
             difference = manifest.difference(known)
             self.fail(f"the ranks that came back have another model: {difference}", 2)
         else:
             self._exchange.restart(self._move)
 
     def _give_base(self) -> None:
-        self._reads, self._is_reading = False, True
-
-        def give(version: int, slot: int) -> None:
-            self.node.feed(gang.Told(msg.Base(0, version, slot)))
-
+        self._wants_base, self._is_reading = False, True
         if self._moving is not None:  # it is held already, and the order waits for this
-            give(*self._moving)
+            self._tell("base", *self._moving)
             return
 
         def use(base: Vector, version: int) -> None:
-            give(version, self._known(base))
+            self._tell("base", version, self._number_of(base))
             while self._is_reading and not self._is_over():
                 self.turn()
 
         if not self._exchange.use_base(use):
-            give(-1, 0)
+            self._tell("base", NO_VERSION, 0)
 
-    def _ordered(self, order: msg.Directive) -> msg.Done | None:
-        """Have all ranks carry out an order; None where one was lost meanwhile."""
-        self._answer, self._waits = None, True
-        self.node.feed(gang.Asked(order))
-        while self._waits and not self._is_over():
-            if self._reads:
-                self._give_base()
-            self.turn()
-        self._waits = False
-        return self._answer
-
-    def _known(self, vector: Vector) -> int:
+    def _number_of(self, vector: Vector) -> int:
         """The number of a vector's slot, which the ranks get first if they do not have it."""
         slot = self.slots.number_of(vector)
-        if slot not in self._known_slots and self.machine.has_gang:
+        gang = self._gang
+        # Ranks that have told no shape yet get all slots with the answer to that.
+        if gang is not None and gang.is_attached and slot not in self._known_slots:
             self._tell_slots([slot])
         return slot
 
     def _tell_slots(self, slots: list[int]) -> None:
         self._known_slots.update(slots)
-        self.node.feed(gang.Told(msg.Slots(0, slots)))
+        self._tell("slots", slots, [self.slots.path(slot) for slot in slots])
+
+    def _tell(self, name: str, *values: object) -> None:
+        """Send the ranks a directive; what holds for good goes to later gangs too."""
+        if name in {"welcome", "stop", "refuse", "position", "pace"}:
+            self._lasting.pop(name, None)  # in the order of the last ones
+            self._lasting[name] = values
+        gang = self._gang
+        if gang is not None:
+            try:
+                gang.link.send(name, *values)
+            except OSError as error:  # it is gone, or has not read for long
+                self._lost(gang.link, str(error))
 
     # --- connections ---
 
     def _accept(self, listening: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):
             connected, _ = listening.accept()
-        except OSError:
-            return
-        if user_of(connected) != os.getuid() or len(self._links) >= MOST_CONNECTIONS:
-            connected.close()
-            return
-        self._connections += 1
-        peer = str(self._connections)
-        connected.setblocking(True)
-        self._links[peer] = Link(connected, msg.FROM_RANKS, msg.FROM_NODE)
-        self._selector.register(connected, selectors.EVENT_READ, lambda: self._read(peer))
+            if len(self._links) >= MOST_CONNECTIONS:
+                connected.close()
+                return
+            link = Link(connected)
+            self._links[link] = (-1, -1)
+            self._selector.register(link, selectors.EVENT_READ, lambda: self._read(link))
 
-    def _read(self, peer: str) -> None:
-        link = self._links.get(peer)
-        if link is None:
+    def _read(self, link: Link) -> None:
+        if link not in self._links:
             return
         try:
-            found = link.receive(waits=False)
-            if found is not None:
-                self._received(peer, *found)
+            found = link.receive()
+            assert found is not None
+            name, *values = found
+            if name == "hello":
+                self._greeted(link, *values)
+            elif name == "failed":
+                self.fail(*values)
+            elif self._gang is not None and link is self._gang.link:
+                self._handlers[name](*values)
         except (EOFError, OSError) as error:
-            self._lost(peer, str(error))
-        except (MessageError, ManifestError, ValueError) as error:
-            self._lost(peer, f"it broke the protocol: {error}")
+            self._lost(link, str(error))
+        except (ManifestError, ValueError, KeyError, TypeError) as error:
+            self._lost(link, f"it broke the protocol: {error}")
 
-    def _received(self, peer: str, message: Message, files: list[int]) -> None:
-        attached = message if isinstance(message, msg.Attached) and len(files) == 1 else None
-        if attached is None:
-            for file in files:
-                os.close(file)
-        match message:
-            case msg.Attached(fingerprint):
-                if attached is None:
-                    raise MessageError("Attached has one descriptor")
-                ranges = self._read_attached(peer, files[0])
-                self.node.feed(gang.RankAttached(peer, fingerprint, ranges))
-            case msg.Beat(report):
-                self._reported(peer, report)
-            case msg.PaceReached():
-                if self.machine.has_gang:
-                    self._exchange.reach_pace()
-            case _:
-                self.node.feed(Received(peer, message))
+    def _greeted(self, link: Link, rank: int, world: int, generation: int) -> None:
+        if not rank and self._gang is not None:
+            self._lose("torchrun started its ranks again")
+        self._links[link] = rank, generation
+        if rank:
+            return
+        self._gang = _Gang(link, world, generation)
+        self._note("ranks_here", world=world, generation=generation)
+        for name, values in list(self._lasting.items()):
+            self._tell(name, *values)
 
-    def _read_attached(self, peer: str, file: int) -> tuple[gang.Range, ...]:
-        body: Any = msgpack.unpackb(read_back(file, MOST_MANIFEST))
-        match body:
-            case {"manifest": list(manifest), "frozen": list(frozen), "ranges": list(ranges)}:
-                pass
-            case _:
-                raise MessageError("Attached has a manifest, frozen and ranges")
-        if manifest:
-            self._manifests = {peer: Manifest.from_wire(manifest, frozen)}
-        found = []
-        for one in ranges[:MOST_RANGES]:
-            match one:
-                case [int() as start, int() as stop] if 0 <= start < stop:
-                    found.append((start, stop))
-                case _:
-                    raise MessageError("a range is [start, stop]")
-        return tuple(found)
+    def _lost(self, link: Link, reason: str) -> None:
+        rank, generation = self._links.get(link, (-1, -1))
+        self._close(link)
+        if self._gang is not None and generation == self._gang.generation:
+            self._lose(f"rank {rank} is gone ({reason or 'closed'})")
 
-    def _reported(self, peer: str, report: dict[str, Any]) -> None:
-        numbers = {
-            name: float(value) for name, value in report.items() if isinstance(value, int | float)
-        }
-        rank = self.machine.rank_of(peer)
-        if rank is not None:
-            self.meter.reported(rank, numbers)
-
-    def _lost(self, peer: str, reason: str) -> None:
-        self._close(peer)
-        self.node.feed(gang.RankLost(peer, reason or "closed"))
-
-    def _close(self, peer: str) -> None:
-        link = self._links.pop(peer, None)
-        if link is not None:
+    def _close(self, link: Link) -> None:
+        if self._links.pop(link, None) is not None:
             self._selector.unregister(link)
             link.close()
 
-    # --- the machine ---
-
-    def _execute(self, effect: Effect, number: int) -> None:  # noqa: C901 - a table
-        match effect:
-            case gang.Direct(peers, directive):
-                self._direct(peers, directive)
-            case gang.Drop(peer, reason):
-                if reason:
-                    self._say(f"a rank is sent away: {reason}")
-                self._close(peer)
-            case Note(text):
-                self._say(text)
-            case gang.MakeSlots(values):
-                self._make_slots(values)
-            case gang.GangAttached(fingerprint, world):
-                self._attaches = fingerprint
-                self._say(f"all {world} ranks are here")
-            case gang.Answered(done):
-                self._answer, self._waits = done, False
-            case gang.Unanswered():
-                self._waits = False
-            case gang.ReadBase():
-                self._reads = True
-            case gang.BaseRead():
-                self._reads = self._is_reading = False
-            case gang.GangLost(reason, _):
-                self._gang_lost(reason)
-            case gang.AllEnded():
-                self.all_ended = True
-                self.meter.waits()
-            case gang.Failed(text, code):
-                self.fail(text, code)
-            case gang.GaveUp(text):
-                self.fail(text, 1)
-
-    def fail(self, text: str, code: int) -> None:
-        """No ranks train here any more; the first reason counts."""
-        self.failure = self.failure or (text, code)
-
-    def _direct(self, peers: Sequence[str], directive: msg.Directive) -> None:
-        slots = directive.slots if isinstance(directive, msg.Slots) else []
-        files = [self.slots.file(slot) for slot in slots]
-        for peer in peers:
-            link = self._links.get(peer)
-            if link is None:
-                continue
-            try:
-                link.send(directive, files, waits=False)
-            except OSError as error:  # it is gone, or has not read for long
-                self._lost(peer, str(error))
+    # --- a gang ---
 
     def _make_slots(self, values: int) -> None:
+        if self._values not in {0, values}:
+            self.fail(f"the ranks that came back have {values:,} values, not {self._values:,}", 2)
+            return
+        self._values = values
         try:
             self.slots.restore()
             self.slots.reserve(values, SLOTS)
@@ -484,14 +501,46 @@ class GangShell:
         self._known_slots = set()
         self._tell_slots([own, *others])
 
-    def _gang_lost(self, reason: str) -> None:
+    def _attached(self, tensors: list[Any], frozen: list[Any]) -> None:
+        assert self._gang is not None
+        self._gang.is_attached = True
+        self._manifest = Manifest.from_wire(tensors, frozen)
+        self._say(f"all {self._gang.world} ranks are here")
+
+    def _pace_reached(self) -> None:
+        self._exchange.reach_pace()
+
+    def _base_wanted(self) -> None:
+        self._wants_base = True
+
+    def _base_read(self) -> None:
+        self._wants_base = self._is_reading = False
+
+    def _ended(self) -> None:
+        self.all_ended = True
+        self.meter.waits()
+        self._note("ranks_ended")
+
+    def _lose(self, reason: str) -> None:
+        """The gang is gone: end what is left of it."""
+        gang, self._gang = self._gang, None
+        assert gang is not None
+        self._gives_up_at = time.monotonic() + WAIT_S
+        for link, (_, generation) in list(self._links.items()):
+            if generation == gang.generation:
+                self._close(link)
+        self._base_read()
         gone = self.meter.lost()
+        self._note("ranks_lost", reason=reason, tokens=gone)
         if self._scratch is not None:
             self.slots.retire(self._scratch)
-        self._attaches, self._scratch, self._takes = "", None, True
+        self._manifest, self._scratch, self._takes = None, None, True
         self._known_slots = set()
         if not self.all_ended and self.failure is None:
             self._say(
                 f"{reason}: {gone:,} tokens since the last delta are lost; the weights are kept"
-                f" here for {gang.WAIT_S:g} s, until torchrun starts the ranks again"
+                f" here for {WAIT_S:g} s, until torchrun starts the ranks again"
             )
+
+    def _note(self, kind: str, **facts: object) -> None:
+        self._journal.note(kind, time.monotonic(), **facts)

@@ -24,9 +24,10 @@ from fsl_async.learn.client.context import ClientContext, choose_device
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.learn.client.script_values import whole
+from fsl_async.learn.gang.link import Place
 from fsl_async.learn.user_code import Task, load_task, own_failure
 from fsl_async.nodes.client.client_node import Summary
-from fsl_async.nodes.client.gang_joining import JoinedRank, Place, join_ranks
+from fsl_async.nodes.client.gang_joining import JoinedRank, join_ranks
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.process.memory import VARIABLE as OMP_THREADS
@@ -167,7 +168,7 @@ def join_run(options: ClientOptions, *, stop: Stopper, log: Callable[[str], None
 
 
 class Joined(Fed):
-    """What `fsl_async.join` returns: a Fed of the caller's script, to close or use in a `with`."""
+    """The result of `fsl_async.join`: a Fed of the caller's script, to close or use in a `with`."""
 
     def __init__(
         self,

@@ -51,11 +51,11 @@ class Meter(Steps, Protocol):
 
 
 class TrainingSide(Protocol):
-    """What the loop's thread sees of training: the thread of this process, or other processes."""
+    """Training as the loop's thread sees it: the thread of this process, or other processes."""
 
     @property
     def meter(self) -> Meter:
-        """What is trained."""
+        """Counts of steps and tokens."""
 
     @property
     def clock(self) -> RunClock:
@@ -81,7 +81,7 @@ class ClientOptions(SiteChoices):
     data: str | None = None
     """Path of the built-in task's data; None: the built-in text, if the run allows it."""
     tokenizer: str | None = None
-    """Of the built-in pretraining: a path, or a name at the hub; None: bytes."""
+    """Tokenizer of the built-in pretraining: a path, or a name at the hub; None: bytes."""
     device: str | None = None
     """None: train.device."""
     threads: int | None = None

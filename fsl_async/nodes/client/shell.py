@@ -28,6 +28,7 @@ from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.machine import (
     SERVER,
     DeclineStream,
+    Done,
     Event,
     Finish,
     HelloRefused,
@@ -114,9 +115,7 @@ class ClientShell(Shell):
             Finish: self._finish,
             do.SendManifest: self._send_manifest,
             do.OfferInitial: self._offer_initial,
-            do.AdoptInitial: self._adopt_initial,
-            do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
-            do.BeginRound: lambda e, _: self.learner.begin_round(e.sequence, e.round),
+            do.TakeSnapshot: lambda e, _: self._take_snapshot(e),
             do.CountSteps: lambda e, _: self.learner.count_steps(e.steps),
             do.ResumeTraining: lambda *_: self.learner.resume(),
             do.CheckTransfers: lambda _, number: self._look(number),
@@ -213,7 +212,7 @@ class ClientShell(Shell):
         fetch = self._fetch
         if fetch is not None and fetch.stream == event.stream_id:
             self._fetch = None
-            self.node.feed(ev.FetchReceived(fetch.version))
+            self.node.feed(Done(do.ReceiveVersion(fetch.stream, fetch.kind, fetch.version)))
 
     def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
@@ -246,8 +245,11 @@ class ClientShell(Shell):
             SERVER, stream, msg.to_wire(msg.InitialMeta(manifest.fingerprint)), source
         )
 
-    def _adopt_initial(self, effect: do.AdoptInitial, number: int) -> None:
-        self.worker.submit(self.learner.adopt_initial, *self._replaced(0, number))
+    def _take_snapshot(self, effect: do.TakeSnapshot) -> None:
+        if effect.round >= 0:
+            self.learner.begin_round(effect.sequence, effect.round)
+        else:
+            self.learner.request_snapshot(effect.sequence, hold=effect.hold)
 
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
         delta = effect.delta
@@ -282,7 +284,7 @@ class ClientShell(Shell):
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
         self.worker.submit(
             lambda: self.learner.finish_encoding(effect.sequence),
-            lambda _: self.node.feed(ev.EncodingFinished(effect.sequence), number),
+            lambda _: self.node.feed(Done(effect), number),
             self._broken,
         )
 
@@ -316,14 +318,14 @@ class ClientShell(Shell):
         self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
-        version, self._fetch, self._scalars = effect.version, None, ("", b"")
+        self._fetch, self._scalars = None, ("", b"")
 
         def taken(_: None) -> None:
             self.count(Direction.DOWN, 0, frame)
-            self.node.feed(ev.FetchReceived(version), number)
+            self.node.feed(Done(effect), number)
 
         self.worker.submit(
-            lambda: self.learner.put_fetch(version, 0, frame),
+            lambda: self.learner.put_fetch(effect.version, 0, frame),
             taken,
             lambda error: self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number),
         )
@@ -335,19 +337,13 @@ class ClientShell(Shell):
             self.endpoint.decline(SERVER, effect.stream, effect.reason)
 
     def _replace_base(self, effect: do.ReplaceBase, number: int) -> None:
-        version = effect.version
+        version, learner = effect.version, self.learner
         self.worker.submit(
-            lambda: self.learner.finish_fetch(version), *self._replaced(version, number)
-        )
-
-    def _replaced(
-        self, version: int, number: int
-    ) -> tuple[Callable[[str], None], Callable[[Exception], None]]:
-        return (
+            learner.adopt_initial if effect.is_own else lambda: learner.finish_fetch(version),
             lambda digest: self.node.feed(
-                ev.BaseReplaced(version, digest, self.learner.global_digest), number
+                ev.BaseReplaced(version, digest, learner.global_digest), number
             ),
-            lambda error: self.node.feed(ev.FetchFailed(version, str(error)), number),
+            lambda error: self.node.feed(Done(effect, str(error)), number),
         )
 
     def _rebase(self, effect: do.Rebase, number: int) -> None:

@@ -39,7 +39,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 
 if TYPE_CHECKING:
     from fsl_async.learn.split.remote import SplitTraining
@@ -105,15 +105,11 @@ class SplitClientShell(Shell):
             Finish: self._finish,
             split.OfferUpload: self._offer,
             split.DropUpload: self._drop,
-            split.ReceiveAnswer: lambda e, _: self._take(e.stream, e.key),
-            split.DeliverAnswer: self._hand,
-            split.AbandonUpload: self._give_up,
-            split.ReportLoss: lambda e, _: self.training.report_loss(e.loss),
-            split.FreeSlot: lambda *_: self.training.free_slot(),
-            split.ReceiveAuxiliary: lambda e, _: self._take(e.stream, e.version),
+            split.ReceiveVector: self._receive,
+            split.SettleUpload: self._settle,
             split.InstallAuxiliary: self._install,
-            split.KeepAuxiliary: lambda *_: self.training.keep(),
-            split.SettleRound: lambda e, _: self.training.settle(e.round),
+            split.KeepAuxiliary: lambda *_: self.training.install(None),
+            split.SettleRound: lambda e, _: self.training.settle_round(e.round),
             split.DialAgain: lambda *_: self.dial(),
         }
         self.endpoint = self._dialer(self.on_transport)
@@ -161,28 +157,26 @@ class SplitClientShell(Shell):
         incoming = self._incoming.pop(event.stream_id, None)
         if incoming is None:
             return
-        subject = incoming.subject
+        meta = incoming.meta
 
         def decoded(values: Values) -> None:
-            if isinstance(subject, UploadKey):
-                self._answers[subject] = values
-                self.node.feed(ev.AnswerReceived(subject))
+            if isinstance(meta, msg.GradientMeta):
+                self._answers[meta.key] = values
             else:
-                self._models[subject] = values
-                self.node.feed(ev.AuxiliaryReceived(subject))
+                self._models[meta.version] = values
+            self.node.feed(ev.VectorReceived(meta))
 
         self.worker.submit(
             lambda: self._decode(incoming), decoded, lambda error: self._violated(SERVER, error)
         )
 
     def _decode(self, incoming: IncomingVector) -> Values:
-        values = incoming.decoded()
-        if isinstance(incoming.subject, UploadKey):
-            key = incoming.subject
+        values, meta = incoming.decoded(), incoming.meta
+        if isinstance(meta, msg.GradientMeta):
             # A cut gradient is as large as the activations, which in a U-shape were the first leg.
-            payload = self.training.payload((key.round, key.step, 0))
-            answers_features = self.machine.method.legs > 1 and not key.leg
-            if payload is not None and not answers_features and values.size != payload.values.size:
+            payload = self.training.payload(meta.key.first_leg.position)
+            is_features = self._answers_features(meta.key)
+            if payload is not None and not is_features and values.size != payload.values.size:
                 raise PayloadError(f"{values.size} gradients for {payload.values.size} activations")
         elif values.size != self.training.auxiliary_values:
             wanted = self.training.auxiliary_values
@@ -203,29 +197,32 @@ class SplitClientShell(Shell):
             message = attrs.evolve(message, errors=self.traffic.errors())
         self.endpoint.send(SERVER, msg.to_wire(message))
 
-    def _take(self, stream: str, subject: UploadKey | int) -> None:
-        if isinstance(subject, UploadKey):
-            features = self.machine.method.legs > 1 and not subject.leg
-            category = Category.ACTIVATIONS if features else Category.GRADIENTS
-            flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
+    def _answers_features(self, key: UploadKey) -> bool:
+        return self.machine.method.legs > 1 and not key.leg
+
+    def _receive(self, effect: split.ReceiveVector, number: int) -> None:
+        meta, formats = effect.meta, self.machine.config.split
+        if isinstance(meta, msg.AuxiliaryMeta):
+            flow = Flow(Category.AUXILIARY, Direction.DOWN, formats.models)
         else:
-            flow = Flow(Category.AUXILIARY, Direction.DOWN, self.machine.config.split.models)
-        self._incoming[stream] = incoming = IncomingVector(subject, flow, self.traffic)
+            features = self._answers_features(meta.key)
+            category = Category.ACTIVATIONS if features else Category.GRADIENTS
+            flow = Flow(category, Direction.DOWN, formats.down)
+        self._incoming[effect.stream] = incoming = IncomingVector(meta, flow, self.traffic)
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is being received
-            self.endpoint.accept(SERVER, stream, incoming)
+            self.endpoint.accept(SERVER, effect.stream, incoming)
 
     def _offer(self, effect: split.OfferUpload, number: int) -> None:
-        key = effect.meta.key
-        place = (key.round, key.step, key.leg)
-        source = self._sources.get(place)
+        key, settings = effect.meta.key, self.machine.config
+        source = self._sources.get(key.position)
         if source is None:
-            if self.training.payload(place) is None:
+            if self.training.payload(key.position) is None:
                 return
             category = Category.GRADIENTS if key.leg else Category.ACTIVATIONS
-            source = self._sources[place] = Outgoing(
-                lambda: self.training.payload(place),
-                Flow(category, Direction.UP, self.machine.config.split.up),
-                self.machine.config.codec.step_log2,
+            source = self._sources[key.position] = Outgoing(
+                lambda: self.training.payload(key.position),
+                Flow(category, Direction.UP, settings.split.up),
+                settings.codec.step_log2,
                 self.worker,
                 self.traffic,
             )
@@ -233,17 +230,14 @@ class SplitClientShell(Shell):
         self.endpoint.offer(SERVER, stream, msg.to_wire(effect.meta), source, source.size)
 
     def _drop(self, effect: split.DropUpload, number: int) -> None:
-        key = effect.key
-        place = (key.round, key.step, key.leg)
-        self._sources.pop(place, None)
-        self.training.drop(place)
+        self._sources.pop(effect.key.position, None)
+        self.training.drop(effect.key.position)
 
-    def _hand(self, effect: split.DeliverAnswer, number: int) -> None:
-        self.training.hand(effect.key, self._answers.pop(effect.key), effect.loss)
-
-    def _give_up(self, effect: split.AbandonUpload, number: int) -> None:
-        self._answers.pop(effect.key, None)
-        self.training.give_up(effect.key)
+    def _settle(self, effect: split.SettleUpload, number: int) -> None:
+        values = self._answers.pop(effect.key, None)
+        answer = None if values is None or effect.answer == "lost" else (values, effect.loss)
+        waits = effect.answer != "none"
+        self.training.settle_upload(effect.key.position, answer, waits=waits)
 
     def _install(self, effect: split.InstallAuxiliary, number: int) -> None:
         self.training.install(self._models.pop(effect.version))

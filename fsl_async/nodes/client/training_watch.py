@@ -163,8 +163,8 @@ class ProgressLines:
         self._step = 0.0
         self._timer = loop.call_later(FIRST_LINE_S, self._look)
 
-    def told(self, step: float) -> None:
-        """Another line has told the progress."""
+    def printed(self, step: float) -> None:
+        """Begin the wait again: another line has printed the progress."""
         self._step = step
         self._timer.cancel()
         self._timer = self._loop.call_later(LINE_EVERY_S, self._look)

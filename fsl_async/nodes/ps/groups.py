@@ -1,39 +1,48 @@
 """The shell of a parameter server in a roster: messages and finished jobs in, effects out.
 
-It decides nothing. The machine is `fsl_async.roles.groups`; disk jobs go to the store's worker,
-sums to the helper (`reduction_process`). With the group's own machine it exchanges the events and
-effects of `fsl_async.roles.sync.group_hold`.
+In a global round the parameter servers of a roster average what their groups gained. This decides
+nothing. The machine is `fsl_async.roles.groups`; disk jobs go to the store's worker, sums to
+processes of their own (`reduction_process`). With the group's own machine it exchanges the events
+and effects of `fsl_async.roles.sync.group_hold`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import define
 
 import fsl_transport as tp
 from fsl_async.config.recipes import groups_host
+from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.keys.dialling import HandshakeReports, curve_for
 from fsl_async.nodes.ps.reduction_process import ReductionJob, ReductionProcess
 from fsl_async.nodes.runtime import Node
 from fsl_async.nodes.wire import Sink, Source, problem_of
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
-from fsl_async.roles.groups.machine import GroupsMachine
-from fsl_async.roles.groups.member import COORDINATOR
-from fsl_async.roles.machine import Effect, Note, Received, Send
+from fsl_async.roles.groups.member import COORDINATOR, GroupMember
+from fsl_async.roles.machine import Effect, Event, Note, Received, Send
 from fsl_async.roles.messages import MessageError
-from fsl_async.roles.sync import group_hold as group
 from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, CodecUsageError
+from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
+    from fsl_async.config.address import Address
     from fsl_async.config.settings import Config
+    from fsl_async.keys.folder import KeysFolder
     from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.observe.journal import JournalWriter
+    from fsl_async.store.commit.groups_store import GroupsStore
 
+Dialer: TypeAlias = "Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint]"
 Helper: TypeAlias = (
     "Callable[[Callable[[int, str, bytes], None], Callable[[int], None],"
     " Callable[[int, str], None]], ReductionProcess]"
@@ -41,26 +50,27 @@ Helper: TypeAlias = (
 REDIAL_S = 5.0
 TIMEOUT_S = 20.0
 """A reduction fails after this long without a byte of a member."""
+ROLE = "group"
+"""The role of a parameter server in its hello to the coordinator."""
 
 
 @define(eq=False, slots=False)
 class GroupsShell:
-    """Connects a GroupsMachine with its parameter server, the helper and the other servers.
+    """Connects a GroupMember with its parameter server, the reductions and the other servers.
 
     dialer: makes the endpoint towards the coordinator; None: this is the coordinator.
-    helper: makes what adds up, from on_address, on_done and on_failed (see `ReductionProcess`).
+    helper: makes the reductions, from on_address, on_done and on_failed (see `ReductionProcess`).
     """
 
     _config: Config
     _group: ParameterServerShell
-    _dialer: Callable[[Callable[[tp.TransportEvent], None]], tp.DialerEndpoint] | None = None
+    _dialer: Dialer | None = None
     _helper: Helper = ReductionProcess
 
     def __attrs_post_init__(self) -> None:
         server = self._group
-        self._store, self._worker, self._scheduler = server.store, server.worker, server.scheduler
-        self._say, self._listener = server.say, server.endpoint
-        self.machine = GroupsMachine(self._config)
+        self._say, self._scheduler, self._listener = server.say, server.scheduler, server.endpoint
+        self.machine = GroupMember(self._config)
         self._keys = {name: place.key for name, place in self._config.groups.servers.items()}
         """Public keys of the servers in the roster; empty ones without encryption."""
         self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
@@ -68,43 +78,57 @@ class GroupsShell:
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._reduction_failed)
         self._reducing = 0
+        self._is_beginning = False
         self._spec = CodecSpec()
         self._addresses: list[do.PassAddress] | None = None
         """Those that came before the files of a reduction were ready; None: it has begun."""
-        self._wanted: do.ReceiveGlobal | None = None
-        self._stream = ""
-        self._problem = ""
+        self._wanted: ev.Decision | None = None
+        """The global weights that are fetched, `_stream` once they arrive."""
+        self._stream = self._problem = ""
         self._redial: tp.Cancellable | None = None
         self._is_closed = False
         self._refusals: set[str] = set()
+        feed = server.node.feed
         self._executors: dict[type, Callable[[Any], None]] = {
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
             do.TakeCut: self._hold,
-            do.EndGroup: self._group.node.feed,
-            do.ResumeMerges: self._group.node.feed,
+            do.EndGroup: feed,
+            do.ResumeMerges: feed,
+            do.Adopt: feed,
             do.StartReduction: self._start_reduction,
             do.KillReduction: lambda _: self._kill_reduction(),
             do.PassAddress: self._pass_address,
-            do.KeepAttempt: self._keep_attempt,
-            do.KeepDecision: self._keep_decision,
+            do.KeepAttempt: lambda e: self._run(
+                lambda: self._store.keep_attempt(e.round, e.attempt),
+                lambda _: ev.AttemptKept(e.attempt),
+                ev.LedgerFailed,
+            ),
+            do.KeepDecision: lambda e: self._run(
+                lambda: self._store.keep_decision(e.round, e.attempt, e.digest, e.contributors),
+                lambda _: ev.DecisionKept(e.round, e.attempt),
+                ev.LedgerFailed,
+            ),
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
-            do.Adopt: self._group.node.feed,
         }
+
+    @property
+    def _store(self) -> GroupsStore:
+        return self._group.store.groups
 
     def start(self) -> None:
         """Feed the state on disk, and dial the coordinator; once, after the group has started."""
-        state = self._store.groups.open(coordinates=self._config.leads)
+        state = self._store.open(coordinates=self._config.leads)
         if state.cut is not None:  # a view may come without a poll that takes a cut
             self.process.start()
         self.node.feed(state)
-        if self._config.leads and self.machine.round < 0 and self._store.version >= 0:
-            self.began()
+        if self._config.leads and self.machine.round < 0 and self._group.store.version >= 0:
+            self._begin()
         self._dial()
 
     async def aclose(self) -> None:
-        """End the helper and the session with the coordinator."""
+        """End the reductions and the session with the coordinator."""
         self._is_closed = True
         self.node.close()
         if self._redial is not None:
@@ -117,42 +141,67 @@ class GroupsShell:
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect)
 
+    def _submit(
+        self,
+        job: Callable[[], Any],
+        done: Callable[[Any], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Run a job of the store. failed: takes the reason."""
+        self._group.worker.submit(job, done, lambda error: failed(str(error)))
+
+    def _run(
+        self,
+        job: Callable[[], Any],
+        done: Callable[[Any], Event],
+        failed: Callable[[str], Event],
+    ) -> None:
+        """Run a job of the store, and feed the event that it ends in."""
+        feed = self.node.feed
+        self._submit(job, lambda found: feed(done(found)), lambda reason: feed(failed(reason)))
+
     # --- the group ---
 
     def version_made(self, version: int) -> None:
         """Take a version of deltas, or version 0."""
         if version > 0:
             self.node.feed(ev.GroupVersion(version))
-        elif self._config.leads:
-            self.began()
+        if self._config.leads and self.machine.round < 0 and not self._is_beginning:
+            self._begin()  # again after each version: the disk may have been full before
 
-    def began(self) -> None:
+    def _begin(self) -> None:
         """Make the first weights of the coordinator's group those of all groups."""
-        self._worker.submit(
-            self._store.groups.begin,
-            lambda first: self.node.feed(ev.Adopted(first, 0, gained=False)),
-            lambda error: self._say(Note(f"there are no global weights: {error}", "warning")),
-        )
+
+        def begun(first: ev.Decision) -> None:
+            self.node.feed(ev.Adopted(first, 0, gained=False))
+
+        def failed(reason: str) -> None:
+            self._is_beginning = False
+            text = f"there are no global weights, the next version tries again: {reason}"
+            self._say(Note(text, "warning"))
+
+        self._is_beginning = True
+        self._submit(self._store.begin, begun, failed)
 
     def _hold(self, effect: do.TakeCut) -> None:
         self.process.start()
         self._group.node.feed(effect)
 
-    def take_cut(self, effect: group.TakeGroupCut, number: int) -> None:
+    def take_cut(self, effect: do.TakeCut) -> None:
         """Carry out an effect of the group: take a cut."""
-        self._worker.submit(
-            lambda: self._store.groups.take_cut(effect.round),
-            lambda cut: self.node.feed(ev.CutTaken(cut)),
-            lambda error: self.node.feed(ev.CutFailed(effect.round, str(error))),
+        self._run(
+            lambda: self._store.take_cut(effect.round),
+            ev.CutTaken,
+            lambda reason: ev.CutFailed(effect.round, reason),
         )
 
-    def commit(self, effect: group.CommitGlobal, number: int) -> None:
+    def adopt(self, effect: do.Adopt, number: int) -> None:
         """Carry out an effect of the group: make a version of global weights."""
-        begun_at, store = self._scheduler.time(), self._store
+        begun_at, store, decision = self._scheduler.time(), self._group.store, effect.decision
 
-        def commit() -> tuple[VersionCommitted, ev.GroupsRecovered]:
+        def adopt() -> tuple[VersionCommitted, ev.GroupsRecovered]:
             made = store.adopt_global(
-                effect.decision,
+                decision,
                 counted=effect.counted,
                 keeps_momentum=self._config.groups.momentum == "keep",
             )
@@ -162,13 +211,14 @@ class GroupsShell:
             made, state = found
             self._group.manifest = store.manifest
             self._group.jobs.committed(made, begun_at, number)
-            self.node.feed(ev.Adopted(effect.decision, state.since, state.gained))
+            self.node.feed(ev.Adopted(decision, state.since, state.gained))
 
-        def failed(error: Exception) -> None:
-            self._group.node.feed(group.GlobalFailed(effect.decision.round))
-            self.node.feed(ev.AdoptFailed(effect.decision.round, str(error)))
+        def failed(reason: str) -> None:
+            event = ev.AdoptFailed(decision.round, reason)
+            self._group.node.feed(event)
+            self.node.feed(event)
 
-        self._worker.submit(commit, done, failed)
+        self._submit(adopt, done, failed)
 
     # --- reductions ---
 
@@ -201,10 +251,10 @@ class GroupsShell:
             for address in early:
                 self._pass_address(address)
 
-        self._worker.submit(
-            lambda: self._store.groups.begin_result(attempt),
+        self._submit(
+            lambda: self._store.begin_result(attempt),
             begun,
-            lambda error: self._reduction_failed(attempt, str(error)),
+            lambda reason: self._reduction_failed(attempt, reason),
         )
 
     def _pass_address(self, effect: do.PassAddress) -> None:
@@ -215,6 +265,7 @@ class GroupsShell:
 
     def _kill_reduction(self) -> None:
         self._reducing = 0
+        self._is_beginning = False
         self.process.kill()
 
     def _address(self, attempt: int, key: str, blob: bytes) -> None:
@@ -227,70 +278,53 @@ class GroupsShell:
 
     def _summed(self, attempt: int) -> None:
         spec = self._spec
-        self._worker.submit(
-            lambda: self._store.groups.finish_result(attempt, spec),
+        self._submit(
+            lambda: self._store.finish_result(attempt, spec),
             lambda digest: self.node.feed(ev.ReductionDone(attempt, digest)),
-            lambda error: self._reduction_failed(attempt, str(error)),
+            lambda reason: self._reduction_failed(attempt, reason),
         )
 
     def _reduction_failed(self, attempt: int, reason: str) -> None:
         if not self._is_closed:
             self.node.feed(ev.ReductionFailed(attempt, reason))
 
-    # --- the coordinator's ledger, and global weights ---
-
-    def _keep_attempt(self, effect: do.KeepAttempt) -> None:
-        self._worker.submit(
-            lambda: self._store.groups.keep_attempt(effect.round, effect.attempt),
-            lambda _: self.node.feed(ev.AttemptKept(effect.attempt)),
-            lambda error: self.node.feed(ev.LedgerFailed(str(error))),
-        )
-
-    def _keep_decision(self, effect: do.KeepDecision) -> None:
-        self._worker.submit(
-            lambda: self._store.groups.keep_decision(
-                effect.round, effect.attempt, effect.digest, effect.contributors
-            ),
-            lambda _: self.node.feed(ev.DecisionKept(effect.round, effect.attempt)),
-            lambda error: self.node.feed(ev.LedgerFailed(str(error))),
-        )
+    # --- global weights ---
 
     def _receive(self, effect: do.ReceiveGlobal) -> None:
-        self._wanted = effect
+        wanted = self._wanted = effect.decision
+        store = self._store
 
         def looked(found: tuple[bool, bool]) -> None:
             is_here, has_model = found
-            if self._wanted is not effect:
+            if self._wanted is not wanted:
                 return
             if is_here:
-                self._wanted = None
-                self.node.feed(ev.GlobalHeld(effect.round))
+                self._held(wanted)
             elif self.dialer is not None:
-                fetch = msg.FetchGlobal(effect.round, not has_model)
+                fetch = msg.FetchGlobal(wanted.round, not has_model)
                 self.dialer.send(COORDINATOR, msg.to_wire(fetch))
             else:
-                reason = "the result that was decided is not on disk"
-                self.node.feed(ev.GlobalLost(effect.round, reason))
+                self._lost("the result that was decided is not on disk")
 
-        self._worker.submit(
-            lambda: (
-                self._store.groups.has(effect.round, effect.attempt, effect.digest),
-                self._store.groups.model is not None,
-            ),
-            looked,
-            lambda error: self.node.feed(ev.GlobalLost(effect.round, str(error))),
-        )
+        self._submit(lambda: (store.has(wanted), store.model is not None), looked, self._lost)
+
+    def _held(self, decision: ev.Decision) -> None:
+        if self._wanted is decision:
+            self._wanted = None
+            self.node.feed(ev.GlobalHeld(decision.round))
+
+    def _lost(self, reason: str) -> None:
+        wanted, self._wanted, self._stream = self._wanted, None, ""
+        if wanted is not None:
+            self.node.feed(ev.GlobalLost(wanted.round, reason))
 
     def _send_global(self, effect: do.SendGlobal) -> None:
-        assert self.machine.coordinator is not None
-        decided = self.machine.coordinator.decided
-        assert decided is not None, "there are global weights"
-        manifest, groups = self._store.manifest, self._store.groups
+        manifest, store, decided = self._group.store.manifest, self._store, effect.decision
         if effect.model:
             model = msg.GlobalModel(manifest.to_wire(), manifest.frozen_to_wire())
             self._listener.send(effect.peer, msg.to_wire(model))
         source = Source(
-            manifest.chunks, self._worker, lambda index: groups.read_chunk(index, decided)
+            manifest.chunks, self._group.worker, lambda index: store.read_chunk(index, decided)
         )
         meta = msg.to_wire(msg.GlobalMeta(decided.round, decided.digest))
         self._listener.offer(effect.peer, f"global:{decided.round}", meta, source)
@@ -318,12 +352,10 @@ class GroupsShell:
                 case _:
                     pass
         except MessageError as error:
-            self._end(event.peer, problem_of(error))
-
-    def _end(self, peer: str, problem: str) -> None:
-        self._say(Note(f"{peer} broke the protocol of groups: {problem}", "warning"))
-        self._listener.disconnect(peer, "protocol")
-        self.node.feed(ev.PeerGone(peer, "protocol"))
+            peer, text = event.peer, f"broke the protocol of groups: {problem_of(error)}"
+            self._say(Note(f"{peer} {text}", "warning"))
+            self._listener.disconnect(peer, "protocol")
+            self.node.feed(ev.PeerGone(peer, "protocol"))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         refusal = self._refusal(event)
@@ -411,63 +443,123 @@ class GroupsShell:
             self.node.feed(Received(COORDINATOR, message))
             return
         manifest = Manifest.from_wire(message.manifest, message.frozen)
-        self._worker.submit(
-            lambda: self._store.groups.use_model(manifest),
-            lambda _: None,
-            lambda error: self._lost(str(error)),
-        )
+        self._submit(lambda: self._store.use_model(manifest), lambda _: None, self._lost)
 
     def _offered(self, event: tp.StreamOffered) -> None:
-        meta, wanted = msg.from_wire(event.meta), self._wanted
-        assert self.dialer is not None
+        meta, wanted, dialer = msg.from_wire(event.meta), self._wanted, self.dialer
+        assert dialer is not None
         is_wanted = (
             wanted is not None
             and isinstance(meta, msg.GlobalMeta)
             and (meta.round, meta.digest) == (wanted.round, wanted.digest)
         )
         if not is_wanted or wanted is None:
-            self.dialer.decline(COORDINATOR, event.stream_id, "not wanted")
+            dialer.decline(COORDINATOR, event.stream_id, "not wanted")
             return
-        groups = self._store.groups
+        store = self._store
 
         def begin() -> int:
-            groups.receive(wanted.round, wanted.attempt, wanted.digest)
-            return 0 if groups.model is None else groups.model.chunks
+            store.receive(wanted)
+            return 0 if store.model is None else store.model.chunks
 
         def begun(chunks: int) -> None:
-            if self.dialer is None:
-                return
             if self._wanted is not wanted:  # the session may be another one
-                self.dialer.decline(COORDINATOR, event.stream_id, "not wanted any more")
+                dialer.decline(COORDINATOR, event.stream_id, "not wanted any more")
                 return
             if chunks != event.chunks:
-                self.dialer.decline(COORDINATOR, event.stream_id, "wrong number of chunks")
+                dialer.decline(COORDINATOR, event.stream_id, "wrong number of chunks")
                 self._lost("it had the wrong number of chunks")
                 return
             self._stream, self._problem = event.stream_id, ""
-            sink = Sink(self._worker, groups.write_chunk, problem=self._note_problem)
-            self.dialer.accept(COORDINATOR, event.stream_id, sink)
+            sink = Sink(self._group.worker, store.write_chunk, problem=self._note_problem)
+            dialer.accept(COORDINATOR, event.stream_id, sink)
 
-        self._worker.submit(begin, begun, lambda error: self._lost(str(error)))
+        self._submit(begin, begun, self._lost)
 
     def _note_problem(self, text: str) -> None:
         self._problem = text
 
     def _received(self) -> None:
         wanted, self._stream = self._wanted, ""
-        if wanted is None:
-            return
+        if wanted is not None:
+            self._submit(self._store.finish_receiving, lambda _: self._held(wanted), self._lost)
 
-        def held(_: None) -> None:
-            if self._wanted is wanted:
-                self._wanted = None
-                self.node.feed(ev.GlobalHeld(wanted.round))
 
-        self._worker.submit(
-            self._store.groups.finish_receiving, held, lambda error: self._lost(str(error))
+def check_history(config: Config, version: int, state: ev.GroupsRecovered) -> None:
+    """Raise RunDirError for a run directory whose past does not fit its place in the roster."""
+    name, held = config.run.name, state.adopted
+    if config.leads:
+        if held is not None and state.decided is None:
+            raise RunDirError(
+                f"groups.roster: {name} is the first name now, and another server decided the"
+                f" global weights {held.round} that it holds: put that one first again"
+            )
+        if held is not None and state.decided is not None and state.decided.round < held.round:
+            raise RunDirError(
+                f"the ledger of {name} lacks the decision of global weights {held.round} that it"
+                " holds: restore the newest one"
+            )
+    elif version >= 0 and held is None:
+        raise RunDirError(
+            f"this run directory has a run without groups, at version {version}, which global"
+            f" weights of {config.groups.coordinator} would replace: give a new --run-dir, or put"
+            f" {name} first in groups.roster"
         )
 
-    def _lost(self, reason: str) -> None:
-        wanted, self._wanted, self._stream = self._wanted, None, ""
-        if wanted is not None:
-            self.node.feed(ev.GlobalLost(wanted.round, reason))
+
+def check_keys(servers: Mapping[str, Address], *, has_keys: bool) -> None:
+    """Raise ConfigError where some parameter servers would encrypt, and others not."""
+    for name, place in servers.items():
+        if has_keys and not place.key:
+            raise ConfigError(
+                f"groups.roster: {name} has no key, and this parameter server encrypts: add"
+                " ?key=... to its address (there, `fsl-node keys pub` prints it)",
+                "groups.roster",
+            )
+        if place.key and not has_keys:
+            raise ConfigError(
+                f"groups.roster: {name} has a key, and this parameter server runs without"
+                " encryption: make keys for it with `fsl-node keys new`, or remove all keys",
+                "groups.roster",
+            )
+
+
+def join_groups(
+    shell: ParameterServerShell,
+    config: Config,
+    *,
+    writer: JournalWriter,
+    keys: KeysFolder | None,
+) -> GroupsShell | None:
+    """Make the shell take part in global rounds; None without a roster. Raises FslError."""
+    if not config.groups.is_on:
+        return None
+    groups, name, loop = config.groups, config.run.name, asyncio.get_running_loop()
+    check_history(config, shell.store.version, shell.store.groups.state)
+    check_keys(groups.servers, has_keys=keys is not None)
+    dialer: Dialer | None = None
+    if not config.leads:
+        place = groups.servers[groups.coordinator]
+        settings = config.transport()
+        curve = None if keys is None or not place.key else curve_for(place, keys)
+        reports = HandshakeReports(
+            place,
+            curve.pair.public if curve is not None else "",
+            name,
+            scheduler=loop,
+            journal=writer,
+            log=lambda line: shell.say(Note(line, "warning")),
+            is_reserved=True,
+        )
+        try:
+            link = ZmqDialer(place.tcp, name, settings, curve, reports)
+        except tp.LocalError as error:
+            raise AddressError(f"groups.roster: {error}") from None
+
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
+            )
+
+    shell.groups = GroupsShell(config, shell, dialer)
+    return shell.groups

@@ -41,7 +41,7 @@ from fsl_async.nodes.ps.aggregation import (
 from fsl_async.nodes.ps.decay_requests import DecayRequests, check_date
 from fsl_async.nodes.ps.directory import check_directory
 from fsl_async.nodes.ps.ending import ending
-from fsl_async.nodes.ps.joining_groups import join_groups
+from fsl_async.nodes.ps.groups import join_groups
 from fsl_async.nodes.ps.own_rules import keep_texts, rule_facts, with_base_rule
 from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server

@@ -12,7 +12,7 @@ from attrs import define, field
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.nodes.wire import Sink
-from fsl_async.roles.machine import StreamLost
+from fsl_async.roles.machine import Done, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
@@ -81,16 +81,16 @@ class Receiving:
             self._open(peer, stream, self.shell.store.write_initial, finish)
 
         def finish() -> None:
-            self.shell.node.feed(ev.InitialReceived(peer), number)
+            self.shell.node.feed(Done(effect), number)
             self.shell.worker.submit(
                 self.shell.store.finish_initial,
                 lambda made: self.shell.jobs.committed(made, begun_at, number),
-                lambda error: self.shell.node.feed(ev.CommitFailed(0, str(error)), number),
+                lambda error: self.shell.node.feed(Done(effect, str(error)), number),
             )
 
         def failed(error: Exception) -> None:
             self.shell.endpoint.decline(peer, stream, "parameter server cannot write")
-            self.shell.node.feed(ev.CommitFailed(0, str(error)), number)
+            self.shell.node.feed(Done(effect, str(error)), number)
 
         self.shell.worker.submit(lambda: self.shell.store.begin_initial(manifest), ready, failed)
 

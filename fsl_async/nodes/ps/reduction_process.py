@@ -1,8 +1,8 @@
-"""Starts, feeds and kills the helper that adds up what groups gained. Never imports torch.
+"""Starts, feeds and kills the processes that add up what groups gained. Never imports torch.
 
-The helper is `fsl_async.nodes.reduction_helper`; its frames are described in its `pipes`. It is
-started at the first poll, because importing torch takes seconds, and kept. If it dies, the attempt
-fails, and the next one starts another.
+Each reduction of a global round has a process (`fsl_async.nodes.reduction_helper`). Importing torch
+takes seconds, so the first one is started at the first poll, and the next one as soon as a
+reduction has ended, however it did.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from attrs import asdict, frozen
-
-from fsl_async.nodes.reduction_helper.pipes import Frames, pack
+import msgpack  # type: ignore[import-untyped]
+from attrs import asdict, define, field, frozen
 
 _READ_BYTES = 1 << 16
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -24,7 +24,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @frozen
 class ReductionJob:
-    """One reduction, for `pipes`."""
+    """One reduction, for `fsl_async.nodes.reduction_helper`."""
 
     attempt: int
     rank: int
@@ -49,8 +49,32 @@ def _plain(_: object, __: object, value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+@define(eq=False)
+class _Helper:
+    """One process. waiting: what is sent to it once it is started."""
+
+    process: asyncio.subprocess.Process | None = None
+    is_killed: bool = False
+    waiting: list[bytes] = field(factory=list)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        self.waiting.append(msgpack.packb(frame))
+        self.flush()
+
+    def flush(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.writelines(self.waiting)
+            self.waiting.clear()
+
+    def kill(self) -> None:
+        self.is_killed = True
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
 class ReductionProcess:
-    """The helper of one parameter server. All methods belong to the loop's thread.
+    """The reductions of one parameter server. All methods belong to the loop's thread.
 
     on_address: takes attempt, key and blob, for the other ranks. on_done: takes an attempt.
     on_failed: takes an attempt and the reason.
@@ -63,48 +87,49 @@ class ReductionProcess:
         on_failed: Callable[[int, str], None],
     ) -> None:
         self._on_address, self._on_done, self._on_failed = on_address, on_done, on_failed
-        self._process: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._waiting: list[bytes] = []
         self._attempt = 0
-        """The one under way; 0: none."""
+        self._current: _Helper | None = None
+        """The process of the attempt under way."""
+        self._next: _Helper | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
     def pid(self) -> int | None:
-        """The helper's process; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The process of the reduction under way; None: there is none."""
+        helper = self._current
+        return None if helper is None or helper.process is None else helper.process.pid
 
     def start(self) -> None:
-        """Start the helper, if it does not run."""
-        if self._starting is None and not self._is_closed:
-            self._starting = asyncio.get_running_loop().create_task(self._run())
+        """Start the process of the next reduction, if there is none."""
+        if self._next is None and not self._is_closed:
+            self._next = _Helper()
+            task = asyncio.get_running_loop().create_task(self._run(self._next))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def reduce(self, job: ReductionJob) -> None:
         """Begin a reduction; ends in `on_done` or `on_failed`, unless it is killed."""
-        self._attempt = job.attempt
+        self.kill()
         self.start()
-        self._send({"do": "reduce", **asdict(job, value_serializer=_plain)})
+        self._attempt, self._current, self._next = job.attempt, self._next, None
+        if self._current is not None:
+            self._current.send(asdict(job, value_serializer=_plain))
 
     def address(self, key: str, blob: bytes) -> None:
         """Give the reduction the address of another rank."""
-        self._send({"do": "address", "attempt": self._attempt, "key": key, "blob": blob})
+        if self._current is not None:
+            self._current.send({"key": key, "blob": blob})
 
     def kill(self) -> None:
-        """End the reduction; the helper stays."""
-        self._attempt = 0
-        self._send({"do": "kill"})
+        """End the reduction, if one is under way."""
+        if self._current is not None:
+            self._current.kill()
+            self._current = None
+            self.start()
 
-    def _send(self, frame: dict[str, object]) -> None:
-        data = pack(frame)
-        if self._process is None:
-            self._waiting.append(data)
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-
-    async def _run(self) -> None:
-        """Start the helper and read its frames until it ends."""
+    async def _run(self, helper: _Helper) -> None:
+        """Start a process and read its reports until it ends."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -116,55 +141,50 @@ class ReductionProcess:
                 env={**os.environ, **_ONE_THREAD},
             )
         except OSError as error:
-            self._starting = None
-            self._fail(f"the helper cannot be started: {error.strerror}")
+            self._ended(helper, f"its process cannot be started: {error.strerror}")
             return
-        self._process = process
-        assert process.stdin is not None
+        helper.process = process
         assert process.stdout is not None
-        process.stdin.writelines(self._waiting)
-        self._waiting.clear()
-        frames = Frames()
         try:
+            if helper.is_killed:
+                helper.kill()
+            helper.flush()
+            frames = msgpack.Unpacker()
             while data := await process.stdout.read(_READ_BYTES):
-                for frame in frames.add(data):
-                    self._take(frame)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                frames.feed(data)
+                for frame in frames:
+                    self._take(helper, frame)
+        except BaseException:  # the parameter server ends
+            helper.kill()
             await process.wait()
-            self._process = self._starting = None
-        if not self._is_closed:
-            self._fail("the helper ended")
+            raise
+        self._ended(helper, f"its process ended ({await process.wait()})")
 
-    def _take(self, frame: dict[str, object]) -> None:
-        if frame["is"] == "ready" or frame["attempt"] != self._attempt or not self._attempt:
+    def _take(self, helper: _Helper, frame: dict[str, Any]) -> None:
+        if helper is not self._current:
             return
         match frame:
-            case {"is": "address", "key": str(key), "blob": bytes(blob)}:
+            case {"key": str(key), "blob": bytes(blob)}:
                 self._on_address(self._attempt, key, blob)
-            case {"is": "done"}:
-                attempt, self._attempt = self._attempt, 0
-                self._on_done(attempt)
-            case {"is": "failed", "reason": str(reason)}:
-                self._fail(reason)
+            case {"done": True}:
+                self._current = None
+                self.start()
+                self._on_done(self._attempt)
+            case {"reason": str(reason)}:
+                self._ended(helper, reason)
 
-    def _fail(self, reason: str) -> None:
-        attempt, self._attempt = self._attempt, 0
-        if attempt:
-            self._on_failed(attempt, reason)
+    def _ended(self, helper: _Helper, reason: str) -> None:
+        if helper is self._next:  # its successor may end the same way, so there is none
+            self._next = None
+        if helper is self._current:
+            self._current = None
+            self.start()
+            self._on_failed(self._attempt, reason)
 
     async def aclose(self) -> None:
-        """End the helper, and its child with it."""
+        """End all processes."""
         self._is_closed = True
-        task = self._starting
-        if task is None:
-            return
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # it kills its child, and ends
-            _, late = await asyncio.wait([task], timeout=2.0)
-            if not late:
-                return
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

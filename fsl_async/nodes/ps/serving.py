@@ -42,8 +42,11 @@ class Serving:
         """Report a version that a client declined, or whose stream broke off."""
         served = self._streams.pop((peer, stream), None)
         if served is not None:
-            _, effect, number = served
-            self.shell.node.feed(ev.SendVersionFailed(peer, effect.version), number)
+            source, effect, number = served
+            sent = ev.VersionSent(
+                peer, effect.kind, effect.version, source.bytes_coded, is_lost=True
+            )
+            self.shell.node.feed(sent, number)
 
     def caught_up(self, peer: str) -> None:
         """Stop keeping versions for a client that holds the newest."""
@@ -78,12 +81,10 @@ class Serving:
             return
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
-        of_global = effect.kind == "global"
-        has_update = (
-            self.shell.store.has_global_update if of_global else self.shell.store.has_update
-        )
+        store = self.shell.store
+        kept = store.groups if effect.kind == "global" else store
         self.shell.worker.submit(
-            lambda: has_update(effect.version),
+            lambda: kept.has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
             failed,
         )
@@ -120,7 +121,7 @@ class Serving:
         store, is_update = self.shell.store, effect.kind == "update"
         read_chunk = store.read_update if is_update else store.read_full
         if effect.kind == "global":
-            read_chunk = store.read_global_update
+            read_chunk = store.groups.read_update
         self._offer(
             effect,
             number,

@@ -29,6 +29,7 @@ from fsl_async.nodes.wire import (
     violation,
 )
 from fsl_async.roles.goodbye import Goodbye
+from fsl_async.roles.groups.effects import Adopt, TakeCut
 from fsl_async.roles.groups.events import GroupEnds
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -45,9 +46,8 @@ from fsl_async.roles.messages import MessageError
 from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync import group_hold
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.facts import FactBook
+from fsl_async.roles.sync.facts import RunFacts
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
@@ -90,7 +90,7 @@ class ParameterServerShell(Shell):
         self.groups: GroupsShell | None = None
         """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
-            machine, around.scheduler, self._execute, around.journal, FactBook(machine).after
+            machine, around.scheduler, self._execute, around.journal, RunFacts(machine).after
         )
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
@@ -146,9 +146,9 @@ class ParameterServerShell(Shell):
             do.Release: self.jobs.release,
             do.Commit: self.jobs.commit,
             do.VerifyVersion: self.jobs.verify,
-            group_hold.TakeGroupCut: lambda e, number: self._in_groups().take_cut(e, number),
+            TakeCut: lambda e, _: self._in_groups().take_cut(e),
             GroupEnds: lambda e, _: self._in_groups().node.feed(e),
-            group_hold.CommitGlobal: lambda e, number: self._in_groups().commit(e, number),
+            Adopt: lambda e, number: self._in_groups().adopt(e, number),
         }
 
     def start(self, recovered: ev.Recovered) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
-from fsl_async.roles.machine import Note
+from fsl_async.roles.machine import Done, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.membership import MOST_SHARDS
@@ -53,24 +53,21 @@ class StoreJobs:
 
         self.worker.submit(
             write,
-            lambda _: self._feed(ev.Admitted(peer, incarnation), number),
-            lambda error: self._feed(ev.Admitted(peer, incarnation, str(error)), number),
+            lambda _: self._feed(Done(effect), number),
+            lambda error: self._feed(Done(effect, str(error)), number),
         )
 
     def keep_shard(self, effect: do.KeepShard, number: int) -> None:
         """Write to disk that a client's lease is permanent."""
-        peer, incarnation = effect.peer, effect.incarnation
         self.worker.submit(
-            lambda: self._store.lease(peer, self._shards),
-            lambda _: self._feed(ev.ShardKept(peer, incarnation), number),
-            lambda error: self._feed(ev.ShardKept(peer, incarnation, str(error)), number),
+            lambda: self._store.lease(effect.peer, self._shards),
+            lambda _: self._feed(Done(effect), number),
+            lambda error: self._feed(Done(effect, str(error)), number),
         )
 
     def keep_decay(self, effect: do.KeepDecay, number: int) -> None:
         """Write to disk that learning rates fall."""
-        self._write(
-            lambda: self._store.record_decay(effect.decay), number, ev.DecayKept(effect.decay)
-        )
+        self._write(lambda: self._store.record_decay(effect.decay), number, Done(effect))
 
     def quarantine(self, effect: do.Quarantine, number: int) -> None:
         """Exclude a delta from the run."""
@@ -112,14 +109,14 @@ class StoreJobs:
         self.worker.submit(
             commit,
             lambda made: self.committed(made, begun_at, number),
-            lambda error: self._commit_failed(effect.version, error, number),
+            lambda error: self._commit_failed(effect, error, number),
         )
 
-    def _commit_failed(self, version: int, error: Exception, number: int) -> None:
+    def _commit_failed(self, effect: do.Commit, error: Exception, number: int) -> None:
         if isinstance(error, Damaged):  # trying again would find it again
-            self.failed(f"version {version} cannot be made: {error}", number)
+            self.failed(f"version {effect.version} cannot be made: {error}", number)
         else:
-            self._feed(ev.CommitFailed(version, str(error)), number)
+            self._feed(Done(effect, str(error)), number)
 
     def committed(self, made: ev.VersionCommitted, begun_at: float, number: int) -> None:
         """Report a durable version."""
@@ -137,10 +134,9 @@ class StoreJobs:
 
     def verify(self, effect: do.VerifyVersion, number: int) -> None:
         """Verify every byte of a version."""
-        version = effect.version
         self.worker.submit(
-            lambda: self._store.verify(version),
-            lambda intact: self._feed(ev.VersionVerified(version, intact), number),
+            lambda: self._store.verify(effect.version),
+            lambda intact: self._feed(Done(effect, "" if intact else "it was damaged"), number),
             lambda error: self.read_failed(error, number),
         )
 

@@ -15,6 +15,7 @@ takes nothing for a minute (`_tune`).
 
 import asyncio
 import contextlib
+import enum
 import errno
 import socket
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from typing import Final
 
 from attrs import define
 
-from fsl_async.roles.relay.admission import Drop
 from fsl_transport.relay import zmtp_greeting as zmtp
 from fsl_transport.relay.buffer import PipePool
 from fsl_transport.relay.forwarder import Forwarder
@@ -44,8 +44,18 @@ _KEEPALIVE: Final = (
 )
 
 
+class Drop(enum.StrEnum):
+    """Why a relay closes a connection, in the words of its reports."""
+
+    FULL = "full"
+    SILENT = "no greeting"
+    NOT_ZMTP = "not ZMTP"
+    UNENCRYPTED = "unencrypted"
+    NO_SERVER = "no server"
+
+
 class Dropped(Exception):  # noqa: N818 - it ends one pair, and is no bug
-    """The relay closes a pair: a Drop, and the reason for people."""
+    """The relay closes a pair: a Drop, and the reason in words."""
 
 
 @define(eq=False, slots=False)

@@ -324,7 +324,7 @@ class _Serving:
         return Summary(
             self.machine.run,
             self.machine.uploads,
-            sum(peer.book.auxiliary + 1 for peer in self.machine.peers.values()),
+            sum(peer.progress.auxiliary + 1 for peer in self.machine.peers.values()),
             self.machine.round,
             ended.reason,
             round(time.monotonic() - begun, 3),

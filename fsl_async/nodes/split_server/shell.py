@@ -39,9 +39,9 @@ from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.split.facts import SplitClients
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import SplitClients
 from fsl_async.roles.sync import events as base
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class SplitServerShell(Shell):
         key = incoming.meta.key
         self.workers.code.submit(
             lambda: self.training.put(key, incoming.decoded()),
-            lambda _: self.node.feed(ev.UploadReceived(event.peer, key, incoming.size)),
+            lambda _: self.node.feed(ev.UploadReceived(event.peer, key)),
             lambda error: self._violated(event.peer, error),
         )
 
@@ -218,7 +218,7 @@ class SplitServerShell(Shell):
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:
         self.workers.train.submit(
-            lambda: self.training.forget(effect.client), lambda _: None, self._broken
+            lambda: self.training.server.forget(effect.client), lambda _: None, self._broken
         )
 
     def _outgoing(self, give: Callable[[], Payload | None], flow: Flow) -> Outgoing:
@@ -228,12 +228,12 @@ class SplitServerShell(Shell):
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:
         key = effect.meta.key
-        if self.training.answer(key) is None:
+        if key not in self.training.answers:
             return
         features = self.machine.method.legs > 1 and not key.leg
         category = Category.ACTIVATIONS if features else Category.GRADIENTS
         flow = Flow(category, Direction.DOWN, self.machine.config.split.down)
-        source = self._outgoing(lambda: self.training.answer(key), flow)
+        source = self._outgoing(lambda: self.training.answers.get(key), flow)
         # Eager: the client waits, and a round trip may take longer than the transfer.
         stream = msg.answer_stream(key.text)
         self.endpoint.offer(effect.peer, stream, msg.to_wire(effect.meta), source, source.size)

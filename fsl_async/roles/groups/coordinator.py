@@ -1,5 +1,8 @@
 """Decides the global rounds: the first parameter server of the roster. Pure.
 
+A global round leads from the global weights G_k to G_(k+1): each group offers a cut of its newest
+version, and a reduction adds up what the groups gained since G_k. An attempt is one reduction.
+
 Rules
 - It polls all members that are here and hold the newest global weights. It goes on when all have
   promised a cut, or after `grace_s` without the others; at least two, itself among them.
@@ -9,8 +12,8 @@ Rules
   never decided afterwards; the next one has the members that are here then, with the same cuts.
 - Rounds are due by the fastest group: a first group without clients holds up no other.
 - After `TRIES` attempts in a row that came to nothing, the next ones are each tried without one
-  member, in turn, then without two, and so on. Those without whom a round is decided stay out for
-  `ROUNDS_OUT` rounds: they adopt them, and what they merged counts later.
+  member after the other, then without two, and so on. Members without which a round is decided stay
+  out for `ROUNDS_OUT` rounds: they adopt the results, and what they merged counts later.
 - The line lists the contributors. A member that asks learns whether its cut was among them: a cut
   is of the round that the member is in, so the newest round that counted it answers that.
 - A group that ends has a round due for what it merged. When all that are here end, and hold the
@@ -29,6 +32,7 @@ Rules
     REDUCING   Failed, PeerGone, LedgerFailed,   IDLE        Send Dropped; timer "again"
                other digest, timer "report"
     DECIDING   DecisionKept                      IDLE        Send Decided to all
+    any        Adopted                           same        Send Decided to all, if it is G_0
     any        AskGlobal                         same        Send Decided; Poll if POLLING
     any        FetchGlobal                       same        SendGlobal, or Decided if it is older
     any        VersionMade, Ending               same        Send Poll if a round is due by that
@@ -100,14 +104,14 @@ class GroupsCoordinator(RoleMachine):
         self.is_due = False
         self.versions: dict[str, int] = {}
         """Member -> versions of its group since the last decision."""
-        self._dropped = 0
+        self._vain_attempts = 0
         """Attempts in a row that came to nothing."""
         self._failures: dict[str, int] = {}
         """Member -> how many of them it ended."""
         self._without: set[str] = set()
         """The members that the attempt under way is tried without."""
-        self._turns = 0
-        """Attempts in a row that members ended."""
+        self._ended_attempts = 0
+        """Attempts in a row that a member ended."""
         self._versions_of: dict[str, int] = {}
         """Member -> the newest version of its group."""
         self._out_until: dict[str, int] = {}
@@ -117,6 +121,7 @@ class GroupsCoordinator(RoleMachine):
         self.deadlines = Deadlines()
         self.handlers = {
             ev.GroupsRecovered: self._recovered,
+            ev.Adopted: lambda event, _: self._begun(event.decision),
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
             ev.AttemptKept: self._attempt_kept,
             ev.DecisionKept: self._decision_kept,
@@ -163,7 +168,7 @@ class GroupsCoordinator(RoleMachine):
             self.deadlines.set("every", now + self.groups.every_s)
         return []
 
-    def begun(self, first: ev.Decision, now: float) -> list[Effect]:
+    def _begun(self, first: ev.Decision) -> list[Effect]:
         """Take version 0 of the own group as G_0: its line is in the ledger."""
         if self.decided is not None:
             return []
@@ -232,8 +237,8 @@ class GroupsCoordinator(RoleMachine):
         return [Send(name, msg.AllEnded()) for name in sorted(here)]
 
     def _fetched(self, peer: str, wanted: msg.FetchGlobal) -> list[Effect]:
-        if wanted.round == self.round:
-            return [do.SendGlobal(peer, wanted.model)]
+        if self.decided is not None and wanted.round == self.round:
+            return [do.SendGlobal(peer, self.decided, wanted.model)]
         is_known = peer in self.present and self.decided is not None
         return [self._answer(peer)] if is_known else []  # another round was decided since
 
@@ -278,17 +283,20 @@ class GroupsCoordinator(RoleMachine):
         return fit if len(fit) >= LEAST else here
 
     def _suspect(self) -> set[str]:
-        """The members that the next attempt is tried without: one more after each full turn."""
-        turn = self._turns - TRIES
+        """Return the members that the next attempt is tried without.
+
+        One, until each was left out once, then two: it is not known which ones cannot reduce.
+        """
+        excess = self._ended_attempts - TRIES
         self._without = set()
-        if turn >= 0:  # it may be another one that cannot
+        if excess >= 0:
             self._out_until.clear()
         others = [name for name in self._ready() if name != self.name]
-        if turn < 0 or len(others) < LEAST:
+        if excess < 0 or len(others) < LEAST:
             return set()
         others.sort(key=lambda name: -self._failures.get(name, 0))
-        size = min(1 + turn // len(others), len(others) - 1)
-        return {others[(turn + place) % len(others)] for place in range(size)}
+        size = min(1 + excess // len(others), len(others) - 1)
+        return {others[(excess + offset) % len(others)] for offset in range(size)}
 
     def _begin(self, now: float) -> list[Effect]:
         """Poll the members, if a round is due and no attempt is under way."""
@@ -326,7 +334,7 @@ class GroupsCoordinator(RoleMachine):
         names = [name for name in self.roster if name in self.promises]
         if len(names) < LEAST or self.name not in names:
             self.phase = CoordinatorPhase.IDLE
-            self._turns += bool(self._without)
+            self._ended_attempts += bool(self._without)
             self.deadlines.set("again", now + self.groups.grace_s)
             return [Note(f"global round {self.round} waits: {len(names)} of {LEAST} members")]
         total = sum(self.promises[name].tokens for name in names)
@@ -404,16 +412,16 @@ class GroupsCoordinator(RoleMachine):
     def _drop(self, reason: str, now: float, by: Sequence[str] = ()) -> list[Effect]:
         """Give an attempt up for good; another one follows. by: the members that ended it."""
         names = self._names()
-        self._turns += bool(by)
+        self._ended_attempts += bool(by)
         for name in by:
             self._failures[name] = self._failures.get(name, 0) + 1
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.deadlines.cancel("report")
         # A member that cannot reduce, behind a firewall or with a full disk, answers at once each
         # time, and every attempt reads and writes the model at all members.
-        doublings = min(self._dropped, MOST_DOUBLINGS)
+        doublings = min(self._vain_attempts, MOST_DOUBLINGS)
         wait_s = min(RETRY_S * 2**doublings, LONGEST_RETRY_S)
-        self._dropped += 1
+        self._vain_attempts += 1
         self._not_before = now + wait_s
         self.deadlines.set("again", self._not_before)
         text = f"attempt {self.attempt} of global round {self.round} is dropped: {reason}"
@@ -434,7 +442,12 @@ class GroupsCoordinator(RoleMachine):
         notes = [
             note for name in sorted(self._without - set(names)) for note in self._leave_out(name)
         ]
-        self._dropped, self._turns, self._not_before, self._without = 0, 0, 0.0, set()
+        self._vain_attempts, self._ended_attempts, self._not_before, self._without = (
+            0,
+            0,
+            0.0,
+            set(),
+        )
         self._failures.clear()
         text = (
             f"global weights {self.round}, {digest}: {tokens:,} tokens of {', '.join(names)}"
@@ -448,6 +461,6 @@ class GroupsCoordinator(RoleMachine):
         self._out_until[name] = self.round + ROUNDS_OUT
         text = (
             f"{name} is left out of global rounds until {self.round + ROUNDS_OUT}:"
-            f" {self._turns} attempts came to nothing, and one without it was decided"
+            f" {self._ended_attempts} attempts came to nothing, and one without it was decided"
         )
         return [Note(text, "warning")]

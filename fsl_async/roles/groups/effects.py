@@ -1,6 +1,7 @@
 """Effects of the machines of groups, as frozen values. A shell carries them out, in order.
 
-Those that are events, too, go to the machine of the group's parameter server.
+Those that are events, too, go to the machine of the group's parameter server. TakeCut and Adopt are
+effects of that machine again, once it makes no version (`fsl_async.roles.sync.group_hold`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class StartReduction(Effect, tag="start_reduction"):
 
 @frozen
 class KillReduction(Effect, tag="kill_reduction"):
-    """End the process of a reduction. It ends in no event any more."""
+    """End the process of a reduction, which then ends in no event."""
 
     reason: str
 
@@ -78,29 +79,25 @@ class KeepDecision(Effect, tag="keep_decision"):
 
 @frozen
 class ReceiveGlobal(Effect, tag="receive_global"):
-    """Have G_`round` here: as the result of `attempt` if that has the digest, else by a stream.
+    """Find these global weights on disk, or fetch them. Ends in GlobalHeld or GlobalLost."""
 
-    Ends in GlobalHeld or GlobalLost.
-    """
-
-    round: int
-    attempt: int
-    digest: str
+    decision: Decision
 
 
 @frozen
 class SendGlobal(Effect, tag="send_global"):
-    """Send the global weights held to a member; with the model if `model`."""
+    """Send the newest global weights to a member; with the model if `model`."""
 
     peer: str
+    decision: Decision
     model: bool
 
 
 @frozen
 class Adopt(Effect, Event, tag="adopt"):
-    """Make a version of decided weights, and of what the group merged that is not in them.
+    """Make a version of decided weights, plus what the group merged that is not in them.
 
-    counted: the cut offered is in it. Ends in Adopted or AdoptFailed; merges go on afterwards.
+    counted: the group's cut is in them. Ends in Adopted or AdoptFailed; merges go on afterwards.
     """
 
     decision: Decision

@@ -9,9 +9,9 @@ from fsl_async.roles.machine import Effect, Event
 
 @frozen
 class Cut:
-    """What a group offers for a round: its version, and the tokens merged since its last cut.
+    """A group's contribution to a global round: one of its versions, and the tokens it stands for.
 
-    begin, end: of the group's total of tokens.
+    Those are from `begin` to `end` of the group's total: merged since its last cut that counted.
     """
 
     round: int
@@ -23,7 +23,7 @@ class Cut:
 
 @frozen
 class Decision:
-    """G_`round` of `run` is the result of `attempt`, and has this digest."""
+    """The weights G_`round` of `run`, the result of `attempt`, have this digest."""
 
     round: int
     attempt: int
@@ -35,24 +35,21 @@ class Decision:
 class GroupsRecovered(Event, tag="groups_recovered"):
     """The state on disk at start.
 
-    round, digest: of the global weights that the group has adopted; -1: none. run: of that run;
-    empty: none yet. since: the round in which the tokens began that no decided round has. cut:
-    offered for `round`, or None.
+    adopted: the global weights that the group's versions go back to. since: the round in which the
+    tokens began that are in no decided round. cut: the contribution to the round under way.
     """
 
-    round: int = -1
-    digest: str = ""
-    run: str = ""
+    adopted: Decision | None = None
     since: int = -1
     gained: bool = False
-    """Whether the group merged what is in no decided round."""
+    """Whether the group merged deltas that are in no decided round."""
     cut: Cut | None = None
     decided: Decision | None = None
-    """Of the coordinator: the newest decision."""
+    """The newest decision; at the coordinator only, like the fields below."""
     attempt: int = 0
-    """Of the coordinator: the newest attempt."""
+    """The newest attempt."""
     counted: dict[str, int] = field(factory=dict)
-    """Of the coordinator: member -> the newest round that its cut was in."""
+    """Member -> the newest round that counted its cut."""
 
 
 @frozen
@@ -81,7 +78,7 @@ class GroupVersion(Event, tag="group_version"):
 class GroupEnds(Event, Effect, tag="group_ends"):
     """The group's run is over but for a last global round. Ends in EndGroup.
 
-    It is an effect of the machine of the group's parameter server.
+    An effect of the machine of the group's parameter server, and an event of the member.
     """
 
 
@@ -94,7 +91,7 @@ class CutTaken(Event, tag="cut_taken"):
 
 @frozen
 class CutFailed(Event, tag="cut_failed"):
-    """Answers TakeCut: the disk let no cut be."""
+    """Answers TakeCut: the cut could not be written."""
 
     round: int
     reason: str
@@ -155,9 +152,9 @@ class GlobalLost(Event, tag="global_lost"):
 
 @frozen
 class Adopted(Event, tag="adopted"):
-    """Answers Adopt: the group's version is made of those global weights.
+    """Answers Adopt: the group has made a version of those global weights.
 
-    since, gained: as in GroupsRecovered. At the coordinator also of version 0, which is G_0.
+    since, gained: as in GroupsRecovered. The coordinator also adopts its own version 0, as G_0.
     """
 
     decision: Decision
@@ -167,7 +164,7 @@ class Adopted(Event, tag="adopted"):
 
 @frozen
 class AdoptFailed(Event, tag="adopt_failed"):
-    """Answers Adopt: the disk did not let it be."""
+    """Answers Adopt: the version could not be written, and nothing has changed."""
 
     round: int
     reason: str

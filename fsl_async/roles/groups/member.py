@@ -1,17 +1,23 @@
 """Decides what a parameter server does as a member of a roster. Pure.
 
+In a global round the parameter servers average what their groups gained: each offers a cut of its
+newest version, a reduction adds up what was gained since the last global weights, and each makes a
+version of the new ones. The first name of the roster is the coordinator (`coordinator`) and a
+member, too; the messages between the two stay in here.
+
 Rules
 - A group offers one cut for each round. The cut is durable before it is promised, and every attempt
   of that round uses it: a group's tokens are in a round or not, whatever attempt succeeds.
 - Merges are held from the cut until the decision, at most `hold_s`. Training, uploads and their
   acknowledgments are not. A group that merged meanwhile adopts "late": it keeps what it gained.
 - A result is durable before it is reported. Only the coordinator's decision makes it count.
-- Global weights are held here before they are adopted. Adopting makes a version, and ends the cut.
+- Global weights are on disk here before they are adopted. Adopting makes a version, and ends the
+  cut.
 - After every loss of the session the member asks for the newest decision. The answer says whether
   its cut was in the round, so nothing is merged twice and nothing is lost.
 
     state       event or message         -> state       effects
-    any         GroupsRecovered               FREE        - (the state on disk)
+    any         GroupsRecovered             FREE        - (the state on disk)
     any         PeerHere                    same        AskGlobal, Ending
     FREE        Poll for its round          CUTTING     TakeCut
     FREE        Poll, and there is a cut    FREE        Promise with the same cut
@@ -19,8 +25,8 @@ Rules
     CUTTING     CutFailed                   FREE        ResumeMerges
     FREE        View with its cut           REDUCING    StartReduction
     REDUCING    Address                     REDUCING    PassAddress
-    REDUCING    ReductionDone                    REPORTED    Reported
-    REDUCING    ReductionFailed                  FREE        Failed
+    REDUCING    ReductionDone               REPORTED    Reported
+    REDUCING    ReductionFailed             FREE        Failed
     REDUCING    Dropped, PeerGone           FREE        KillReduction
     any         Decided, newer              FETCHING    KillReduction if it runs, ReceiveGlobal
     FETCHING    GlobalHeld                  ADOPTING    Adopt
@@ -36,12 +42,23 @@ Rules
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
-from fsl_async.roles.machine import Deadlines, Effect, Note, RoleMachine, Send
+from fsl_async.roles.groups.coordinator import GroupsCoordinator
+from fsl_async.roles.machine import (
+    Deadlines,
+    Effect,
+    Event,
+    Note,
+    Received,
+    RoleMachine,
+    Send,
+    TimerFired,
+)
 from fsl_async.roles.messages import Message
 
 if TYPE_CHECKING:
@@ -64,34 +81,41 @@ class MemberPhase(enum.Enum):
     ADOPTING = "adopting"
 
 
+BUSY = {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}
+"""Phases in which the group's own disk or machine has to answer first."""
+
+
 class GroupMember(RoleMachine):
-    """The state of one member. It takes its own events, and the coordinator's messages."""
+    """The machine of a parameter server in a roster: its member, and the coordinator if it leads.
+
+    It takes its own events and the messages of its peers: those of the coordinator, or as the
+    coordinator those of members.
+    """
 
     senders = "a coordinator"
 
     def __init__(self, config: Config) -> None:
         self.name = config.run.name
         self.groups = config.groups
+        self.coordinator = GroupsCoordinator(config) if config.leads else None
         self.phase = MemberPhase.FREE
-        self.round = -1
-        """Of the global weights that the group has adopted."""
-        self.digest = ""
-        self.run = ""
+        self.adopted = ev.Decision(-1, 0, "", "")
+        """The global weights that the group has adopted; round -1: none."""
         self.since = -1
         self.gained = False
-        """Whether the group merged what is in no decided round."""
+        """Whether the group merged deltas that are in no decided round."""
         self.ends = False
         self.cut: ev.Cut | None = None
-        self.is_here = False
+        self.is_here = self.coordinator is not None
         """Whether there is a session with the coordinator."""
         self.holds = False
         """Whether merges are held."""
         self.attempt = 0
-        """The one under way, or reported."""
+        """The attempt that is under way, or reported."""
         self.target: msg.Decided | None = None
         self.deadlines = Deadlines()
         self.handlers = {
-            ev.GroupsRecovered: self._recovered,
+            ev.GroupsRecovered: lambda event, _: self._recovered(event),
             ev.PeerHere: lambda _event, _now: self._arrived(),
             ev.PeerGone: lambda event, now: self._gone(event.reason, now),
             ev.GroupVersion: lambda event, _: self._version_made(event.version),
@@ -112,6 +136,57 @@ class GroupMember(RoleMachine):
             msg.AllEnded: lambda _event, _now: self._all_ended(),
         }
 
+    @property
+    def round(self) -> int:
+        """The round of the global weights that the group has adopted; -1: none."""
+        return self.adopted.round
+
+    # --- the two halves ---
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        times = [half.deadlines.next() for half in (self, self.coordinator) if half is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    def check(self, event: Received[Any]) -> None:
+        """Raise MessageError for a message that its peer may not send."""
+        if self.coordinator is not None:
+            self.coordinator.check(event)
+        else:
+            super().check(event)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return effects in the order in which they are to be carried out."""
+        effects: list[Effect] = []
+        if isinstance(event, TimerFired):
+            for half in (self.coordinator, self):
+                for name in half.deadlines.pop_due(now) if half is not None else ():
+                    effects += half.timer(name, now)  # type: ignore[union-attr]
+        elif self.coordinator is None:
+            effects = super().handle(event, now)
+        else:
+            effects += self.coordinator.handle(event, now)
+            if not isinstance(event, Received | ev.PeerHere | ev.PeerGone):
+                effects += super().handle(event, now)
+        return effects if self.coordinator is None else self._deliver(effects, now)
+
+    def _deliver(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Give each half the messages of the other; return the other effects, in order."""
+        assert self.coordinator is not None
+        left: list[Effect] = []
+        waiting = deque(effects)
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, Send) and effect.peer == COORDINATOR:
+                more = self.coordinator.handle(Received(self.name, effect.message), now)
+            elif isinstance(effect, Send) and effect.peer == self.name:
+                more = super().handle(Received(COORDINATOR, effect.message), now)
+            else:
+                left.append(effect)
+                continue
+            waiting.extendleft(reversed(more))
+        return left
+
     def timer(self, name: str, now: float) -> list[Effect]:
         """Take one due deadline."""
         if name == "hold":
@@ -121,10 +196,10 @@ class GroupMember(RoleMachine):
             return [do.EndGroup()] if not (self.is_here or self.gained) else []
         return self._ask()
 
-    def _recovered(self, event: ev.GroupsRecovered, now: float) -> list[Effect]:
-        self.round, self.digest, self.run = event.round, event.digest, event.run
+    def _recovered(self, event: ev.GroupsRecovered) -> list[Effect]:
+        self.adopted = event.adopted or self.adopted
         self.since, self.gained, self.cut = event.since, event.gained, event.cut
-        return []
+        return self._arrived() if self.coordinator is not None else []
 
     # --- the session ---
 
@@ -132,7 +207,7 @@ class GroupMember(RoleMachine):
         return [Send(COORDINATOR, message)] if self.is_here else []
 
     def _ask(self) -> list[Effect]:
-        return self._tell(msg.AskGlobal(self.round, self.digest, self.run))
+        return self._tell(msg.AskGlobal(self.round, self.adopted.digest, self.adopted.run))
 
     def _arrived(self) -> list[Effect]:
         self.is_here = True
@@ -154,9 +229,7 @@ class GroupMember(RoleMachine):
 
     def _end(self) -> list[Effect]:
         """Say that the group ends, and whether that needs one more round."""
-        if not self.ends:
-            return []
-        return self._tell(msg.Ending(self.gained))
+        return self._tell(msg.Ending(self.gained)) if self.ends else []
 
     def _all_ended(self) -> list[Effect]:
         return [do.EndGroup()] if self.ends and not self.gained else []
@@ -164,9 +237,7 @@ class GroupMember(RoleMachine):
     def _gone(self, reason: str, now: float) -> list[Effect]:
         self.is_here = False
         self._wait(now)
-        effects: list[Effect] = []
-        if self.phase is MemberPhase.REDUCING:
-            effects += self._kill(reason)
+        effects = self._kill(reason)
         if self.phase is MemberPhase.FETCHING:
             self.phase, self.target = MemberPhase.FREE, None
         if self.phase is MemberPhase.FREE:  # after a report there may be a decision
@@ -182,19 +253,20 @@ class GroupMember(RoleMachine):
         return [do.ResumeMerges()]
 
     def _kill(self, reason: str) -> list[Effect]:
+        """End the reduction, if one is under way."""
+        if self.phase is not MemberPhase.REDUCING:
+            return []
         self.phase = MemberPhase.FREE
         return [do.KillReduction(reason)]
 
     # --- from the poll to the report ---
 
     def _poll(self, number: int) -> list[Effect]:
-        if self.phase in {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}:
+        if self.phase in BUSY:
             return []
         if number != self.round:
             return self._ask()
-        effects: list[Effect] = []
-        if self.phase is MemberPhase.REDUCING:  # that attempt is over at the coordinator
-            effects += self._kill("another attempt begins")
+        effects = self._kill("another attempt begins")
         self.phase = MemberPhase.FREE
         if self.cut is not None:
             return [*effects, self._promise(self.cut)]
@@ -221,43 +293,44 @@ class GroupMember(RoleMachine):
         return [Note(text, "warning"), *self._resume()]
 
     def _view(self, view: msg.View) -> list[Effect]:
-        ranks = [share.name for share in view.members]
-        if self.phase in {MemberPhase.CUTTING, MemberPhase.FETCHING, MemberPhase.ADOPTING}:
-            return self._refuse(view, f"{self.name} is {self.phase.value}")
-        cut = self.cut
-        if cut is None or cut.round != view.round or self.name not in ranks:
-            return self._refuse(view, f"{self.name} has no cut for round {view.round}")
-        rank = ranks.index(self.name)
-        if view.members[rank].digest != cut.digest:
-            return self._refuse(view, f"{self.name} has another cut for round {view.round}")
-        effects: list[Effect] = []
-        if self.phase is MemberPhase.REDUCING:
-            effects += self._kill("another attempt begins")
+        cut, shares = self.cut, view.members
+        ranks = [share.name for share in shares]
+        problem = ""
+        if self.phase in BUSY:
+            problem = f"{self.name} is {self.phase.value}"
+        elif cut is None or cut.round != view.round or self.name not in ranks:
+            problem = f"{self.name} has no cut for round {view.round}"
+        elif shares[ranks.index(self.name)].digest != cut.digest:
+            problem = f"{self.name} has another cut for round {view.round}"
+        if problem:
+            return [Send(COORDINATOR, msg.Failed(view.round, view.attempt, problem))]
+        effects = self._kill("another attempt begins")
         self.phase, self.attempt = MemberPhase.REDUCING, view.attempt
-        return [*effects, do.StartReduction(view, rank)]
-
-    def _refuse(self, view: msg.View, reason: str) -> list[Effect]:
-        return [Send(COORDINATOR, msg.Failed(view.round, view.attempt, reason))]
+        return [*effects, do.StartReduction(view, ranks.index(self.name))]
 
     def _address(self, address: msg.Address) -> list[Effect]:
-        runs = self.phase is MemberPhase.REDUCING and address.attempt == self.attempt
-        return [do.PassAddress(address.key, address.blob)] if runs else []
+        if not self._reduces(address.attempt):
+            return []
+        return [do.PassAddress(address.key, address.blob)]
+
+    def _reduces(self, attempt: int) -> bool:
+        return self.phase is MemberPhase.REDUCING and attempt == self.attempt
 
     def _dropped(self, message: msg.Dropped) -> list[Effect]:
         if message.attempt != self.attempt:
             return []
         if self.phase is MemberPhase.REPORTED:
             self.phase = MemberPhase.FREE
-        return self._kill(message.reason) if self.phase is MemberPhase.REDUCING else []
+        return self._kill(message.reason)
 
     def _reduction_done(self, event: ev.ReductionDone) -> list[Effect]:
-        if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
+        if not self._reduces(event.attempt):
             return []
         self.phase = MemberPhase.REPORTED
         return [Send(COORDINATOR, msg.Reported(self.round, event.attempt, event.digest))]
 
     def _reduction_failed(self, event: ev.ReductionFailed) -> list[Effect]:
-        if self.phase is not MemberPhase.REDUCING or event.attempt != self.attempt:
+        if not self._reduces(event.attempt):
             return []
         self.phase = MemberPhase.FREE
         text = f"attempt {event.attempt} of global round {self.round} failed: {event.reason}"
@@ -267,39 +340,35 @@ class GroupMember(RoleMachine):
     # --- from the decision to the version ---
 
     def _decided(self, message: msg.Decided) -> list[Effect]:
-        if self.run and message.run != self.run:
+        held, text = self.adopted, ""
+        if held.run and message.run != held.run:
             text = (
-                f"this group is of run {self.run}, and the coordinator now of run {message.run}:"
+                f"this group is of run {held.run}, and the coordinator now of run {message.run}:"
                 " give this group a new --run-dir, or restore the coordinator's run directory"
             )
-            return [Note(text, "warning")]
-        if message.round < self.round or (
-            message.round == self.round and message.digest != self.digest
+        elif message.round < held.round or (
+            message.round == held.round and message.digest != held.digest
         ):
             text = (
                 f"the coordinator is at global round {message.round} ({message.digest}), and this"
-                f" group at {self.round} ({self.digest}): restore the coordinator's run directory"
+                f" group at {held.round} ({held.digest}): restore the coordinator's run directory"
             )
+        if text:
             return [Note(text, "warning")]
         if message.round == self.round:
             return []
         if self.phase in {MemberPhase.CUTTING, MemberPhase.ADOPTING}:
             return []  # the promise, or the question after the adoption, gets the answer again
-        effects: list[Effect] = []
-        if self.phase is MemberPhase.REDUCING:
-            effects += self._kill("the round is decided")
+        effects = self._kill("the round is decided")
         self.phase, self.target = MemberPhase.FETCHING, message
-        receive = do.ReceiveGlobal(message.round, message.attempt, message.digest)
-        return [*effects, receive]
+        return [*effects, do.ReceiveGlobal(message.decision)]
 
     def _global_held(self, event: ev.GlobalHeld) -> list[Effect]:
-        if self.phase is not MemberPhase.FETCHING or self.target is None:
+        target = self.target
+        if self.phase is not MemberPhase.FETCHING or target is None or event.round != target.round:
             return []
-        if event.round != self.target.round:
-            return []
-        self.phase, target = MemberPhase.ADOPTING, self.target
-        decision = ev.Decision(target.round, target.attempt, target.digest, target.run)
-        return [do.Adopt(decision, target.counted)]
+        self.phase = MemberPhase.ADOPTING
+        return [do.Adopt(target.decision, target.counted)]
 
     def _global_lost(self, event: ev.GlobalLost, now: float) -> list[Effect]:
         if self.phase is not MemberPhase.FETCHING:
@@ -309,8 +378,7 @@ class GroupMember(RoleMachine):
         return [Note(f"global weights {event.round} did not arrive: {event.reason}", "warning")]
 
     def _adopted(self, event: ev.Adopted) -> list[Effect]:
-        made = event.decision
-        self.round, self.digest, self.run = made.round, made.digest, made.run
+        self.adopted = event.decision
         self.since, self.gained = event.since, event.gained
         self.cut, self.target, self.phase = None, None, MemberPhase.FREE
         return [*self._resume(), *self._ask(), *self._end()]

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from attrs import field, frozen
 
+from fsl_async.roles.groups.events import Decision
 from fsl_async.roles.messages import Form, Greeting, Message, MessageError, Meta, Table
 from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.delta import DIGEST, OptionalDigest
@@ -63,6 +64,11 @@ class Decided(Message, tag="decided/1"):
     digest: Digest
     counted: bool
     run: Digest
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that it passes on."""
+        return Decision(self.round, self.attempt, self.digest, self.run)
 
 
 @frozen

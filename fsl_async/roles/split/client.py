@@ -28,26 +28,23 @@ Rules
     state     event or message             -> effects
     any       SplitWelcome                    OfferUpload for all missing there; Send RoundDone
     any       UploadReady                     OfferUpload when a slot is free
-    joined    Trained                         ReportLoss, FreeSlot
-    joined    AlreadyTrained                  FreeSlot; AbandonUpload if its gradient is gone
-    joined    UploadRefused                   AbandonUpload, FreeSlot, DropUpload;
-                                              "later": timer "offer"
-    joined    GradientMeta, AnswerReceived    ReceiveAnswer; DeliverAnswer, FreeSlot
-    joined    AuxiliaryMeta,                  ReceiveAuxiliary; InstallAuxiliary
-              AuxiliaryReceived
+    joined    Trained, AlreadyTrained         SettleUpload
+    joined    UploadRefused                   SettleUpload, DropUpload; "later": timer "offer"
+    joined    GradientMeta, VectorReceived    ReceiveVector; SettleUpload
+    joined    AuxiliaryMeta, VectorReceived   ReceiveVector; InstallAuxiliary
     joined    AuxiliaryStays                  KeepAuxiliary
     any       Durable                         DropUpload
     training  RoundEnded                      Send RoundDone once all is settled; SettleRound
     joined    RoundAcknowledged               SettleRound where it was waited for
     any       SessionLost                     Note; uploads wait
     any       StreamLost                      timer "offer", then OfferUpload
-    any       RunEnded                        Send RunOver, AbandonUpload for all that waits,
+    any       RunEnded                        Send RunOver, SettleUpload for all that waits,
                                               SendGoodbye
-    any       Ended                           AbandonUpload for all that waits, now and later
+    any       Ended                           SettleUpload for all that waits, now and later
     any       HelloRefused                    the same, and Finish;
                                               "leaving": timer "dial", then DialAgain
     any       TrainingEnded                   SendGoodbye once all is settled, or after `drain_s`
-    over      UploadReady, RoundEnded         AbandonUpload and FreeSlot; SettleRound
+    over      UploadReady, RoundEnded         SettleUpload; SettleRound
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ from fsl_async.roles.machine import (
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 
 if TYPE_CHECKING:
@@ -100,12 +97,21 @@ class Sent:
     at_server: in this session; missing | offered (and not answered) | there.
     """
 
-    key: UploadKey
     offer: msg.SmashedMeta
     at_server: Literal["missing", "offered", "there"] = "missing"
     settled: bool = False
     not_before: float = 0.0
-    loss: float = 0.0
+
+    @property
+    def key(self) -> UploadKey:
+        """The key that it is offered with."""
+        return self.offer.key
+
+    def settlement(self, reason: str) -> split.SettleUpload:
+        """Return its end without an answer. reason: why one that is waited for does not come."""
+        if not self.offer.wants_gradient:
+            return split.SettleUpload(self.key, "none")
+        return split.SettleUpload(self.key, "lost", reason=reason)
 
 
 class SplitClientMachine(RoleMachine):
@@ -123,7 +129,7 @@ class SplitClientMachine(RoleMachine):
         self.sent: dict[UploadKey, Sent] = {}  # in the order of their keys
         self.auxiliary = -1  # version that is installed
         self.aligning: int | None = None  # round for which a model is expected
-        self.incoming: tuple[str, int, int] | None = None  # model: stream, version, round
+        self.incoming: msg.AuxiliaryMeta | None = None  # the model that is being received
         self.done: tuple[int, int] = (-1, 0)  # the last round that is done, and its samples
         self.reported = False  # it, in this session
         self.acknowledged = True
@@ -143,9 +149,8 @@ class SplitClientMachine(RoleMachine):
             msg.UploadRefused: self._declined,
             msg.Durable: self._durable,
             msg.GradientMeta: self._answer_offered,
-            ev.AnswerReceived: self._answer_received,
             msg.AuxiliaryMeta: self._auxiliary_offered,
-            ev.AuxiliaryReceived: self._auxiliary_received,
+            ev.VectorReceived: self._vector_received,
             msg.AuxiliaryStays: lambda *_: self._keep_auxiliary(),
             ev.RoundEnded: self._round_ended,
             msg.RoundAcknowledged: self._round_acknowledged,
@@ -193,8 +198,8 @@ class SplitClientMachine(RoleMachine):
     def _rename(self, incarnation: int) -> None:
         self.incarnation = incarnation
         for sent in self.sent.values():
-            sent.key = attrs.evolve(sent.key, incarnation=incarnation)
-            sent.offer = attrs.evolve(sent.offer, key=sent.key)
+            key = attrs.evolve(sent.key, incarnation=incarnation)
+            sent.offer = attrs.evolve(sent.offer, key=key)
         self.sent = {sent.key: sent for sent in self.sent.values()}
 
     def _lost(self, event: SessionLost, now: float) -> list[Effect]:
@@ -224,21 +229,11 @@ class SplitClientMachine(RoleMachine):
     # --- uploads ---
 
     def _ready(self, event: ev.UploadReady, now: float) -> list[Effect]:
-        key = UploadKey(self.name, self.incarnation, event.round, event.step, event.leg)
-        offer = msg.SmashedMeta(
-            key,
-            event.version,
-            self.auxiliary,
-            list(event.shape),
-            list(event.lengths),
-            event.samples,
-            event.label_bytes,
-            event.wants_gradient,
-            event.alignment_due,
-        )
-        sent = self.sent[key] = Sent(key, offer)
-        if event.alignment_due:
-            self.aligning = event.round
+        key = attrs.evolve(event.meta.key, client=self.name, incarnation=self.incarnation)
+        sent = Sent(attrs.evolve(event.meta, key=key, auxiliary=self.auxiliary))
+        self.sent[key] = sent
+        if event.meta.alignment_due:
+            self.aligning = key.round
         return self._give_up(sent, "nothing is sent any more") if self.over else self._offer(now)
 
     def _offer(self, now: float) -> list[Effect]:
@@ -268,13 +263,10 @@ class SplitClientMachine(RoleMachine):
         sent.not_before = now + self.config.session.reoffer_s
         return self._offer(now)
 
-    def _settle(self, sent: Sent, now: float) -> list[Effect]:
+    def _settle(self, sent: Sent, settlement: split.SettleUpload, now: float) -> list[Effect]:
         """The training thread has all that it gets for this upload, which is kept for a while."""
-        effects: list[Effect] = []
-        sent.at_server = "there"
-        if not sent.settled:
-            sent.settled = True
-            effects.append(split.FreeSlot(sent.key))
+        effects: list[Effect] = [] if sent.settled else [settlement]
+        sent.at_server, sent.settled = "there", True
         kept = [each for each in self.sent.values() if each.settled]
         for old in kept[: max(0, len(kept) - RETAIN)]:
             del self.sent[old.key]
@@ -291,12 +283,7 @@ class SplitClientMachine(RoleMachine):
         sent = self.sent.get(event.message.key)
         if sent is None:
             return []
-        effects: list[Effect] = []
-        if not sent.settled:
-            effects.append(split.ReportLoss(sent.key, event.message.loss))
-            if sent.offer.wants_gradient:
-                effects.append(split.AbandonUpload(sent.key, "the split server gave no gradient"))
-        return [*effects, *self._settle(sent, now)]
+        return self._settle(sent, sent.settlement("the split server gave no gradient"), now)
 
     def _already_trained(self, event: Received[msg.AlreadyTrained], now: float) -> list[Effect]:
         sent = self.sent.get(event.message.key)
@@ -304,13 +291,8 @@ class SplitClientMachine(RoleMachine):
             return []
         if event.message.answer and sent.offer.wants_gradient and not sent.settled:
             return []  # its answer is on the way
-        gone = sent.offer.wants_gradient and not sent.settled
-        effects = (
-            [split.AbandonUpload(sent.key, "the split server no longer has its gradient")]
-            if gone
-            else []
-        )
-        return [*effects, *self._settle(sent, now)]
+        text = "the split server no longer has its gradient"
+        return self._settle(sent, sent.settlement(text), now)
 
     def _declined(self, event: Received[msg.UploadRefused], now: float) -> list[Effect]:
         refused = event.message
@@ -329,9 +311,7 @@ class SplitClientMachine(RoleMachine):
         if sent.offer.alignment_due and self.aligning == sent.key.round:
             effects.extend(self._keep_auxiliary())
         if not sent.settled:
-            if sent.offer.wants_gradient:
-                effects.append(split.AbandonUpload(sent.key, reason))
-            effects.append(split.FreeSlot(sent.key))
+            effects.append(sent.settlement(reason))
         return [*effects, split.DropUpload(sent.key)]
 
     def _durable(self, event: Received[msg.Durable], now: float) -> list[Effect]:
@@ -342,18 +322,23 @@ class SplitClientMachine(RoleMachine):
         return [split.DropUpload(key) for key in durable]
 
     def _answer_offered(self, event: Offered[msg.GradientMeta], now: float) -> list[Effect]:
-        meta = event.message
-        sent = self.sent.get(meta.key)
+        sent = self.sent.get(event.message.key)
         if sent is None or sent.settled or not sent.offer.wants_gradient:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
-        sent.loss = meta.loss
-        return [split.ReceiveAnswer(event.stream, meta.key)]
+        return [split.ReceiveVector(event.stream, event.message)]
 
-    def _answer_received(self, event: ev.AnswerReceived, now: float) -> list[Effect]:
-        sent = self.sent.get(event.key)
+    def _vector_received(self, event: ev.VectorReceived, now: float) -> list[Effect]:
+        meta = event.meta
+        if isinstance(meta, msg.AuxiliaryMeta):
+            if self.incoming != meta:
+                return []  # of a session that is over: the next welcome has the version that counts
+            self.incoming = self.aligning = None
+            self.auxiliary = meta.version
+            return [split.InstallAuxiliary(meta.version)]
+        sent = self.sent.get(meta.key)
         if sent is None or sent.settled:
             return []
-        return [split.DeliverAnswer(sent.key, sent.loss), *self._settle(sent, now)]
+        return self._settle(sent, split.SettleUpload(meta.key, "here", meta.loss), now)
 
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         kind, _, text = event.stream.partition(":")
@@ -370,17 +355,8 @@ class SplitClientMachine(RoleMachine):
     def _auxiliary_offered(self, event: Offered[msg.AuxiliaryMeta], now: float) -> list[Effect]:
         if not self.method.aligned or self.over:
             return [DeclineStream(SERVER, event.stream, "not wanted")]
-        meta = event.message
-        self.incoming = (event.stream, meta.version, meta.round)
-        return [split.ReceiveAuxiliary(event.stream, meta.version)]
-
-    def _auxiliary_received(self, event: ev.AuxiliaryReceived, now: float) -> list[Effect]:
-        if self.incoming is None or self.incoming[1] != event.version:
-            return []  # of a session that is over: the next welcome has the version that counts
-        round_ = self.incoming[2]
-        self.incoming = self.aligning = None
-        self.auxiliary = event.version
-        return [split.InstallAuxiliary(event.version, round_)]
+        self.incoming = event.message
+        return [split.ReceiveVector(event.stream, event.message)]
 
     def _keep_auxiliary(self) -> list[Effect]:
         round_, self.aligning = self.aligning, None

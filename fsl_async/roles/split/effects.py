@@ -5,12 +5,19 @@ SendGoodbye, Finish.
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
-from fsl_async.roles.split.events import SplitProgress, UploadKey
-from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedMeta, SplitWelcome
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import (
+    AuxiliaryMeta,
+    GradientMeta,
+    SmashedMeta,
+    SplitWelcome,
+    UploadKey,
+)
 
 # --- split server ---
 
@@ -131,13 +138,13 @@ class ForgetSteps(Effect, tag="forget_steps"):
 
 @frozen
 class Checkpoint(Effect, tag="checkpoint"):
-    """Copy the state in order with the training, and write it with `book` in the background.
+    """Copy the state in order with the training, and write it with `progress` in the background.
 
     One at a time. Ends in CheckpointWritten or CheckpointFailed.
     """
 
     number: int
-    book: SplitProgress = field(factory=SplitProgress)
+    progress: SplitProgress = field(factory=SplitProgress)
 
 
 # --- client towards the split server ---
@@ -154,50 +161,25 @@ class OfferUpload(Effect, tag="offer_upload"):
 
 
 @frozen
-class ReceiveAnswer(Effect, tag="receive_answer"):
-    """Take an offered answer. Ends in AnswerReceived or StreamLost."""
+class ReceiveVector(Effect, tag="receive_vector"):
+    """Take an offered answer or auxiliary model. Ends in VectorReceived or StreamLost."""
 
     stream: str
-    key: UploadKey
+    meta: GradientMeta | AuxiliaryMeta
 
 
 @frozen
-class DeliverAnswer(Effect, tag="deliver_answer"):
-    """Hand the answer to the training thread, which waits for it or comes back for it."""
+class SettleUpload(Effect, tag="settle_upload"):
+    """Nothing more comes for an upload: the training thread may put another one into the queue.
+
+    answer: none (not waited for) | here (hand it over, with `loss`) | lost (the step is left out,
+    for `reason`).
+    """
 
     key: UploadKey
-    loss: float
-
-
-@frozen
-class AbandonUpload(Effect, tag="abandon_upload"):
-    """No answer comes for this upload: the training thread leaves its step out."""
-
-    key: UploadKey
-    reason: str
-
-
-@frozen
-class ReportLoss(Effect, tag="report_loss"):
-    """Hand the split server's loss on an upload to the training thread, for its metrics."""
-
-    key: UploadKey
-    loss: float
-
-
-@frozen
-class FreeSlot(Effect, tag="free_slot"):
-    """The upload is settled: the training thread may put another one into the queue."""
-
-    key: UploadKey
-
-
-@frozen
-class ReceiveAuxiliary(Effect, tag="receive_auxiliary"):
-    """Take an offered auxiliary model. Ends in AuxiliaryReceived or StreamLost."""
-
-    stream: str
-    version: int
+    answer: Literal["none", "here", "lost"]
+    loss: float = 0.0
+    reason: str = ""
 
 
 @frozen
@@ -205,7 +187,6 @@ class InstallAuxiliary(Effect, tag="install_auxiliary"):
     """Use the received auxiliary model from the next step on; a wait for one ends."""
 
     version: int
-    round: int
 
 
 @frozen

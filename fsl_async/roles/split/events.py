@@ -12,54 +12,12 @@ from typing import Any, Self
 from attrs import asdict, field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.names import MAX_DIGITS, NAME
-
-
-@frozen(order=True)
-class UploadKey:
-    """The identity of one upload: client, incarnation, round, and local step in that round.
-
-    Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a
-    U-shape. An upload is trained once: the split server answers a key that it has trained as known,
-    with its answer if that is still kept.
-    """
-
-    client: str
-    incarnation: int
-    round: int
-    step: int
-    leg: int = 0
-
-    @property
-    def text(self) -> str:
-        """The form on the wire and in the ledger.
-
-        `client/incarnation/round/step`, and `/1` for the second leg.
-        """
-        text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
-        return f"{text}/{self.leg}" if self.leg else text
-
-    @property
-    def first_leg(self) -> UploadKey:
-        """The first leg of the same step."""
-        return UploadKey(self.client, self.incarnation, self.round, self.step)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `text` back; raises ValueError when it is not a key."""
-        client, *numbers = text.split("/")
-        fits = all(
-            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
-        )
-        is_named = NAME.fullmatch(client) is not None
-        if not (is_named and fits and len(numbers) in {3, 4} and numbers[3:] in ([], ["1"])):
-            raise ValueError(f"not an upload key: {text[:120]!r}")
-        return cls(client, *(int(part) for part in numbers))
+from fsl_async.roles.split.messages import AuxiliaryMeta, GradientMeta, SmashedMeta, UploadKey
 
 
 @frozen
 class ClientProgress:
-    """What the split server holds of one client besides tensors.
+    """The state of one client at the split server besides tensors.
 
     Rounds and versions are -1 where there was none.
     """
@@ -91,11 +49,11 @@ class SplitProgress:
     clients: Mapping[str, ClientProgress] = field(factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """As values that JSON has."""
+        """Return the progress as values that JSON has."""
         made = asdict(self, recurse=False)
         made["clients"] = {
-            name: {**asdict(book, recurse=False), "last": book.last.text if book.last else ""}
-            for name, book in self.clients.items()
+            name: {**asdict(one, recurse=False), "last": one.last.text if one.last else ""}
+            for name, one in self.clients.items()
         }
         return made
 
@@ -104,9 +62,9 @@ class SplitProgress:
         """Read `to_plain` back; raises KeyError, TypeError or ValueError for anything else."""
         clients = {
             name: ClientProgress(
-                **{**book, "last": UploadKey.parse(book["last"]) if book["last"] else None}
+                **{**one, "last": UploadKey.parse(one["last"]) if one["last"] else None}
             )
-            for name, book in plain["clients"].items()
+            for name, one in plain["clients"].items()
         }
         return cls(**{**plain, "clients": clients})
 
@@ -116,13 +74,13 @@ class SplitProgress:
 
 @frozen
 class SplitRecovered(Event, tag="split_recovered"):
-    """The disk was read at start: the newest good checkpoint's book, and the ledger after it.
+    """The disk was read at start: the newest good checkpoint's progress, and the ledger after it.
 
     lost: uploads whose last line is "trained". auxiliary_seen: client -> highest version in the
     ledger.
     """
 
-    book: SplitProgress
+    progress: SplitProgress
     lost: tuple[UploadKey, ...] = ()
     auxiliary_seen: Mapping[str, int] = field(factory=dict)
 
@@ -133,7 +91,6 @@ class UploadReceived(Event, tag="upload_received"):
 
     peer: str
     key: UploadKey
-    bytes_coded: int = 0
 
 
 @frozen
@@ -199,37 +156,21 @@ class CheckpointFailed(Event, tag="checkpoint_failed"):
 class UploadReady(Event, tag="upload_ready"):
     """The training thread has put an upload into the queue.
 
-    It holds one of the `in_flight` slots until FreeSlot.
+    It holds one of the `in_flight` slots until SettleUpload.
 
-    step: counts the local steps of this round in this incarnation. A round that is trained again,
-    because its first delta was not taken, goes on counting: keys grow, and another batch has
-    another key. version: of x_c. label_bytes, lengths: as in SmashedMeta.
+    meta: the machine fills in its client, incarnation and version of the auxiliary model. Its step
+    counts the local steps of the round in this incarnation: a round that is trained again, because
+    its first delta was not taken, goes on counting, so keys grow and another batch has another key.
     """
 
-    round: int
-    step: int
-    version: int
-    samples: int
-    shape: tuple[int, ...]
-    label_bytes: int = 0
-    lengths: tuple[int, ...] = ()
-    wants_gradient: bool = False
-    alignment_due: bool = False
-    leg: int = 0
+    meta: SmashedMeta
 
 
 @frozen
-class AnswerReceived(Event, tag="answer_received"):
-    """An answer is complete and decoded."""
+class VectorReceived(Event, tag="vector_received"):
+    """An answer or an auxiliary model is complete and decoded."""
 
-    key: UploadKey
-
-
-@frozen
-class AuxiliaryReceived(Event, tag="auxiliary_received"):
-    """An auxiliary model is complete and decoded."""
-
-    version: int
+    meta: GradientMeta | AuxiliaryMeta
 
 
 @frozen

@@ -14,13 +14,12 @@ travels as its text.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from attrs import Factory, frozen
 
 from fsl_async.roles.messages import Form, Greeting, Message, MessageError, Meta, Table, optional
-from fsl_async.roles.names import NAME
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.names import MAX_DIGITS, NAME
 from fsl_async.roles.sync.messages import Code, OptionalRun, Run
 
 ROLE = "split-client"
@@ -31,6 +30,54 @@ No client may use that name.
 """
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 40
+
+
+@frozen(order=True)
+class UploadKey:
+    """The identity of one upload: client, incarnation, round, and local step in that round.
+
+    Keys of one incarnation grow. leg: 0, or 1 for the gradient of the features that follows in a
+    U-shape. An upload is trained once: the split server answers a key that it has trained as known,
+    with its answer if that is still kept.
+    """
+
+    client: str
+    incarnation: int
+    round: int
+    step: int
+    leg: int = 0
+
+    @property
+    def text(self) -> str:
+        """The form on the wire and in the ledger.
+
+        `client/incarnation/round/step`, and `/1` for the second leg.
+        """
+        text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
+        return f"{text}/{self.leg}" if self.leg else text
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Round, step and leg: the key within this incarnation of its client."""
+        return self.round, self.step, self.leg
+
+    @property
+    def first_leg(self) -> UploadKey:
+        """The first leg of the same step."""
+        return UploadKey(self.client, self.incarnation, self.round, self.step)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `text` back; raises ValueError when it is not a key."""
+        client, *numbers = text.split("/")
+        fits = all(
+            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
+        )
+        is_named = NAME.fullmatch(client) is not None
+        if not (is_named and fits and len(numbers) in {3, 4} and numbers[3:] in ([], ["1"])):
+            raise ValueError(f"not an upload key: {text[:120]!r}")
+        return cls(client, *(int(part) for part in numbers))
+
 
 _KEY = Form("an upload key", UploadKey.parse)
 Key = Annotated[UploadKey, _KEY]
@@ -93,8 +140,8 @@ class SplitWelcome(Greeting, tag="split_welcome/1"):
 class RoundDone(Message, tag="round_done/1"):
     """Client: it has trained `samples` in this round, and all uploads of the round are settled.
 
-    errors: of coding all that it sent so far, "category direction" -> relative root mean square,
-    for people.
+    errors: relative root mean square that coding has changed so far, by "category direction"; an
+    operator sees it.
     """
 
     round: int

@@ -22,8 +22,8 @@ Rules
 - Replicas of the clients that reported a round as done are averaged, weighted by samples, before
   the first upload of a later round, and when the run is over.
 - A checkpoint is made every `CHECKPOINT_EVERY` uploads and before the first upload of a later
-  round, between two trainings, with the book of all decisions. One at a time; several that fall due
-  meanwhile are one more. A failed one is tried again.
+  round, between two trainings, with the progress of all clients. One at a time; several that fall
+  due meanwhile are one more. A failed one is tried again.
 - A split server that is killed goes on from its last checkpoint. Uploads after it are lost with the
   weights that were trained on them: the ledger records them as dropped, and clients offer again
   those they have kept.
@@ -34,7 +34,7 @@ Rules
   run is not known to be over, the split server only leaves: it sends the answers that clients wait
   for, ends their sessions, and admits no client. They go on with the process that comes after it.
   It also leaves after `alone_s` without a client and without the parameter server
-  (`fsl_async.roles.split.shutdown`).
+  (`fsl_async.roles.split.server_state`).
 
     state      event or message         -> effects
     any        SplitRecovered              RecordUpload "dropped" for all that is lost
@@ -68,8 +68,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import attrs
-
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
@@ -94,11 +92,20 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.checkpoints import RETRY_S, Checkpoints, resumed
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey, UploadRefused
 from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of, replicas_due
-from fsl_async.roles.split.shutdown import ALONE, Liveness, SplitShutdown
+from fsl_async.roles.split.server_state import (
+    ALONE,
+    RETRY_S,
+    Checkpoints,
+    Peer,
+    SplitShutdown,
+    Upload,
+    refusal_of,
+    replicas_due,
+    resumed,
+)
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
@@ -126,9 +133,8 @@ class SplitServerMachine(RoleMachine):
         self.peers: dict[str, Peer] = {}
         self.ready: deque[UploadKey] = deque()
         self.busy: Effect | None = None  # being carried out by the training thread
-        self.shutdown = SplitShutdown()
         self.deadlines = Deadlines()
-        self.liveness = Liveness(self.deadlines, config.split.alone_s)
+        self.shutdown = SplitShutdown(self.deadlines, config.split.alone_s)
         self.checkpoints = Checkpoints(self.deadlines)
         self.handlers = {
             ev.SplitRecovered: self._recovered,
@@ -163,14 +169,14 @@ class SplitServerMachine(RoleMachine):
 
     def incarnation_of(self, name: str) -> int | None:
         """The incarnation that has, or had, a session under this name; None: there was none."""
-        if self.liveness.is_ps(name):
-            return self.liveness.ps_incarnation
+        if self.shutdown.is_ps(name):
+            return self.shutdown.ps_incarnation
         peer = self.peers.get(name)
         return peer.incarnation if peer is not None else None
 
-    def book(self) -> SplitProgress:
-        """All that a checkpoint has to hold besides tensors, as of now."""
-        clients = {name: peer.book for name, peer in self.peers.items()}
+    def progress(self) -> SplitProgress:
+        """Return all that a checkpoint has to hold besides tensors, as of now."""
+        clients = {name: peer.progress for name, peer in self.peers.items()}
         return SplitProgress(self.run, self.round, self.averaged, self.uploads, clients)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -181,9 +187,8 @@ class SplitServerMachine(RoleMachine):
     # --- what follows from the state ---
 
     def _update_liveness(self, now: float) -> None:
-        if not self.shutdown.asked:
-            clients = any(peer.connected for peer in self.peers.values())
-            self.liveness.update(self.run, now, clients=clients)
+        clients = any(peer.connected for peer in self.peers.values())
+        self.shutdown.update(self.run, now, clients=clients)
 
     def _average(self, round_: int) -> Effect | None:
         """The average that is due before an upload of this round is trained."""
@@ -191,28 +196,27 @@ class SplitServerMachine(RoleMachine):
             return None
         return replicas_due(self.peers.values(), self.averaged, round_)
 
-    def _too_late(self, key: UploadKey) -> Answer | None:
+    def _too_late(self, key: UploadKey) -> UploadRefused | None:
         behind = self.round - key.round
         if behind > self.method.max_stale_rounds:
-            return Answer("stale", f"{counted(behind, 'round')} behind the newest")
+            return UploadRefused(key, "stale", f"{counted(behind, 'round')} behind the newest")
         return None
 
     # --- start and sessions ---
 
     def _recovered(self, event: ev.SplitRecovered, now: float) -> list[Effect]:
-        book = event.book
-        self.run, self.round, self.averaged = book.run, book.round, book.averaged
-        self.uploads = book.uploads
-        self.peers = {name: Peer(name, kept) for name, kept in book.clients.items()}
+        found = event.progress
+        self.run, self.round, self.averaged = found.run, found.round, found.averaged
+        self.uploads = found.uploads
+        self.peers = {name: Peer(name, one) for name, one in found.clients.items()}
         for name, version in event.auxiliary_seen.items():
             peer = self.peers.setdefault(name, Peer(name))
-            seen = max(peer.book.auxiliary_seen, version)
-            peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
+            peer.change(auxiliary_seen=max(peer.progress.auxiliary_seen, version))
         self._update_liveness(now)
         return resumed(event)
 
     def _ps_connected(self, event: Greeted[msg.PsHello], now: float) -> list[Effect]:
-        effects = self.liveness.admit(event, self.run, self.shutdown.refusal())
+        effects = self.shutdown.admit_ps(event, self.run)
         if isinstance(effects[0], split.AdmitSplit):
             self.run = event.message.run
             self._update_liveness(now)
@@ -221,42 +225,35 @@ class SplitServerMachine(RoleMachine):
     def _hello(self, event: Greeted[msg.SplitHello], now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
         if self.shutdown.asked:
-            refusal = self.shutdown.refusal()
+            refusal = self.shutdown.hello_refusal()
         elif event.peer not in self.peers and len(self.peers) >= MAX_CLIENTS:
-            kept = counted(len(self.peers), "client")
-            refusal = "full", f"this server keeps the state of {kept} already"
+            clients = counted(len(self.peers), "client")
+            refusal = "full", f"this server keeps the state of {clients} already"
         if refusal is not None:
-            code, text = refusal
-            return [Refuse(event.peer, code, text)]
+            return [Refuse(event.peer, *refusal)]
         self.run = event.message.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
-        effects = [*self._lose_session(peer), *peer.begin_session(event)]
+        effects = [*peer.lose_session(), *peer.begin_session(event)]
         self._update_liveness(now)
-        held = peer.book.auxiliary
-        welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.last_trained, held)
+        kept = peer.progress.auxiliary
+        welcome = msg.SplitWelcome(self.run, self.method.in_flight, peer.last_trained, kept)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
-        if self.method.aligned and event.message.auxiliary != held:
+        if self.method.aligned and event.message.auxiliary != kept:
             effects.append(self._send_auxiliary(peer))
         return effects
 
     def _left(self, event: ClientLeft, now: float) -> list[Effect]:
-        if self.liveness.is_ps(event.peer):
-            self.liveness.left(event.incarnation)
+        if self.shutdown.is_ps(event.peer):
+            if self.shutdown.ps_incarnation == event.incarnation:
+                self.shutdown.ps_incarnation = None
             self._update_liveness(now)
             return []
         peer = self.peers.get(event.peer)
         if peer is None or peer.incarnation != event.incarnation or not peer.connected:
             return []
-        effects = [*self._lose_session(peer), *self._end_if_over(now)]
+        effects = [*peer.lose_session(), *self._end_if_over(now)]
         self._update_liveness(now)
         return [*effects, *self._next(now)] if self.shutdown.asked else effects
-
-    def _lose_session(self, peer: Peer) -> list[Effect]:
-        open_step = peer.open_step
-        effects: list[Effect] = [split.DropUpload(key) for key in peer.lose_session()]
-        if open_step is not None:
-            effects.append(split.ForgetSteps(peer.name))
-        return effects
 
     def _send(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
         return [Send(peer.name, message)] if peer.is_connected(key) else []
@@ -268,30 +265,31 @@ class SplitServerMachine(RoleMachine):
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_connected(key):
             return [DeclineStream(event.peer, event.stream, "not yours")]
-        answer = peer.answer_to(key, self.method.in_flight)
-        answer = answer or self.shutdown.answer() or self._too_late(key)
-        if answer is None:
+        refusal = peer.refusal(key, self.method.in_flight)
+        refusal = refusal or self.shutdown.upload_refusal(key) or self._too_late(key)
+        if refusal is None:
             peer.uploads.setdefault(key, Upload(offer)).offer = offer
             return [split.ReceiveUpload(event.peer, event.stream, offer)]
-        decline = DeclineStream(event.peer, event.stream, answer.code)
-        if answer.code == "here":
+        decline = DeclineStream(event.peer, event.stream, refusal.code)
+        if refusal.code == "here":
             return [decline]  # it is answered when it is trained
-        if answer.code == "known":
+        if refusal.code == "known":
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, peer.answers[key])] if kept else []
             known = Send(event.peer, msg.AlreadyTrained(key, kept))
             return [decline, known, *again, *self._stays(peer, offer)]
-        return [decline, *self._decline(peer, key, answer)]
+        return [decline, *self._decline(peer, refusal)]
 
-    def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
+    def _decline(self, peer: Peer, refusal: UploadRefused) -> list[Effect]:
         """An upload will not be trained, or not now."""
-        refused = self._send(peer, key, msg.UploadRefused(key, answer.code, answer.text))
-        if answer.code == "later" or any(known == key for known, _ in peer.declined):
+        refused = self._send(peer, refusal.key, refusal)
+        if refusal.code == "later" or any(one.key == refusal.key for one in peer.declined):
             return refused
-        peer.declined.append((key, answer))
+        peer.declined.append(refusal)
         # Recorded first: an upload whose client got an answer is in the ledger, whenever
         # this process dies.
-        return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *refused]
+        reason = f"{refusal.code}: {refusal.text}"
+        return [split.RecordUpload(refusal.key, "declined", reason), *refused]
 
     def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
         peer = self.peers[event.key.client]
@@ -309,7 +307,7 @@ class SplitServerMachine(RoleMachine):
         peer = self.peers.get(event.peer)
         if peer is None or key not in peer.uploads:
             return []
-        return self._send(peer, key, msg.UploadRefused(key, "later", event.reason[:200]))
+        return self._send(peer, key, UploadRefused(key, "later", event.reason[:200]))
 
     def _answer_sent(self, event: ev.AnswerSent, now: float) -> list[Effect]:
         peer = self.peers[event.peer]
@@ -331,20 +329,20 @@ class SplitServerMachine(RoleMachine):
             if late is not None:
                 self.ready.popleft()
                 del peer.uploads[key]
-                effects += [split.DropUpload(key), *self._decline(peer, key, late)]
+                effects += [split.DropUpload(key), *self._decline(peer, late)]
                 continue
             self.busy = self._average(key.round)
             if self.busy is None:
                 if key.round > self.round:
                     self.checkpoints.request()
-                effects.extend(self.checkpoints.due(self.book))
+                effects.extend(self.checkpoints.due(self.progress))
                 self.ready.popleft()
                 offer = peer.uploads[key].offer
                 wants = offer.wants_gradient and self.method.gradients
                 self.busy = split.TrainUpload(key, wants, offer.version)
             effects.append(self.busy)
         if self.busy is None:
-            effects.extend(self.checkpoints.due(self.book))
+            effects.extend(self.checkpoints.due(self.progress))
             effects.extend(self._end_if_done())
         return effects
 
@@ -361,16 +359,16 @@ class SplitServerMachine(RoleMachine):
         self.busy = None
         if event.problem is not None:
             text = f"refused upload {key.text}: {event.problem}"
-            answer = Answer("refused", event.problem)
-            effects = [Note(text, "warning"), *self._decline(peer, key, answer)]
+            refusal = UploadRefused(key, "refused", event.problem)
+            effects = [Note(text, "warning"), *self._decline(peer, refusal)]
             return [*effects, *self._stays(peer, offer), *self._next(now)]
         self.uploads += 1
         self.checkpoints.changed()
         self.round = max(self.round, key.round)
-        peer.book = attrs.evolve(peer.book, last=key, round=key.round)
+        peer.change(last=key, round=key.round)
         effects = [split.RecordUpload(key, "trained"), *self._answer(peer, event)]
-        if self.method.aligns_in(key.round) and peer.book.aligned_round < key.round:
-            version = peer.book.auxiliary_seen + 1
+        if self.method.aligns_in(key.round) and peer.progress.aligned_round < key.round:
+            version = peer.progress.auxiliary_seen + 1
             self.busy = split.Align(peer.name, version, key.round)
             effects += [split.RecordAuxiliary(peer.name, version), self.busy]
         else:
@@ -403,13 +401,13 @@ class SplitServerMachine(RoleMachine):
         aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
         if not offer.alignment_due or not peer.is_connected(offer.key) or aligning:
             return []
-        if self.method.aligned and peer.book.auxiliary != offer.auxiliary:
+        if self.method.aligned and peer.progress.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
-        stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
+        stays = msg.AuxiliaryStays(offer.key.round, peer.progress.auxiliary)
         return [Send(peer.name, stays)]
 
     def _send_auxiliary(self, peer: Peer) -> Effect:
-        meta = msg.AuxiliaryMeta(peer.book.auxiliary, peer.book.aligned_round)
+        meta = msg.AuxiliaryMeta(peer.progress.auxiliary, peer.progress.aligned_round)
         return split.SendAuxiliary(peer.name, meta)
 
     def _aligned(self, event: ev.Aligned, now: float) -> list[Effect]:
@@ -417,17 +415,17 @@ class SplitServerMachine(RoleMachine):
         round_, self.busy = self.busy.round, None
         peer = self.peers[event.client]
         effects: list[Effect] = []
-        peer.book = attrs.evolve(peer.book, auxiliary_seen=event.version, aligned_round=round_)
+        peer.change(auxiliary_seen=event.version, aligned_round=round_)
         self.checkpoints.changed()
         if event.problem is None:
-            peer.book = attrs.evolve(peer.book, auxiliary=event.version)
+            peer.change(auxiliary=event.version)
             if peer.connected:
                 effects.append(self._send_auxiliary(peer))
         else:
             text = f"the auxiliary model of {peer.name} stays as it is: {event.problem}"
             effects.append(Note(text, "warning"))
             if peer.connected:
-                stays = msg.AuxiliaryStays(round_, peer.book.auxiliary)
+                stays = msg.AuxiliaryStays(round_, peer.progress.auxiliary)
                 effects.append(Send(peer.name, stays))
         return [*effects, *self._next(now)]
 
@@ -435,8 +433,7 @@ class SplitServerMachine(RoleMachine):
         peer, done = self.peers.get(event.peer), event.message
         if peer is None or not peer.connected:
             return []
-        if done.round > peer.book.done_round:
-            peer.book = attrs.evolve(peer.book, done_round=done.round, done_samples=done.samples)
+        peer.round_done(done.round, done.samples)
         return [Send(event.peer, msg.RoundAcknowledged(done.round))]
 
     # --- checkpoints ---
@@ -461,7 +458,7 @@ class SplitServerMachine(RoleMachine):
         peer = self.peers.get(event.peer)
         if peer is not None and peer.connected:
             peer.run_over = True
-        elif not self.liveness.is_ps(event.peer):
+        elif not self.shutdown.is_ps(event.peer):
             return []
         self.shutdown.run_over = True
         if self.deadlines.when("over") is None:
@@ -493,7 +490,7 @@ class SplitServerMachine(RoleMachine):
             if name == "over":
                 effects.extend(self._drain("the run has ended", now))
             elif name == ALONE:
-                effects.extend(self._drain(self.liveness.reason(), now))
+                effects.extend(self._drain(self.shutdown.alone_reason(), now))
             elif name == "retry":
                 effects.extend(self._next(now))
             else:  # drain: only the job that runs and the checkpoint are waited for
@@ -511,7 +508,7 @@ class SplitServerMachine(RoleMachine):
         if self.busy is not None:
             return [self.busy]
         self.checkpoints.request()
-        last = self.checkpoints.due(self.book)
+        last = self.checkpoints.due(self.progress)
         if last:
             return last
         in_time = self.deadlines.when("drain") is not None
@@ -525,7 +522,7 @@ class SplitServerMachine(RoleMachine):
         shutdown.done = True
         self.deadlines.clear()
         here = [peer.name for peer in self.peers.values() if peer.connected]
-        here += [msg.PS_ROLE] if self.liveness.ps_incarnation is not None else []
+        here += [msg.PS_ROLE] if self.shutdown.ps_incarnation is not None else []
         effects: list[Effect] = [
             EndSession(name, reason) if shutdown.leaves else Send(name, msg.Ended(reason))
             for name in here

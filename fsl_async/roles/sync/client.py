@@ -39,23 +39,24 @@ Rules
     any        Attached                         SendManifest in a session
     offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
     joined     Publish                          OfferInitial
-    joined     Announce (not held)              Send Fetch; AdoptInitial for its own version 0
+    joined     Announce (not held)              Send Fetch; ReplaceBase by its own version 0
     joined     VersionMeta                      ReceiveVersion, or DeclineStream
     joined     Scalars                          as Announce, then as VersionMeta
-    any        FetchReceived                    FinishEncoding of the outstanding delta, ReplaceBase
-    any        EncodingFinished                 ReplaceBase
+    any        ReceiveVersion is done           FinishEncoding of the outstanding delta, ReplaceBase
+    any        FinishEncoding is done           ReplaceBase
     any        BaseReplaced                     Rebase
-    any        FetchFailed                      Note; timer "fetch", then Send Fetch
+    any        ReplaceBase has failed           Note; timer "fetch", then Send Fetch
     any        Rebased                          Send Holding
     training   Call                             TakeSnapshot when no delta is outstanding
     any        Pace                             CountSteps, timer "pace"
     training   PaceReached, timer "pace"        TakeSnapshot when no delta is outstanding
-    training   Turn                             BeginRound once the weights are on that version
+    training   Turn                             TakeSnapshot of the round, once the weights are on
+                                                its version
     training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
     any        Accepted, Declined               DropDelta, then what was waiting
     any        Declined "later", StreamLost     timer "offer", then OfferDelta; timer "fetch"
     any        SessionLost (third violation)    EndTraining
-    held       SessionLost, Declined            ResumeTraining (in a turn: Rebased, Declined)
+    held       SessionLost, Declined            ResumeTraining (in a round: Rebased, Declined)
     any        Stop, DrainAsked, Preempting,    EndTraining
                HelloRefused, Reject
     any        TrainingEnded                    TakeSnapshot, then Finish after the last answer;
@@ -80,6 +81,7 @@ from fsl_async.roles.machine import (
     SERVER,
     Deadlines,
     DeclineStream,
+    Done,
     DrainAsked,
     Effect,
     Event,
@@ -94,6 +96,7 @@ from fsl_async.roles.machine import (
     TimerFired,
     TrainingEnded,
 )
+from fsl_async.roles.phrasing import lost_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -110,13 +113,6 @@ REOFFER_S = 5.0
 VIOLATIONS = 3
 """How often the parameter server may end the session because of what this client sends. The same
 message is sent in each new session, so more of them end the same way."""
-_LOST = {
-    "expired": "the parameter server does not answer",
-    "reset": "the parameter server restarted",
-    "bye": "the parameter server ended the session",
-    "protocol": "the parameter server violated the protocol",
-    "revoked": "the parameter server no longer accepts this key",
-}
 
 
 class ClientMachine(RoleMachine):
@@ -146,7 +142,7 @@ class ClientMachine(RoleMachine):
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
-        self.told_empty = False  # that steps without tokens send nothing
+        self.noted_empty = False  # that steps without tokens send nothing
         self.sends_from = -1  # no delta is measured from an older version
         self.violations = 0  # since a delta or a version has gone through
         self.deadlines = Deadlines()
@@ -171,24 +167,21 @@ class ClientMachine(RoleMachine):
             msg.Announce: lambda event, now: self._announced(event.message, now),
             msg.Scalars: self._scalars,
             msg.VersionMeta: lambda event, now: self._offered(event.stream, event.message, now),
-            ev.FetchReceived: self._fetch_received,
-            ev.FetchFailed: self._fetch_failed,
+            do.ReceiveVersion: self._fetch_received,
+            do.ReplaceBase: self._fetch_failed,
             ev.BaseReplaced: self._base_replaced,
             ev.Rebased: self._rebased,
             ev.Snapshotted: self._snapshotted,
-            ev.EncodingFinished: self._encoding_finished,
+            do.FinishEncoding: self._encoding_finished,
             StreamLost: self._stream_lost,
             msg.Stop: self._run_ended,
-            DrainAsked: self._drain_asked,
+            DrainAsked: lambda event, now: self.shutdown.ask(
+                event.reason, ExitCode.INTERRUPTED, now
+            ),
             ev.Preempting: self.shutdown.preempt,
             TrainingEnded: self._training_ended,
             ev.TransfersChecked: self.shutdown.transfers_checked,
         }
-
-    @property
-    def latest(self) -> Held:
-        """The newest version announced."""
-        return self.version_sync.latest
 
     @property
     def base(self) -> Held:
@@ -237,15 +230,14 @@ class ClientMachine(RoleMachine):
             self.violations += 1
             if self.violations >= VIOLATIONS:
                 return self._give_up(event.violation, now)
-        reason = event.reason
-        what = _LOST.get(reason, f"the parameter server is away ({reason})")
+        what = lost_words(event.reason)
         if not self.shutdown.training:
             self.shutdown.session_lost(now)
             meanwhile = f"waiting {DRAIN_S:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
         self.pending_note = Note(f"{what}; {meanwhile}", "warning")
-        in_turn = self.held is not None and self.held.is_turn
+        in_turn = self.held is not None and self.held.trains
         effects = [] if self.busy == "snapshot" or in_turn else self._resume()
         if event.reason in {"reset", "revoked"}:
             # The answer to the next hello may give the cause: another process has the name, or the
@@ -337,6 +329,13 @@ class ClientMachine(RoleMachine):
         self.version_sync.publishing = True
         return [do.OfferInitial()]
 
+    def _scalars(self, event: Received[msg.Scalars], now: float) -> list[Effect]:
+        """Take an announcement, and the scalars as if they were offered as a stream."""
+        effects = self._announced(event.message, now)
+        meta = msg.VersionMeta("seeds", event.message.version)
+        stream = msg.version_stream(meta.kind, meta.version)
+        return [*effects, *self._offered(stream, meta, now, here=True)]
+
     def _announced(self, newest: msg.Announce | msg.Scalars, now: float) -> list[Effect]:
         version_sync, comes = self.version_sync, isinstance(newest, msg.Scalars)
         undone = version_sync.announced(newest)
@@ -348,21 +347,14 @@ class ClientMachine(RoleMachine):
             version_sync.publishing = False
             if newest.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, version_sync.adopted = "replacing", True
-                return [do.AdoptInitial()]
+                return [do.ReplaceBase(0, is_own=True)]
         version_sync.by_scalars = comes or version_sync.by_scalars
         if comes and version_sync.asked is None and version_sync.base != version_sync.latest:
             version_sync.asked = newest.version
-        if self.base == self.latest and self.model_version == newest.version:
+        if self.base == self.version_sync.latest and self.model_version == newest.version:
             return [version_sync.holding()]
         notes = [Note(f"{undone}; this client goes back too", "warning")] if undone else []
         return [*notes, *self._advance()]
-
-    def _scalars(self, event: Received[msg.Scalars], now: float) -> list[Effect]:
-        """Take an announcement, and the scalars as if they were offered as a stream."""
-        effects = self._announced(event.message, now)
-        meta = msg.VersionMeta("seeds", event.message.version)
-        stream = msg.version_stream(meta.kind, meta.version)
-        return [*effects, *self._offered(stream, meta, now, here=True)]
 
     def _offered(
         self, stream: str, meta: msg.VersionMeta, now: float, *, here: bool = False
@@ -374,13 +366,14 @@ class ClientMachine(RoleMachine):
             self.version_sync.later(now, REOFFER_S)
         return [DeclineStream(SERVER, stream, "not wanted")]
 
-    def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
+    def _fetch_received(self, event: Done[do.ReceiveVersion], now: float) -> list[Effect]:
         self.violations = 0
-        self.version_sync.received(event.version)
+        self.version_sync.received(event.of.version)
         return self._advance()
 
-    def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
-        text = f"version {event.version} could not be applied: {event.reason}; fetching it in full"
+    def _fetch_failed(self, event: Done[do.ReplaceBase], now: float) -> list[Effect]:
+        version = event.of.version
+        text = f"version {version} could not be applied: {event.problem}; fetching it in full"
         return self._base_lost(text, now)
 
     def _base_lost(self, text: str, now: float) -> list[Effect]:
@@ -410,7 +403,7 @@ class ClientMachine(RoleMachine):
         if self.model_version < 0:
             self.leading.begin(now)
         self.model_version, self.model_digest = event.version, self.base.digest
-        if self.held is not None and self.held.is_turn:
+        if self.held is not None and self.held.trains:
             # The version is that of the round, or of one that this delta missed.
             effects.extend(self._resume())
         if event.dropped_tokens:
@@ -420,7 +413,7 @@ class ClientMachine(RoleMachine):
             )
             effects.append(Note(text, "warning"))
         next_ones = self._advance()
-        trains = any(isinstance(one, do.BeginRound) for one in next_ones)
+        trains = any(isinstance(one, do.TakeSnapshot) and one.round >= 0 for one in next_ones)
         # Scalars that are measured from a version report that it is held.
         if self.connected and not (self.version_sync.by_scalars and trains):
             effects.append(self.version_sync.holding())
@@ -441,7 +434,7 @@ class ClientMachine(RoleMachine):
         call = event.message
         if call == self.answering or (self.delta is not None and self.delta.round == call.round):
             return []
-        if call.is_turn and self.answering is not None and self.answering.round == call.round:
+        if call.trains and self.answering is not None and self.answering.round == call.round:
             self.answering = call  # repeated in a new session: it is being trained
             return []
         self.call = call
@@ -467,8 +460,8 @@ class ClientMachine(RoleMachine):
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
                 if self.version_sync.by_scalars:
                     effects.append(self.version_sync.holding())
-            if event.steps and not (self.told_empty or self.version_sync.by_scalars):
-                self.told_empty = True
+            if event.steps and not (self.noted_empty or self.version_sync.by_scalars):
+                self.noted_empty = True
                 text = (
                     f"nothing is sent: {event.steps:,} steps were reported with tokens=0, and"
                     " tokens are the weight of what was trained"
@@ -476,21 +469,14 @@ class ClientMachine(RoleMachine):
                 effects.append(Note(text, "warning"))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
-        self.delta = Delta(
-            key,
-            self.model_digest,
-            event.tokens,
-            event.steps,
-            answered.round,
-            event.metrics,
-            event.facts,
-        )
+        work = event.tokens, event.steps, answered.round, event.metrics, event.facts
+        self.delta = Delta(key, self.model_digest, *work)
         self.coded = False
         if self.connected:
             self.shutdown.uploads.begin(now)
-        waits = answered.is_turn or (answered.last and self.connected)
+        waits = answered.trains or (answered.last and self.connected)
         waits = waits and not self.shutdown.asked
-        notes = self.movement.saw(event.steps, moved=event.moved)
+        notes = self.movement.count(event.steps, moved=event.moved)
         return [*notes, *([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:
@@ -498,10 +484,10 @@ class ClientMachine(RoleMachine):
         held, self.held = self.held, None
         return [] if held is None else [do.ResumeTraining()]
 
-    def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
-        self.busy = None
-        if self.delta is None or self.delta.key.sequence != event.sequence:
-            return [do.DropDelta(event.sequence), *self._advance()]  # settled while it was coded
+    def _encoding_finished(self, event: Done[do.FinishEncoding], now: float) -> list[Effect]:
+        self.busy, sequence = None, event.of.sequence
+        if self.delta is None or self.delta.key.sequence != sequence:
+            return [do.DropDelta(sequence), *self._advance()]  # settled while it was coded
         self.coded = True
         return self._advance()
 
@@ -524,7 +510,7 @@ class ClientMachine(RoleMachine):
         tokens = self.delta.tokens
         text = f"the parameter server refused a delta of {tokens} tokens: {declined.text}"
         if declined.code == "stale":
-            self.sends_from = self.latest.version
+            self.sends_from = self.version_sync.latest.version
             text += (
                 "; a step that compiles or loads may take that long: the next delta is measured"
                 f" from version {self.sends_from}"
@@ -573,9 +559,9 @@ class ClientMachine(RoleMachine):
             call = msg.Call(msg.OWN_PACE)
         if call is None or self.delta is not None or self.model_version < 0:
             return []
-        if self.model_version < min(self.sends_from, self.latest.version):
+        if self.model_version < min(self.sends_from, self.version_sync.latest.version):
             return []  # its delta would be refused too
-        if call.is_turn and call.round != self.model_version:
+        if call.trains and call.round != self.model_version:
             if call.round < self.model_version:
                 self.call = None  # that round is over
             return []  # a round is trained from the version that it starts from
@@ -585,10 +571,9 @@ class ClientMachine(RoleMachine):
     def _take_snapshot(self, call: msg.Call) -> Effect:
         self.sequence += 1
         self.leading.reached = False
-        self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
-        if call.is_turn:
-            return do.BeginRound(self.sequence, call.round)
-        return do.TakeSnapshot(self.sequence, call.last)
+        holds = call.last or call.trains
+        self.busy, self.held = "snapshot", call if holds else None
+        return do.TakeSnapshot(self.sequence, holds, call.round if call.trains else -1)
 
     # --- the end ---
 
@@ -596,9 +581,6 @@ class ClientMachine(RoleMachine):
         self.shutdown.refusing = True
         reason = event.message.reason
         return [SendGoodbye(reason), *self.shutdown.ask(reason, 0, now)]
-
-    def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
-        return self.shutdown.ask(event.reason, ExitCode.INTERRUPTED, now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         effects = self.shutdown.training_ended(event.error, now, joined=self.model_version >= 0)
@@ -611,6 +593,6 @@ class ClientMachine(RoleMachine):
         if not self.shutdown.emptied:
             self.shutdown.emptied = True
             # While the parameter server collects for this version's round, it counts as the answer.
-            self.answering = msg.Call(self.latest.version)
+            self.answering = msg.Call(self.version_sync.latest.version)
             return [self._take_snapshot(self.answering)]
         return self.shutdown.finish()

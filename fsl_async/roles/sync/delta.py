@@ -128,7 +128,7 @@ class MergedDelta:
     """Its factor in the sum; 0 where the aggregation rule left it out."""
     norm: float = 0.0
     product_norm: float = 0.0
-    """Of adapters that are merged by products: by how much its client changed them, all modules."""
+    """How much its client changed all modules, for adapters that are merged by products."""
     clip: float = 1.0
     """Share of its length that counts, above 0. The weight has it, unless products are formed."""
 

@@ -22,7 +22,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import Member
 
@@ -40,7 +40,7 @@ class DeltaAdmission:
     """
 
     members: dict[str, Member]
-    deltas: DeltaBook
+    deltas: Deltas
     too_late: Callable[[Delta], Objection]
     guard: NormGuard
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
@@ -89,7 +89,7 @@ class DeltaAdmission:
         again = f"the next is taken in {until - now:.0f} s"
         return "quarantined", f"the one before was quarantined: {problem}; {again}"
 
-    def book(self, stored: StoredDelta, now: float) -> list[Effect]:
+    def queue(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Queue a durable delta for the next merge, or exclude it."""
         key = stored.key
         reason = self.guard.outlier(stored.norm)
@@ -133,7 +133,7 @@ class DeltaAdmission:
             answer = msg.Declined(key, outcome, f"this delta is {outcome}")
         elif event.problem is None:
             self._diverged.pop(key.client, None)
-            effects += self.book(event.stored, now)
+            effects += self.queue(event.stored, now)
             for one in effects:
                 if isinstance(one, do.Quarantine) and not one.held:
                     answer = msg.Declined(key, "quarantined", one.reason)

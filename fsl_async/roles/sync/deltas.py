@@ -59,7 +59,7 @@ _LEAST_CLIP = 1e-30
 _EXACT, _SHOWN = 1e-9, 4
 
 
-class DeltaBook:
+class Deltas:
     """Pending and settled deltas, and the versions that a delta may be based on.
 
     epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
@@ -104,7 +104,7 @@ class DeltaBook:
         self.global_versions: list[int] = []
         """The newest ones made of the weights of all groups; no delta is older for them."""
         self._steps: deque[int] = deque(maxlen=USUAL_DELTAS)
-        """Of the last merged deltas, one for each client and version."""
+        """Steps of the last merged deltas, one for each client and version."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
     def recovered(self, usual: Sequence[StoredDelta], latest: Sequence[MergedDelta] = ()) -> None:
@@ -138,7 +138,7 @@ class DeltaBook:
         return tokens
 
     def _again(self) -> tuple[MergedDelta, ...]:
-        """What the merge of all pending deltas uses again, in the order of the clients' names.
+        """Return the deltas that the next merge uses again, in the order of the clients' names.
 
         A delta gets older with each version, and is used no more when it is too old to be accepted.
         """
@@ -185,7 +185,7 @@ class DeltaBook:
         self.merging = self.reused = ()
 
     @property
-    def fresh(self) -> int:
+    def mergeable(self) -> int:
         """How many pending deltas can make a version.
 
         Without those that became older than `max_staleness` on their way: they enter a version of
@@ -269,7 +269,7 @@ class DeltaBook:
 
 
 def _counted(merged: tuple[MergedDelta, ...]) -> tuple[MergedDelta, ...]:
-    """Those with a weight; all where none has one: the average is zero in any case."""
+    """Return the deltas with a weight; all where none has one, as the average is zero then."""
     return tuple(one for one in merged if one.weight) or merged
 
 

@@ -24,7 +24,7 @@ class CheckTransfers(Effect, tag="check_transfers"):
 
 @frozen
 class Admit(Effect, tag="admit"):
-    """Write the incarnation of a client to disk. Ends in Admitted.
+    """Write the incarnation of a client to disk. Ends in Done.
 
     shard: also write a provisional lease of it.
     """
@@ -52,7 +52,7 @@ class UseModel(Effect, tag="use_model"):
 
 @frozen
 class KeepShard(Effect, tag="keep_shard"):
-    """Write to disk that a client's lease is permanent. Ends in ShardKept."""
+    """Write to disk that a client's lease is permanent. Ends in Done."""
 
     peer: str
     incarnation: int
@@ -60,9 +60,9 @@ class KeepShard(Effect, tag="keep_shard"):
 
 @frozen
 class ReceiveInitial(Effect, tag="receive_initial"):
-    """Receive the initial weights as version 0.
+    """Receive the initial weights as version 0. Ends in StreamLost or, once all are here, in Done.
 
-    Ends in VersionCommitted, CommitFailed or StreamLost.
+    After Done come VersionCommitted, or Done with the problem of writing the version.
     """
 
     peer: str
@@ -98,7 +98,10 @@ class SendVersion(Effect, tag="send_version"):
 
 @frozen
 class VerifyVersion(Effect, tag="verify_version"):
-    """Verify every byte of a version on disk. Ends in VersionVerified or StoreFailed."""
+    """Verify every byte of a version on disk. Ends in Done or StoreFailed.
+
+    Done has a problem if a byte was not as written; the damage is repaired by then.
+    """
 
     version: int
 
@@ -121,7 +124,7 @@ class Release(Effect, tag="release"):
 
 @frozen
 class KeepDecay(Effect, tag="keep_decay"):
-    """Write to disk that rates decay from now on. Ends in DecayKept or StoreFailed."""
+    """Write to disk that rates decay from now on. Ends in Done or StoreFailed."""
 
     decay: Decay
 
@@ -130,7 +133,8 @@ class KeepDecay(Effect, tag="keep_decay"):
 class Commit(Effect, tag="commit"):
     """Make `version` of `scale` times the sum of weight x delta, or by the aggregation rule.
 
-    Ends in VersionCommitted, CommitFailed or StoreFailed.
+    Ends in VersionCommitted, StoreFailed, or Done with a problem (the disk is full): deltas and the
+    last version are unchanged.
     """
 
     version: int
@@ -156,16 +160,15 @@ class OfferInitial(Effect, tag="offer_initial"):
 
 
 @frozen
-class AdoptInitial(Effect, tag="adopt_initial"):
-    """Use the attached model's own weights as version 0. Ends in BaseReplaced (then Rebased)."""
-
-
-@frozen
 class TakeSnapshot(Effect, tag="take_snapshot"):
-    """Copy the weights at the next step. Ends in Snapshotted. hold: then stop training there."""
+    """Copy the weights at the next step, or at the end of a round. Ends in Snapshotted.
+
+    hold: then stop training there. round: the round to train first; -1: none.
+    """
 
     sequence: int
     hold: bool = False
+    round: int = -1
 
 
 @frozen
@@ -173,14 +176,6 @@ class CountSteps(Effect, tag="count_steps"):
     """From now on report `steps` steps after a snapshot by PaceReached; 0: none."""
 
     steps: int
-
-
-@frozen
-class BeginRound(Effect, tag="begin_round"):
-    """Train round `round`, copy the weights at its end, and stop there. Ends in Snapshotted."""
-
-    sequence: int
-    round: int
 
 
 @frozen
@@ -197,7 +192,7 @@ class OfferDelta(Effect, tag="offer_delta"):
 
 @frozen
 class FinishEncoding(Effect, tag="finish_encoding"):
-    """Code the rest of delta `sequence` now. Ends in EncodingFinished."""
+    """Code the rest of delta `sequence` now. Ends in Done: base and snapshot may be replaced."""
 
     sequence: int
 
@@ -211,7 +206,7 @@ class DropDelta(Effect, tag="drop_delta"):
 
 @frozen
 class ReceiveVersion(Effect, tag="receive_version"):
-    """Accept the offered stream. Ends in FetchReceived or StreamLost."""
+    """Accept the offered stream. Ends in Done (all chunks are here, still coded) or StreamLost."""
 
     stream: str
     kind: str
@@ -220,9 +215,13 @@ class ReceiveVersion(Effect, tag="receive_version"):
 
 @frozen
 class ReplaceBase(Effect, tag="replace_base"):
-    """Apply the fetched frames to the base buffer. Ends in BaseReplaced or FetchFailed."""
+    """Apply the fetched frames to the base buffer. Ends in BaseReplaced, or Done with a problem.
+
+    is_own: there are none; use the attached model's own weights, as version 0.
+    """
 
     version: int
+    is_own: bool = False
 
 
 @frozen

@@ -31,14 +31,6 @@ class Preempting(Event, tag="preempting"):
 
 
 @frozen
-class SendVersionFailed(Event, tag="send_version_failed"):
-    """A client declined an offered version, or reading it failed; it asks again if it needs it."""
-
-    peer: str
-    version: int
-
-
-@frozen
 class TransfersChecked(Event, tag="transfers_checked"):
     """Answers CheckTransfers: peers whose streams began, advanced or ended since the last check."""
 
@@ -64,13 +56,6 @@ class DecayAsked(Event, tag="decay_asked"):
     """
 
     more: RunLimits = field(factory=RunLimits)
-
-
-@frozen
-class DecayKept(Event, tag="decay_kept"):
-    """A decay is on disk: it begins."""
-
-    decay: Decay
 
 
 @frozen
@@ -138,15 +123,6 @@ class ClientHello(Event, tag="client_hello"):
 
 
 @frozen
-class Admitted(Event, tag="admitted"):
-    """Answers Admit: its record is on disk, or `problem` prevented that."""
-
-    peer: str
-    incarnation: int
-    problem: str | None = None
-
-
-@frozen
 class ModelAttached(Event, tag="model_attached"):
     """A client has built its model. difference: the first tensor unlike the run's, or None."""
 
@@ -154,22 +130,6 @@ class ModelAttached(Event, tag="model_attached"):
     fingerprint: str
     values: int
     difference: str | None
-
-
-@frozen
-class ShardKept(Event, tag="shard_kept"):
-    """Answers KeepShard: its record is on disk, or `problem` prevented that."""
-
-    peer: str
-    incarnation: int
-    problem: str | None = None
-
-
-@frozen
-class InitialReceived(Event, tag="initial_received"):
-    """All initial weights of a client have arrived; version 0 is being written."""
-
-    peer: str
 
 
 @frozen
@@ -183,12 +143,16 @@ class DeltaStored(Event, tag="delta_stored"):
 
 @frozen
 class VersionSent(Event, tag="version_sent"):
-    """A version was completely sent to a client. It is for the journal, which counts the bytes."""
+    """A version was completely sent to a client, in this many bytes.
+
+    is_lost: the client declined it, or reading it failed; the client asks again if it needs it.
+    """
 
     peer: str
     kind: str
     version: int
     bytes_coded: int
+    is_lost: bool = False
 
 
 @frozen
@@ -211,7 +175,7 @@ class VersionCommitted(Event, tag="version_committed"):
     merged since.
     """
     global_base: str = ""
-    """Of "global": the digest of the global weights from which a coded update leads; or empty."""
+    """Digest of the global weights from which a coded update leads to a "global" one; or empty."""
     alike: dict[str, float] = field(factory=dict)
     """"client/client" -> cosine, of those whose deltas in it are almost the same."""
     opposite: str = ""
@@ -220,14 +184,6 @@ class VersionCommitted(Event, tag="version_committed"):
     """Deltas without a part in it: stored after a version that they were not computed from."""
     notice: str = ""
     """One line on cleanup that failed and is retried later; or empty."""
-
-
-@frozen
-class CommitFailed(Event, tag="commit_failed"):
-    """A checkpoint could not be written (disk full). Accumulator and last version are unchanged."""
-
-    version: int
-    reason: str
 
 
 @frozen
@@ -242,14 +198,6 @@ class DamageRepaired(Event, tag="damage_repaired"):
     """A damaged file was found before use, and rebuilt or left out. text: for the operator."""
 
     text: str
-
-
-@frozen
-class VersionVerified(Event, tag="version_verified"):
-    """Answers VerifyVersion: whether every byte was as written. Damage is repaired by now."""
-
-    version: int
-    intact: bool
 
 
 # --- client ---------------------------------------------------------------------------------------
@@ -279,13 +227,6 @@ class PaceReached(Event, tag="pace_reached"):
 
 
 @frozen
-class FetchReceived(Event, tag="fetch_received"):
-    """All chunks of the stream have arrived, still coded."""
-
-    version: int
-
-
-@frozen
 class BaseReplaced(Event, tag="base_replaced"):
     """The base buffer holds `version` and has `digest`. The model is not rebased yet.
 
@@ -295,14 +236,6 @@ class BaseReplaced(Event, tag="base_replaced"):
     version: int
     digest: str
     global_digest: str = ""
-
-
-@frozen
-class FetchFailed(Event, tag="fetch_failed"):
-    """The fetched frames could not be applied."""
-
-    version: int
-    reason: str
 
 
 @frozen
@@ -319,13 +252,6 @@ class Snapshotted(Event, tag="snapshotted"):
     metrics: dict[str, float] = field(factory=dict)
     facts: dict[str, float] = field(factory=dict)
     moved: bool = True
-
-
-@frozen
-class EncodingFinished(Event, tag="encoding_finished"):
-    """All chunks of delta `sequence` are coded, so base and snapshot may be replaced."""
-
-    sequence: int
 
 
 @frozen

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from fsl_async.roles.client_facts import ClientBook, ClientFact
+from fsl_async.roles.client_facts import ClientFact, ClientFacts
+from fsl_async.roles.groups.effects import Adopt
 from fsl_async.roles.machine import (
     ClientLeft,
     Effect,
@@ -34,7 +35,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, one_each
-from fsl_async.roles.sync.group_hold import CommitGlobal
 from fsl_async.roles.sync.ps_state import Phase, Round
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class VersionFact(Fact, tag="version"):
     made_of: str = "deltas"
     global_round: int = -1
     held: tuple[str, ...] = ()
-    """Of "disk": keys of deltas that are held back."""
+    """Keys of deltas that are held back, for "disk"."""
     gained: int = 0
     """Tokens of its deltas."""
     deltas: dict[str, int] = field(factory=dict)
@@ -107,7 +107,7 @@ class VersionFact(Fact, tag="version"):
     asked: int = 0
     """Clients that got a call; less than `called` where they take turns."""
     in_time: int = 0
-    """Of the called, those whose delta of this round is in it."""
+    """Called clients whose delta of this round is in it."""
     needed: int = 0
     late: tuple[str, ...] = ()
     nothing: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class VersionFact(Fact, tag="version"):
     opposite: str = ""
 
 
-class Clients(ClientBook):
+class Clients(ClientFacts):
     """The clients of a parameter server."""
 
     _has_version = False
@@ -178,7 +178,7 @@ class Clients(ClientBook):
         return []
 
 
-class FactBook:
+class RunFacts:
     """Follows a machine, and returns the facts that an event has changed."""
 
     def __init__(self, machine: ParameterServerMachine) -> None:
@@ -189,7 +189,7 @@ class FactBook:
         self._before: frozenset[DeltaKey] = frozenset()
         """Deltas that the start found pending."""
         self._merged: Sequence[MergedDelta] = ()
-        """Those of the version that is being made, and its round."""
+        """Deltas of the version that is being made, and its round."""
         self._round: Round | None = None
         self._global_round = -1
 
@@ -210,7 +210,7 @@ class FactBook:
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged, self._round = effect.merged, self._machine.round
-            elif isinstance(effect, CommitGlobal):
+            elif isinstance(effect, Adopt):
                 self._global_round = effect.decision.round
         now = self._rounds()
         if now != self._newest:

@@ -1,18 +1,19 @@
 """Fits global rounds in between one group's versions. Pure.
 
-The group's member takes a cut of the newest version, and merges are held from then on; later it
-brings global weights, which become a version. Both happen between two versions, never during a
-merge.
+In a global round the parameter servers of several groups average what their groups gained. The
+group's member takes a cut of the newest version, and merges are held from then on; later it brings
+global weights, which become a version. Both happen between two versions, never during a merge.
 
-    TakeCut          TakeGroupCut, after a version that is being made; merges are held
+    TakeCut          TakeCut, after a version that is being made; merges are held
     ResumeMerges     the open round goes on
-    Adopt            CommitGlobal, after a version that is being made; VersionCommitted follows, or
-                     GlobalFailed
+    Adopt            Adopt, after a version that is being made; VersionCommitted or AdoptFailed
+                     follows
 
-These are effects of the member's machine. At the end of the run GroupEnds, of `run_end`, is an
-event of it, and EndGroup follows.
+The left column has effects of the member's machine, which are events here. At the end of the run
+GroupEnds, an effect of `run_end`, is an event of the member, and EndGroup follows.
 
-Held, clients train and send deltas, which are acknowledged. The end of the run is not held.
+While merges are held, clients train, and their deltas are acknowledged. The end of the run does not
+wait for merges that are held.
 """
 
 from __future__ import annotations
@@ -20,38 +21,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from fsl_async.roles.groups.effects import Adopt, ResumeMerges, TakeCut
-from fsl_async.roles.groups.events import Decision
-from fsl_async.roles.machine import Effect, EndSession, Event
-from fsl_async.roles.sync.ps_state import Member, Phase
+from fsl_async.roles.machine import Effect
+from fsl_async.roles.sync.ps_state import Phase
 
 if TYPE_CHECKING:
+    from fsl_async.roles.groups.events import AdoptFailed
     from fsl_async.roles.sync.rounds import RoundCoordinator
-
-
-@frozen
-class GlobalFailed(Event, tag="global_failed"):
-    """Answers CommitGlobal: nothing has changed."""
-
-    round: int
-
-
-@frozen
-class TakeGroupCut(Effect, tag="take_group_cut"):
-    """Make the newest version durable as the cut of global round `round`."""
-
-    round: int
-
-
-@frozen
-class CommitGlobal(Effect, tag="commit_global"):
-    """Make `version` of decided global weights. Ends in VersionCommitted or GlobalFailed."""
-
-    version: int
-    decision: Decision
-    counted: bool
 
 
 class GroupHold:
@@ -60,26 +36,22 @@ class GroupHold:
     def __init__(self, rounds: RoundCoordinator) -> None:
         self._rounds = rounds
         self._waiting: deque[TakeCut | Adopt] = deque()
-        self._before: Phase | None = None
-        """The phase before a version of global weights that is being made."""
 
     def asked(self, event: TakeCut | Adopt, now: float) -> list[Effect]:
         """Do what the global round asks, once no version is being made."""
         self._waiting.append(event)
-        return self.serve(now)
+        return self.serve()
 
-    def serve(self, now: float) -> list[Effect]:
+    def serve(self) -> list[Effect]:
         """Do what waits, if no version is being made."""
         rounds, effects = self._rounds, list[Effect]()
         while self._waiting and rounds.phase not in {Phase.MERGING, Phase.DONE}:
             event = self._waiting.popleft()
             if isinstance(event, TakeCut):
                 rounds.is_held = True
-                effects.append(TakeGroupCut(event.round))
-                continue
-            self._before, rounds.phase = rounds.phase, Phase.MERGING
-            number = rounds.deltas.version + 1
-            effects.append(CommitGlobal(number, event.decision, event.counted))
+            else:
+                rounds.phase = Phase.MERGING
+            effects.append(event)
         return effects
 
     def resumed(self, event: ResumeMerges, now: float) -> list[Effect]:
@@ -87,21 +59,11 @@ class GroupHold:
         self._rounds.is_held = False
         return self._rounds.evaluate(now)
 
-    def failed(self, event: GlobalFailed, now: float) -> list[Effect]:
+    def failed(self, event: AdoptFailed, now: float) -> list[Effect]:
         """Go on without the version of global weights; the member brings them again."""
-        if self._before is None:
-            return []
-        self._rounds.phase, self._before = self._before, None
-        return [*self._rounds.evaluate(now), *self.serve(now)]
-
-    def committed(self) -> None:
-        """Note that a version is durable."""
-        self._before = None
-
-    def began(self, members: dict[str, Member]) -> list[Effect]:
-        """End sessions from before version 0: their models were compared with no run's model."""
-        return [
-            EndSession(name, "the run has a model now: attach again")
-            for name, member in list(members.items())
-            if member.attached or member.agrees
-        ]
+        rounds = self._rounds
+        if rounds.round is not None:
+            rounds.phase = Phase.COLLECTING
+        else:
+            rounds.phase = Phase.READY if rounds.deltas.version >= 0 else Phase.EMPTY
+        return [*rounds.evaluate(now), *self.serve()]

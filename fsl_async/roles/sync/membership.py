@@ -1,14 +1,14 @@
 """Decides which clients take part: each has its own shard, and all have the run's model. Pure.
 
 Admission. A client that opens a session gets a shard. Its incarnation and its lease are
-on disk before it is welcomed: Admit, then Admitted, then Welcome. If both are on disk already, it
+on disk before it is welcomed: Admit, then Welcome. If both are on disk already, it
 is welcomed at once. If no shard is left, it is refused, with the names of the clients that have
 one.
 
 Model. Before version 0 the model of the first client is the run's, while that client or another
 with the same model is connected; afterwards a new client may bring another model (UseModel). Once
 the initial weights have arrived the run's model is fixed. A client with another model is rejected.
-For one with the run's model the lease becomes permanent: KeepShard, then ShardKept.
+For one with the run's model the lease becomes permanent: KeepShard.
 
 A lease is provisional when its client is admitted, and on disk before the client is welcomed: a
 parameter server that is killed at that moment must not give the shard to another client. A client
@@ -20,9 +20,9 @@ Version 0 is published by the first client that attached a model, and by the nex
 fails (`Publishing`).
 
     ClientHello             Welcome | Admit | Refuse and a Note
-    Admitted                Welcome, or EndSession if it could not be written: the client reconnects
+    Admit is done           Welcome, or EndSession if it could not be written: the client reconnects
     ModelAttached           UseModel, KeepShard; Reject
-    ShardKept               the client is attached, or EndSession
+    KeepShard is done       the client is attached, or EndSession
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import field, mutable
 
-from fsl_async.roles.machine import Deadlines, Effect, EndSession, Note, Refuse, Send
+from fsl_async.roles.machine import Deadlines, Done, Effect, EndSession, Note, Refuse, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -154,6 +154,14 @@ class Membership:
             self.shards.lease_provisionally(peer, member.shard)
         return [do.Admit(peer, member.incarnation, None if is_permanent else member.shard)]
 
+    def begin_again(self) -> list[Effect]:
+        """End sessions from before version 0: their models were compared with no run's model."""
+        return [
+            EndSession(name, "the run has a model now: attach again")
+            for name, member in self.members.items()
+            if member.attached or member.agrees
+        ]
+
     def refuse(self, peer: str, now: float) -> list[Effect]:
         """Refuse a client for which there is no shard."""
         holders = ", ".join(self.shards.holders[:SHOWN_HOLDERS])
@@ -166,16 +174,16 @@ class Membership:
         note = Note(f"{peer} is refused: {text}", "warning")
         return [note, refusal] if self._shown.take(now) else [refusal]
 
-    def admitted(self, event: ev.Admitted) -> list[Effect]:
+    def admitted(self, event: Done[do.Admit]) -> list[Effect]:
         """Welcome a client whose admission is on disk; if that failed, end its session."""
-        peer = event.peer
-        if event.problem is not None:
+        peer, incarnation = event.of.peer, event.of.incarnation
+        if event.problem:
             if self.shards.is_provisional(peer):
                 self.shards.revoke(peer)
             return [EndSession(peer, event.problem)]
-        self.incarnations[peer] = max(event.incarnation, self.incarnations.get(peer, -1))
+        self.incarnations[peer] = max(incarnation, self.incarnations.get(peer, -1))
         member = self.members.get(peer)
-        if member is None or member.incarnation != event.incarnation:
+        if member is None or member.incarnation != incarnation:
             return []  # it left meanwhile, or is replaced by another process
         return [do.Welcome(peer, member.shard)]
 
@@ -202,11 +210,11 @@ class Membership:
             effects.append(do.KeepShard(peer, member.incarnation))
         return True, effects
 
-    def kept(self, event: ev.ShardKept) -> list[Effect]:
+    def kept(self, event: Done[do.KeepShard]) -> list[Effect]:
         """Make a lease permanent that is so on disk; end the session if it could not be written."""
-        if event.problem is not None:
-            return [EndSession(event.peer, event.problem)]
-        self.shards.keep(event.peer)
+        if event.problem:
+            return [EndSession(event.of.peer, event.problem)]
+        self.shards.keep(event.of.peer)
         return []
 
 

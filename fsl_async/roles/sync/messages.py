@@ -101,7 +101,7 @@ class Call(Message, tag="call/1"):
     last: after this round nothing is merged.
     """
 
-    is_turn: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
     """Whether the client is to train a full round, instead of sending its progress."""
     round: int
     last: bool = False
@@ -118,7 +118,7 @@ class Turn(Call, tag="turn/1"):
     Then wait for the resulting version.
     """
 
-    is_turn = True
+    trains = True
 
 
 @frozen

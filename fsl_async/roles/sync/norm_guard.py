@@ -66,7 +66,7 @@ class NormGuard:
     by_order: bool = False
     held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _newest: dict[str, StoredDelta] = field(factory=dict)
-    """Of each client, the client of the newest one last."""
+    """Client -> its newest delta; the client of the newest one is last."""
     _accepted: int = 0
     """Deltas, of which one for each client and version counts."""
     _counted: set[str] = field(factory=set)

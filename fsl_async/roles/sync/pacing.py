@@ -41,17 +41,17 @@ ROUNDING = 1e-6
 """Above the error of dividing two speeds, below any difference between two."""
 
 LEAST_SHARE = 1 / 64
-"""Of the fastest client's speed. A false report of a high speed costs the others no more."""
+"""Least share of the fastest client's speed: a false report of a high speed costs no more."""
 
 
 @mutable
 class _Speed:
-    """Of one incarnation of a client: its last advance in steps, and its last speeds."""
+    """The last advance in steps of one incarnation of a client, and its last speeds."""
 
     incarnation: int
     step: int
     at: float
-    told: int
+    announced: int
     kept: deque[float] = Factory(lambda: deque(maxlen=KEPT))
 
     def advance(self, step: int, now: float) -> bool:
@@ -79,10 +79,10 @@ class Pacing:
         for effect in effects:
             made.append(effect)
             if self.sync.trigger == "buffer" and isinstance(effect, do.Welcome):
-                made.append(self._tell(effect.peer, self._steps(effect.peer)))
+                made.append(self._announce(effect.peer, self._steps(effect.peer)))
         return made
 
-    def heard(self, event: ev.HeartbeatReceived, now: float) -> list[Effect]:
+    def heartbeat(self, event: ev.HeartbeatReceived, now: float) -> list[Effect]:
         """Count a client's steps; return the paces that change by that."""
         member = self.members.get(event.peer)
         if not self.sync.dylu or member is None:
@@ -92,8 +92,8 @@ class Pacing:
             return []
         speed = self._speeds.get(event.peer)
         if speed is None or speed.incarnation != member.incarnation:
-            told = self.sync.local_steps if speed is None else speed.told
-            self._speeds[event.peer] = _Speed(member.incarnation, step, now, told)
+            announced = self.sync.local_steps if speed is None else speed.announced
+            self._speeds[event.peer] = _Speed(member.incarnation, step, now, announced)
             return []
         before = self._fastest()
         if not speed.advance(step, now):
@@ -105,12 +105,12 @@ class Pacing:
     def _changed(self, name: str) -> list[Effect]:
         if name not in self.members:
             return []
-        steps, told = self._steps(name), self._speeds[name].told
-        return [self._tell(name, steps)] if abs(steps - told) >= CHANGE * told else []
+        steps, announced = self._steps(name), self._speeds[name].announced
+        return [self._announce(name, steps)] if abs(steps - announced) >= CHANGE * announced else []
 
-    def _tell(self, name: str, steps: int) -> Effect:
+    def _announce(self, name: str, steps: int) -> Effect:
         if name in self._speeds:
-            self._speeds[name].told = steps
+            self._speeds[name].announced = steps
         return Send(name, msg.Pace(steps, math.ceil(1000 * self.sync.send_every_s)))
 
     def _fastest(self) -> float:

@@ -71,7 +71,7 @@ class RunPosition:
 
 @frozen
 class RunLimits:
-    """What ends a run; 0: no limit. seconds: of serving, over all processes."""
+    """The limits that end a run; 0: no limit. seconds: of serving, over all processes."""
 
     rounds: int = 0
     tokens: int = 0
@@ -84,7 +84,7 @@ class RunLimits:
 
     @property
     def words(self) -> str:
-        """The end that they set, for people; empty without any."""
+        """Return the end that they set, in words; empty without any."""
         ends = [f"version {self.rounds}"] if self.rounds else []
         ends += [f"{self.tokens:,} tokens"] if self.tokens else []
         ends += [f"{self.seconds:,.0f} s of serving"] if self.seconds else []

@@ -18,7 +18,7 @@ Rules
   it holds the version before (checked by digest), else the full version (`version_serving`).
 - The end (`run_end`): one last round, then every client gets the last version, then the run ends.
   At a limit of rounds the last round is the one that reaches it. Any other limit, or the operator,
-  gets one more; where clients train in rounds (Turn), the open round is the last, for clients that
+  gets one more; where clients train in rounds, the open round is the last, for clients that
   answer in time. Later offers are refused. If the last version cannot be written, the run ends
   without it: acknowledged deltas are in the spool, for the next start.
 - After an incomplete transfer the client is asked to offer the delta again ("later"), because it
@@ -28,33 +28,33 @@ Rules
     EMPTY        Recovered with a version      READY        Quarantine what is an outlier again
     EMPTY        ModelAttached (first)         EMPTY        UseModel, Send Publish
     EMPTY        InitialMeta                   EMPTY        ReceiveInitial
-    EMPTY        InitialReceived               EMPTY        - (the model is fixed from here on)
+    EMPTY        ReceiveInitial is done        EMPTY        - (the model is fixed from here on)
     EMPTY        VersionCommitted 0            READY        Send Announce to all
     READY        timer "sync"                  COLLECTING   Send Call or Turn to the clients chosen
     READY        Holding                       READY        timer "sync" now, if not set
-    any          Admitted, HeartbeatReceived   same         Send Pace, where clients send by
-                                                            themselves (`pacing`)
+    any          Admit is done,                same         Send Pace, where clients send by
+                 HeartbeatReceived                          themselves (`pacing`)
     COLLECTING   DeltaStored, Skip,            COLLECTING   Send Accepted; Commit at the trigger's
                  ClientLeft, timer "round"     or MERGING   verdict
     MERGING      VersionCommitted              READY        Send Announce to all; at a limit, end
-    MERGING      CommitFailed                  MERGING      timer "retry", then Commit
+    MERGING      Commit has failed             MERGING      timer "retry", then Commit
     any          StoreFailed                   same         Finish with exit code 2
     any          DamageRepaired                same         Note
     any          DeltaMeta                     same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined
     any          StreamLost                    same         Send Declined "later"; timer "publish"
     any          Fetch                         same         SendVersion | Send Announce
-    any          SendVersionFailed             same         - (the client asks again)
+    any          VersionSent (lost)            same         - (the client asks again)
     any          Holding (another digest)      same         SendVersion in full, VerifyVersion
-    any          VersionVerified               same         Note
-    any          ClientHello, Admitted         same         Admit | Refuse; Welcome
-    any          ModelAttached, ShardKept      same         KeepShard | Send Reject; Send Announce
-    any          DecayAsked, DecayKept         same         KeepDecay; Send Announce to all
+    any          VerifyVersion is done         same         Note
+    any          ClientHello, Admit is done    same         Admit | Refuse; Welcome
+    any          ModelAttached, KeepShard done same         KeepShard | Send Reject; Send Announce
+    any          DecayAsked, KeepDecay is done same         KeepDecay; Send Announce to all
     any          DrainAsked                    same         last round; Send Stop, Finish, DONE
     ending       timer "round", "drain"        same         CheckTransfers
     ending       TransfersChecked              same         wait while bytes advance
-    any          TakeCut, Adopt,               same         TakeGroupCut, CommitGlobal: `group_hold`
-                 GlobalFailed, ResumeMerges
+    any          TakeCut, Adopt, AdoptFailed,  same         TakeCut, Adopt: `group_hold`
+                 ResumeMerges
     ending       EndGroup                      same         as without a last global round
     DONE         anything but ClientHello      DONE         nothing
 """
@@ -65,10 +65,12 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import ExitCode
 from fsl_async.roles.groups import effects as groups
+from fsl_async.roles.groups.events import AdoptFailed
 from fsl_async.roles.machine import (
     ClientLeft,
     Deadlines,
     DeclineStream,
+    Done,
     DrainAsked,
     Effect,
     EndSession,
@@ -88,8 +90,8 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.deltas import Counting, DeltaBook
-from fsl_async.roles.sync.group_hold import GlobalFailed, GroupHold
+from fsl_async.roles.sync.deltas import Counting, Deltas
+from fsl_async.roles.sync.group_hold import GroupHold
 from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.pacing import Pacing
@@ -104,7 +106,7 @@ from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
-from fsl_async.roles.sync.version_serving import LONGEST_CHAIN, Serving
+from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class ParameterServerMachine(RoleMachine):
         self.guard = NormGuard(
             config.guard, growth=weighting.growth, by_order=tune.method == "lora"
         )
-        self.deltas = DeltaBook(
+        self.deltas = Deltas(
             weighting,
             max_staleness=sync.staleness_limit,
             keep_versions=config.store.keep_versions,
@@ -151,15 +153,7 @@ class ParameterServerMachine(RoleMachine):
             one_base=merging.clips_values or tune.history > 0,
         )
         self.deadlines = Deadlines()
-        self.serving = Serving(
-            self.members,
-            self.deltas,
-            self.progress,
-            trigger.selection.announces_to_all,
-            trigger.trains,
-            LONGEST_CHAIN if trigger.clients_lead else 0,
-            tune.history,
-        )
+        self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
@@ -186,32 +180,32 @@ class ParameterServerMachine(RoleMachine):
         self.handlers = {
             ev.Recovered: self._recovered,
             ev.DecayAsked: self._decay_asked,
-            ev.DecayKept: self._decay_kept,
+            do.KeepDecay: self._decay_kept,
             TimerFired: self._timers,
             ev.ClientHello: self._hello,
-            ev.Admitted: lambda event, _: self.pacing.greet(self.membership.admitted(event)),
-            ev.HeartbeatReceived: self.pacing.heard,
+            do.Admit: lambda event, _: self.pacing.greet(self.membership.admitted(event)),
+            ev.HeartbeatReceived: self.pacing.heartbeat,
             ClientLeft: self._left,
             ev.ModelAttached: self._attached,
-            ev.ShardKept: self._shard_kept,
+            do.KeepShard: self._shard_kept,
             msg.InitialMeta: self._initial_offered,
-            ev.InitialReceived: self._initial_received,
+            do.ReceiveInitial: self._initial_received,
             msg.DeltaMeta: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
             msg.Skip: self.rounds.skipped,
             msg.Fetch: self.serving.fetch,
-            ev.SendVersionFailed: self._send_failed,
+            ev.VersionSent: self._sent,
             msg.Holding: self._held,
             groups.TakeCut: self.hold.asked,
             groups.ResumeMerges: self.hold.resumed,
             groups.Adopt: self.hold.asked,
-            GlobalFailed: self.hold.failed,
+            AdoptFailed: self.hold.failed,
             groups.EndGroup: lambda _, now: self.end.global_done(now),
             ev.VersionCommitted: self._committed,
-            ev.CommitFailed: self._commit_failed,
+            do.Commit: self._commit_failed,
             ev.StoreFailed: self._store_failed,
             ev.DamageRepaired: lambda event, _: [Note(event.text, "warning", {"alarm": "damage"})],
-            ev.VersionVerified: self.serving.verified,
+            do.VerifyVersion: self.serving.verified,
             StreamLost: self._stream_lost,
             ev.TransfersChecked: self.end.transfers_checked,
             DrainAsked: lambda event, now: self.end.drain(event.reason, now),
@@ -302,7 +296,7 @@ class ParameterServerMachine(RoleMachine):
             now - event.since_version_s,
         )
         # In the order of the ledger, so that the guard excludes the same deltas as before.
-        again = [effect for one in event.pending for effect in self.admission.book(one, now)]
+        again = [effect for one in event.pending for effect in self.admission.queue(one, now)]
         return [*lost, Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
@@ -319,7 +313,7 @@ class ParameterServerMachine(RoleMachine):
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
         self.serving.forget(peer)
-        effects = self.serving.met(event) if is_member and event.run else []
+        effects = self.serving.check_lineage(event) if is_member and event.run else []
         if former is not None:  # no event has reported the end of its session or process
             effects += self._gone(peer, former.incarnation, "it opened a new session", now)
         if self.ended:  # the end waited for this client only
@@ -371,12 +365,12 @@ class ParameterServerMachine(RoleMachine):
             return effects
         return effects + self._join(peer, member, now)
 
-    def _shard_kept(self, event: ev.ShardKept, now: float) -> list[Effect]:
-        effects = self.membership.kept(event)
-        member = self.members.get(event.peer)
-        if effects or member is None or member.incarnation != event.incarnation:
+    def _shard_kept(self, event: Done[do.KeepShard], now: float) -> list[Effect]:
+        effects, peer = self.membership.kept(event), event.of.peer
+        member = self.members.get(peer)
+        if effects or member is None or member.incarnation != event.of.incarnation:
             return effects
-        return self._join(event.peer, member, now)
+        return self._join(peer, member, now)
 
     def _join(self, peer: str, member: Member, now: float) -> list[Effect]:
         """Let a client take part that has a shard and the run's model."""
@@ -399,7 +393,10 @@ class ParameterServerMachine(RoleMachine):
             effects.append(self.serving.announcement(event.peer, now))
         return effects
 
-    def _initial_received(self, event: ev.InitialReceived, now: float) -> list[Effect]:
+    def _initial_received(self, event: Done[do.ReceiveInitial], now: float) -> list[Effect]:
+        if event.problem:
+            text = f"the initial weights could not be written: {event.problem}"
+            return self.publishing.failed(text, now)
         self.publishing.received = self.version < 0
         return []
 
@@ -410,8 +407,9 @@ class ParameterServerMachine(RoleMachine):
             self.deadlines.set("sync", now)  # the last call found too few clients
         return effects
 
-    def _send_failed(self, event: ev.SendVersionFailed, now: float) -> list[Effect]:
-        self.serving.forget(event.peer)
+    def _sent(self, event: ev.VersionSent, now: float) -> list[Effect]:
+        if event.is_lost:
+            self.serving.forget(event.peer)
         return []
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
@@ -420,32 +418,28 @@ class ParameterServerMachine(RoleMachine):
         self.progress.committed(event.version, tokens, now, is_global=is_global)
         if is_global or (self.config.groups.is_on and event.version == 0):
             self.serving.take_global(event)
-        self.hold.committed()
         if event.version == 0:
             self.publishing.done()
             self.rounds.begin(now)
             note = Note("version 0 is durable, training starts")
             if not self.config.leads:
-                return [note, *self.hold.began(self.members)]
-            return [note, *self.serving.announce(now), *self.hold.serve(now)]
+                return [note, *self.membership.begin_again()]
+            return [note, *self.serving.announce(now), *self.hold.serve()]
         if is_global and self.end.asked and self.rounds.round is not None:
             self.rounds.phase = Phase.COLLECTING  # the last round goes on
-            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve(now)]
+            return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve()]
         self.rounds.committed(now)
         limit = self.progress.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         again = self.admission.look_again(now)
-        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve(now)]
+        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve()]
 
     def _announce_to_all(self, now: float) -> list[Effect]:
         to_all = self.rounds.trigger.selection.announces_to_all
         return self.serving.announce(now) if to_all else []
 
-    def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
-        if event.version == 0:
-            text = f"the initial weights could not be written: {event.reason}"
-            return self.publishing.failed(text, now)
+    def _commit_failed(self, event: Done[do.Commit], now: float) -> list[Effect]:
         text, advice = self.rounds.abandon(event)
         if self.end.asked:
             return self.end.without(text)
@@ -517,8 +511,8 @@ class ParameterServerMachine(RoleMachine):
             )
         return ""
 
-    def _decay_kept(self, event: ev.DecayKept, now: float) -> list[Effect]:
-        decay, progress = event.decay, self.progress
+    def _decay_kept(self, event: Done[do.KeepDecay], now: float) -> list[Effect]:
+        decay, progress = event.of.decay, self.progress
         falls = progress.position(now).fade < 1.0
         progress.adopt(decay, now)
         self._set_limit(decay.limits.seconds - progress.served_s(now), now)

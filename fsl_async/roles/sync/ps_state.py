@@ -172,6 +172,6 @@ class Round:
         return sum(self.answered.values())
 
     def named_missing(self) -> str:
-        """The first of the missing, for people."""
+        """Return the names of the first missing clients."""
         missing = self.missing()
         return ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fsl_async.roles.machine import Deadlines, Effect, Note, Received, Send
+from attrs import define, field
+
+from fsl_async.roles.machine import Deadlines, Done, Effect, Note, Received, Send
 from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Merging, Phase, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
@@ -28,45 +29,32 @@ if TYPE_CHECKING:
     from fsl_async.config.settings import Config
 
 
+@define(eq=False)
 class RoundCoordinator:
     """Calls clients, counts answers and orders versions.
 
     It shares the machine's members, deltas and deadlines; "sync", "round" and "retry" are its own.
+    closed: returns the effects after a round that ends without a version.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        merging: Merging,
-        members: dict[str, Member],
-        deltas: DeltaBook,
-        *,
-        deadlines: Deadlines,
-        trigger: Trigger,
-        serving: Serving,
-        shutdown: RunShutdown,
-        progress: RunProgress,
-        closed: Callable[[float], list[Effect]],
-    ) -> None:
-        """closed: returns the effects after a round that ends without a version."""
-        self.members = members
-        self.deltas = deltas
-        self.trigger = trigger
-        self.serving = serving
-        self.phase = Phase.EMPTY
-        self.round: Round | None = None
-        self.is_held = False
-        """Whether a global round holds merges (`group_hold`)."""
-        self.late: set[str] = set()
-        """Connected clients without an answer since a round that merged without them."""
-        self._config = config
-        self._merging = merging
-        self._deadlines = deadlines
-        self._shutdown = shutdown
-        self._progress = progress
-        self._closed = closed
-        self._history = ArrivalHistory()
-        self._failures = 0
+    _config: Config
+    _merging: Merging
+    members: dict[str, Member]
+    deltas: Deltas
+    _deadlines: Deadlines
+    trigger: Trigger
+    serving: Serving
+    _shutdown: RunShutdown
+    _progress: RunProgress
+    _closed: Callable[[float], list[Effect]]
+    phase: Phase = Phase.EMPTY
+    round: Round | None = None
+    is_held: bool = False
+    """Whether a global round holds merges (`group_hold`)."""
+    late: set[str] = field(factory=set)
+    """Connected clients without an answer since a round that merged without them."""
+    _history: ArrivalHistory = field(factory=ArrivalHistory)
+    _failures: int = 0
 
     @property
     def awaits_nothing(self) -> bool:
@@ -139,7 +127,7 @@ class RoundCoordinator:
                 self._deadlines.set("round", cap_at)
                 return []
             return [do.CheckTransfers()]
-        pending = self.deltas.fresh
+        pending = self.deltas.mergeable
         completion = self.trigger.completion
         verdict = completion.verdict(self.round, self._history, now, pending=pending)
         if verdict.action in {"next", "pass"}:
@@ -238,14 +226,15 @@ class RoundCoordinator:
         self._round_over()
         self._deadlines.set("sync", self.trigger.schedule.after_version(called_at, now))
 
-    def abandon(self, event: ev.CommitFailed) -> tuple[str, str]:
+    def abandon(self, event: Done[do.Commit]) -> tuple[str, str]:
         """Make the deltas of a failed merge pending again. Returns the problem and the advice."""
         self.deltas.abandon_merge()
         # The beginning and the end of the store's text would be repeated.
-        reason, _, advice = event.reason.removeprefix(
-            f"cannot write version {event.version}: "
+        version = event.of.version
+        reason, _, advice = event.problem.removeprefix(
+            f"cannot write version {version}: "
         ).partition("; ")
-        text = f"version {event.version} could not be written: {reason}; nothing is lost"
+        text = f"version {version} could not be written: {reason}; nothing is lost"
         return text, advice.removesuffix(" and try again")
 
     def try_again(self, text: str, now: float) -> list[Effect]:

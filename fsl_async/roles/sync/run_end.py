@@ -2,7 +2,7 @@
 
 A run ends in three steps. An open round is completed. When the clients hold its version, one last
 round is called: clients send their deltas and are held. When they hold the version of that round,
-they are told to stop. Where clients train in rounds (Turn), the open round is the last one. Each
+they are told to stop. Where clients train in rounds, the open round is the last one. Each
 step waits `drain_s`, and then goes on waiting for clients whose transfers advance
 (`roles.sync.shutdown`).
 
@@ -13,6 +13,8 @@ and all groups end with the same weights. It waits `last_global_s` for that.
 from __future__ import annotations
 
 import enum
+
+from attrs import define, field
 
 from fsl_async.errors import ExitCode
 from fsl_async.roles.groups.events import GroupEnds
@@ -32,27 +34,23 @@ class _Global(enum.Enum):
     DONE = "done"
 
 
+@define(eq=False)
 class RunEnd:
     """The steps to the end. It shares the coordinator's state.
 
     "drain", "linger" and "global" are its own deadlines.
     """
 
-    def __init__(
-        self,
-        state: RunShutdown,
-        rounds: RoundCoordinator,
-        deadlines: Deadlines,
-        *,
-        last_global_s: float = 0.0,
-    ) -> None:
-        self.state = state
-        self._rounds = rounds
-        self._deadlines = deadlines
-        self._held: dict[str, int] = {}
-        """Client -> the version that it held at the last look."""
-        self._global = _Global.AHEAD if last_global_s else _Global.DONE
-        self._last_global_s = last_global_s
+    state: RunShutdown
+    _rounds: RoundCoordinator
+    _deadlines: Deadlines
+    _last_global_s: float = 0.0
+    _held: dict[str, int] = field(factory=dict, init=False)
+    """Client -> the version that it held at the last look."""
+    _global: _Global = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._global = _Global.AHEAD if self._last_global_s else _Global.DONE
 
     @property
     def asked(self) -> bool:

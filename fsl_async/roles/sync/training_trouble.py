@@ -51,7 +51,7 @@ def is_not_finite(value: Any) -> bool:
 
 
 def trouble_in(metrics: Mapping[str, Any]) -> str:
-    """What goes wrong, for people; empty when nothing does."""
+    """Return a phrase about what goes wrong; empty when nothing does."""
     loss = metrics.get("loss")
     if is_not_finite(loss):
         return f"{LOSS_IS}{loss}"
@@ -69,9 +69,9 @@ class Movement:
 
     still: int = 0
     steps: int = 0
-    """Of those snapshots."""
+    """Steps of those snapshots."""
 
-    def saw(self, steps: int, *, moved: bool) -> list[Note]:
+    def count(self, steps: int, *, moved: bool) -> list[Note]:
         """Count a snapshot of so many steps, at least one."""
         was_told = self.still >= ALARM_AFTER
         if moved:

@@ -29,7 +29,7 @@ from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import share_of
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta, DeltaKey
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Round
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Everyone:
 
     announces_to_all: ClassVar[bool] = True
 
-    def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
+    def choose(self, here: Mapping[str, Member], deltas: Deltas) -> Opening:
         """Return the clients of the next round, of those that are here and hold a version."""
         return Opening({name: member.incarnation for name, member in here.items()})
 
@@ -145,7 +145,7 @@ class Undone(Everyone):
     before the merge, counts as answered: it is not called to train that round again.
     """
 
-    def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
+    def choose(self, here: Mapping[str, Member], deltas: Deltas) -> Opening:
         """All that are here."""
         called = {name: member.incarnation for name, member in here.items()}
         return Opening(called, answered=done_before(here, deltas))
@@ -154,7 +154,7 @@ class Undone(Everyone):
 class InTurns(Everyone):
     """All clients, one after another in shard order; durable deltas count as for `Undone`."""
 
-    def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
+    def choose(self, here: Mapping[str, Member], deltas: Deltas) -> Opening:
         """All that are here, the first one now."""
         answered = done_before(here, deltas)
         order = [name for name in in_order(here) if name not in answered]
@@ -177,7 +177,7 @@ class OneByOne(Everyone):
     _last: str = ""
     _last_shard: int = -1
 
-    def choose(self, here: Mapping[str, Member], deltas: DeltaBook) -> Opening:
+    def choose(self, here: Mapping[str, Member], deltas: Deltas) -> Opening:
         """The next in shard order; none when a delta of the newest version is pending."""
         if done_before(here, deltas) or deltas.pending:
             return Opening()
@@ -208,7 +208,7 @@ def in_order(here: Mapping[str, Member]) -> list[str]:
     return sorted(here, key=lambda name: (here[name].shard, name))
 
 
-def done_before(here: Mapping[str, Member], deltas: DeltaBook) -> tuple[str, ...]:
+def done_before(here: Mapping[str, Member], deltas: Deltas) -> tuple[str, ...]:
     """Clients whose delta of the newest version is pending, of any incarnation."""
     durable = {key.client for key in deltas.pending if key.base == deltas.version}
     return tuple(name for name in in_order(here) if name in durable)
@@ -219,7 +219,7 @@ def done_before(here: Mapping[str, Member], deltas: DeltaBook) -> tuple[str, ...
 
 @frozen
 class Verdict:
-    """What to do with a round now, and why. until: when a "wait" is over, if that is known.
+    """The action to take with a round now, and why. until: when a "wait" ends, if that is known.
 
     merge   make a version of the pending deltas
     close   end the round without a version
@@ -364,7 +364,7 @@ class Trigger:
     trains: bool
     clients_lead: bool = False
 
-    def opening(self, here: Mapping[str, Member], deltas: DeltaBook, *, last: bool) -> Opening:
+    def opening(self, here: Mapping[str, Member], deltas: Deltas, *, last: bool) -> Opening:
         """The clients of the next round. last: after it nothing is merged."""
         if self.clients_lead and not last:
             return Opening()

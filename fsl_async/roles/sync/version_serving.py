@@ -4,10 +4,9 @@ Clients pull: a version is announced, and streamed to each client that asks: the
 holds the version before (checked by digest), else the full version. In a run of zeroth order a
 version is scalars: a client that is behind gets those of all versions that it missed in one stream,
 up to `history` of them, even where the digest of its version is forgotten: it compares that of the
-result. Where clients train in rounds
-(Turn), a client that holds the version before waits for the new one: it is sent with its
-announcement, and the client's Fetch, which crosses it, is not answered again (docs/adr/0002). With
-scalars no Fetch crosses it: each is answered.
+result. Where clients train in rounds, a client that holds the version before waits for the new one:
+it is sent with its announcement, and the client's Fetch, which crosses it, is not answered again
+(docs/adr/0002). With scalars no Fetch crosses it: each is answered.
 
 A version of the weights of all groups does not follow the version before. It has a coded update
 from the global weights before (`global_base`), which a client that kept those applies whatever
@@ -26,14 +25,15 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
-from fsl_async.roles.machine import Effect, Note, Received, Send
+from fsl_async.roles.machine import Done, Effect, Note, Received, Send
 from fsl_async.roles.phrasing import MessageThrottle, gone_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.progress import RunPosition, RunProgress
 from fsl_async.roles.sync.ps_state import Member
+from fsl_async.roles.sync.triggers import Trigger
 
 READ_AT = 2
 """Number of differing digests of one version at which the parameter server verifies its files."""
@@ -51,11 +51,9 @@ class Serving:
     """Announces and sends versions. It shares the machine's members and deltas."""
 
     members: dict[str, Member]
-    deltas: DeltaBook
+    deltas: Deltas
     progress: RunProgress
-    chains: bool = True  # a client far behind gets update after update, else the full version
-    pushes: bool = False  # a version is sent with its announcement
-    longest_chain: int = 0  # versions that a client catches up by updates; 0: any number
+    trigger: Trigger
     history: int = 0  # versions whose scalars a client replays at most; 0: versions are no scalars
     global_version: int = -1  # the newest one made of global weights
     global_base: str = ""  # the digest from which its coded update leads; empty: there is none
@@ -69,6 +67,16 @@ class Serving:
     """Version -> peer -> how often it computed a differing digest."""
     _astray: dict[str, int] = field(factory=dict)  # peer -> version that it holds with other digest
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
+
+    @property
+    def chains(self) -> bool:
+        """Whether a client far behind gets update after update, instead of the full version."""
+        return self.trigger.selection.announces_to_all
+
+    @property
+    def longest_chain(self) -> int:
+        """Versions that a client catches up by updates; 0: any number."""
+        return LONGEST_CHAIN if self.trigger.clients_lead else 0
 
     @property
     def version(self) -> int:
@@ -101,7 +109,7 @@ class Serving:
             oldest = self.version - self.history
         else:
             oldest = self.version - 1 if self.chains else 0
-        if not self.pushes or not max(0, oldest) <= held < self.version:
+        if not self.trigger.trains or not max(0, oldest) <= held < self.version:
             return announced  # a client without a version may have published this one
         if self.history:
             return [self._scalars(peer, held, now)]
@@ -151,7 +159,7 @@ class Serving:
         """Forget a push that has ended."""
         self._pushed.pop(peer, None)
 
-    def met(self, event: ev.ClientHello) -> list[Effect]:
+    def check_lineage(self, event: ev.ClientHello) -> list[Effect]:
         """Report a client that holds a version that is not in the run: a line for each of both."""
         peer, held, newest = event.peer, event.version, self.version
         is_known = held <= newest and self.deltas.digests.get(held, event.digest) == event.digest
@@ -227,18 +235,19 @@ class Serving:
         peers[peer] = peers.get(peer, 0) + 1
         return [do.VerifyVersion(version)] if sum(peers.values()) == READ_AT else []
 
-    def verified(self, event: ev.VersionVerified, now: float) -> list[Effect]:
+    def verified(self, event: Done[do.VerifyVersion], now: float) -> list[Effect]:
         """Report on which side the damage is."""
-        names = ", ".join(sorted(self._differing.get(event.version, ())))
-        if event.intact:
+        version = event.of.version
+        names = ", ".join(sorted(self._differing.get(version, ())))
+        if not event.problem:
             text = (
-                f"version {event.version} is intact at the parameter server, byte by byte, so the"
+                f"version {version} is intact at the parameter server, byte by byte, so the"
                 f" damage is at {names}: check memory and disk there, and that it runs the same"
                 " release"
             )
         else:
             text = (
-                f"version {event.version} was damaged at the parameter server, not at {names};"
+                f"version {version} was damaged at the parameter server, not at {names};"
                 " see the line above"
             )
         return [Note(text, "warning", {"alarm": "verdict"})]

@@ -13,7 +13,7 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `aside` those that are quarantined, `gone` those that are lost
-    begun, cut,   global rounds (fsl_async.store.book.groups_book)
+    begun, cut,   global rounds (fsl_async.store.book.groups_state)
     attempt,
     global
     renewed       the ledger was lost and this one begins: the run is at version `to`, `versions`
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from fsl_async.roles.sync.delta import POSITION, DeltaKey, Outcomes, StoredDelta
 from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
-from fsl_async.store.book.groups_book import GroupsBook
+from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.book.latest_book import LatestBook
 from fsl_async.store.book.records import decay_from, from_fact, to_fact
 from fsl_async.store.deltas.seed_step import SeedStep
@@ -103,7 +103,7 @@ class Book:
         # Client -> where its newest acknowledged delta ended in its data.
         self.positions: dict[str, dict[str, float]] = {}
         self.provisional: set[str] = set()  # clients with a provisional lease
-        self.groups = GroupsBook()
+        self.groups = GroupsState()
         self.latest = LatestBook(reuse)
         self.incarnations: dict[str, int] = {}
         # What versions not forgotten merged; None: it was not pending, so details are unknown. A

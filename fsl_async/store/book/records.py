@@ -12,11 +12,11 @@ import shlex
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Self
 
-from attrs import evolve, fields_dict, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
-from fsl_async.store.book.groups_book import Adoption
+from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 from fsl_async.store.rules.outer import OuterStep
@@ -154,7 +154,7 @@ class VersionRecord:
         members = {name: getattr(self, name) for name in fields_dict(type(self))}
         seeds, groups = members.pop("seeds"), members.pop("groups")
         if groups is not None:
-            members["groups"] = groups.to_json()
+            members["groups"] = asdict(groups)
         if seeds is not None:
             members["seeds"] = seeds.to_json()
         reused = [_entry(one) for one in members.pop("reused")]

@@ -1,5 +1,9 @@
 """Groups store: the durable side of global rounds at one parameter server.
 
+In a global round the parameter servers of a roster average what their groups gained since the
+global weights G_k; once the coordinator has decided it, each makes a version of the result G_(k+1).
+Its files are those of `global_files`.
+
 The arithmetic, in fp32:
 
     exact   the version is G, to the bit: the group's cut is in G, and it merged nothing since
@@ -19,7 +23,7 @@ E_k, what coding has lost so far, is at the coordinator only: it takes it from i
 sum, and it is in every sum. So the frames of U are the same at all groups, and lead clients that
 hold G_k to G_(k+1). A coordinator that has lost E goes on without; nothing else depends on it.
 
-All methods belong to the store's thread. A call that fails has changed nothing (StoreError).
+All methods of the store belong to its thread. A call that fails has changed nothing (StoreError).
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import asdict, frozen
+from attrs import asdict
 
 from fsl_async.roles.groups.events import Cut, Decision
-from fsl_async.store.book.groups_book import Adoption
+from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.disk.chunk_files import (
     DIGEST_CHARACTERS,
@@ -46,7 +50,7 @@ from fsl_async.store.errors import StoreError, disk
 from fsl_async.store.rules.outer import check_finite, squared_norm
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import WEIGHTS, ArrivingWeights, VersionWriter
-from fsl_async.store.versions.global_files import GlobalFiles
+from fsl_async.store.versions.global_files import KINDS, GlobalFiles
 from fsl_codecs import bound, decode_into, encode, encode_into, new_vector
 
 if TYPE_CHECKING:
@@ -57,23 +61,13 @@ if TYPE_CHECKING:
 
     from fsl_async.files.files import BytesLike
     from fsl_async.roles.groups.events import GroupsRecovered
-    from fsl_async.store.book.groups_book import GroupsBook
+    from fsl_async.store.book.groups_state import GroupsState
     from fsl_async.store.commit.newest import Newest
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.recovery.run_directory import RunDirectory
     from fsl_async.store.vectors.vectors import Vectors
     from fsl_async.store.versions.checkpoint import Checkpoint
     from fsl_codecs import CodecSpec
-
-
-@frozen
-class _Receiving:
-    """Global weights that arrive as frames."""
-
-    number: int
-    attempt: int
-    digest: str
-    weights: ArrivingWeights
 
 
 class GroupsStore:
@@ -87,14 +81,20 @@ class GroupsStore:
         self._files = run.files
         self._read_chunk = read_chunk
         self._globals = GlobalFiles(run.files, run.path)
-        self._receiving: _Receiving | None = None
+        self._receiving: tuple[Decision, ArrivingWeights] | None = None
+        """The global weights that arrive as frames."""
         self._offered_model: Manifest | None = None
         self._coordinates = False
         self._places: tuple[Path, NDArray[np.int64]] | None = None
 
     @property
-    def _book(self) -> GroupsBook:
+    def _state(self) -> GroupsState:
         return self._run.book.groups
+
+    @property
+    def state(self) -> GroupsRecovered:
+        """The state for the machine."""
+        return self._state.recovered(self._run.book.tokens_total)
 
     @property
     def model(self) -> Manifest | None:
@@ -113,52 +113,52 @@ class GroupsStore:
             self._clean()
         return self.state
 
-    @property
-    def state(self) -> GroupsRecovered:
-        """The state for the machine."""
-        book = self._run.book
-        return book.groups.recovered(book.tokens_total)
-
     def _clean(self) -> None:
         """Remove the files that no decision and no cut needs."""
-        book, files = self._book, self._globals
-        keep = [
-            files.weights(one.round, one.attempt) for one in (book.adopted, book.decided) if one
-        ]
-        keep += [files.cut(book.cut.round)] if book.cut else []
-        files.clean(keep, book.adopted_round + 1)
+        state = self._state
+        keep = [self._path(one) for one in (state.adopted, state.decided) if one]
+        keep += [self._globals.path("cut", state.cut.round)] if state.cut else []
+        self._globals.clean(keep, state.adopted.round + 1 if state.adopted else 0)
+
+    def _path(self, decision: Decision, kind: str = "weights") -> Path:
+        """Return the path of decided global weights, or of the update or residual beside them."""
+        return self._globals.path(kind, decision.round, decision.attempt)
+
+    def _adopted(self) -> Adoption:
+        if self._state.adopted is None:
+            raise StoreError("there are no global weights")
+        return self._state.adopted
 
     # --- from the first weights to the decision ---
 
     def begin(self) -> Decision:
         """Make the newest version G_0 of a run of its own; nothing if that is done."""
         book = self._run.book
-        if self._book.adopted is not None:
-            return self._book.adopted
+        if self._state.decided is not None:
+            return self._state.decided
         with disk("cannot write global weights 0"):
-            path = self._globals.weights(0, 0)
+            path = self._globals.path("weights", 0)
             digest = self._globals.write(path, self._weights(book.version), self._run.manifest)
             # With the time: where a backup of the coordinator is restored, G_0 begins another run.
             name = f"{book.run}/{digest}/{self._run.wall_clock()!r}"
             run = hashlib.sha256(name.encode()).hexdigest()[:32]
-            first = Decision(0, 0, digest, run)
             fact = {"version": book.version, "digest": digest, "tokens": book.tokens_total}
-            self._run.record("begun", {**fact, "run": first.run})
-        return first
+            self._run.record("begun", {**fact, "run": run})
+        return Decision(0, 0, digest, run)
 
     def take_cut(self, number: int) -> Cut:
         """Make the newest version the cut of a round; the same one again, if there is one."""
-        book, held = self._run.book, self._book
-        if held.adopted is None or held.adopted.round != number:
+        book, state = self._run.book, self._state
+        if state.adopted is None or state.adopted.round != number:
             raise StoreError(f"the group is not in global round {number}")
-        if held.cut is not None:
-            return held.cut
+        if state.cut is not None:
+            return state.cut
         with disk(f"cannot write the cut of global round {number}"):
-            path = self._globals.cut(number)
+            path = self._globals.path("cut", number)
             digest = self._globals.write(path, self._weights(book.version), self._run.manifest)
             if digest != book.digests[book.version]:
                 raise StoreError(f"version {book.version} was read with another digest, {digest}")
-            cut = Cut(number, book.version, digest, held.reference, book.tokens_total)
+            cut = Cut(number, book.version, digest, state.reference, book.tokens_total)
             self._run.record("cut", asdict(cut))
         return cut
 
@@ -179,14 +179,12 @@ class GroupsStore:
         self, number: int, attempt: int, digest: str, contributors: dict[str, tuple[int, int]]
     ) -> None:
         """Record that G_`number` is the result of an attempt."""
-        if not self.has(number, attempt, digest):
+        decision = Decision(number, attempt, digest, self._adopted().run)
+        if not self.has(decision):
             raise StoreError(f"the result of attempt {attempt} is not here any more")
-        assert self._book.decided is not None, "rounds are decided from G_0 on"
-        run = self._book.decided.run
-        fact = {"round": number, "attempt": attempt, "digest": digest, "run": run}
         named = {name: list(tokens) for name, tokens in contributors.items()}
         with disk("cannot write the decision to the ledger"):
-            self._run.record("global", {**fact, "contributors": named})
+            self._run.record("global", {**asdict(decision), "contributors": named})
 
     # --- reductions ---
 
@@ -195,22 +193,21 @@ class GroupsStore:
 
         Results of attempts before are removed: they are never decided any more.
         """
-        held = self._book
-        if held.adopted is None or held.cut is None:
+        held, files, manifest = self._adopted(), self._globals, self._run.manifest
+        if self._state.cut is None:
             raise StoreError("there is no cut to reduce")
-        files, number = self._globals, held.adopted.round
+        base, cut = self._path(held), files.path("cut", held.round)
         with disk("cannot begin a reduction"):
-            kept = files.weights(number, held.adopted.attempt)
-            files.clean([kept, files.cut(number)], -1)
-            residual = files.residual(number, held.adopted.attempt)
-            has_residual = self._coordinates and files.is_of(residual, self._run.manifest)
+            files.clean([base, cut], -1)
+            residual = self._path(held, "residual")
+            has_residual = self._coordinates and files.is_of(residual, manifest)
         return {
-            "base": kept,
-            "cut": files.cut(number),
+            "base": base,
+            "cut": cut,
             "residual": residual if has_residual else None,
-            "out": files.sum(number + 1, attempt),
-            "skip": len(header_for(self._run.manifest)),
-            "values": self._run.manifest.values,
+            "out": files.path("sum", held.round + 1, attempt),
+            "skip": len(header_for(manifest)),
+            "values": manifest.values,
         }
 
     def finish_result(self, attempt: int, spec: CodecSpec) -> str:
@@ -218,29 +215,26 @@ class GroupsStore:
 
         spec: how the update is coded, the same at all members.
         """
-        held = self._book
-        if held.adopted is None:
-            raise StoreError("there are no global weights")
-        files, number = self._globals, held.adopted.round + 1
+        before, files = self._adopted(), self._globals
+        made = {kind: files.path(kind, before.round + 1, attempt) for kind in KINDS}
+        # Only the coordinator keeps what coding loses, and fp32 loses nothing.
+        kinds = ("residual",) if self._coordinates and spec.format != "fp32" else ()
         with disk(f"cannot keep the result of attempt {attempt}"):
-            digest = self._write_result(held.adopted, attempt, spec)
+            digest = self._write_result(before, made, spec, keeps_residual=bool(kinds))
             # A crash between these leaves an update without weights, which counts for nothing.
-            if self._keeps_residual(spec):
-                files.publish(files.residual(number, attempt))
-            files.publish(files.update(number, attempt))
-            files.publish(files.weights(number, attempt))
+            for kind in (*kinds, "update", "weights"):
+                files.publish(made[kind])
             with suppress(OSError):  # or by the next reduction
-                self._files.remove(files.sum(number, attempt))
+                self._files.remove(made["sum"])
         return digest
 
-    def _keeps_residual(self, spec: CodecSpec) -> bool:
-        return self._coordinates and spec.format != "fp32"  # which loses nothing
-
-    def _write_result(self, before: Decision, attempt: int, spec: CodecSpec) -> str:
+    def _write_result(
+        self, before: Decision, made: dict[str, Path], spec: CodecSpec, *, keeps_residual: bool
+    ) -> str:
         """Write update, weights and residual under their temporary names; return the digest."""
-        manifest, files, number = self._run.manifest, self._globals, before.round + 1
+        manifest, files = self._run.manifest, self._globals
         longest = manifest.longest_chunk
-        room = new_vector(longest)
+        scratch = new_vector(longest)
         coded = memoryview(bytearray(bound(longest, spec)))
         with ExitStack() as opened:
 
@@ -249,15 +243,15 @@ class GroupsStore:
                 opened.callback(writer.close)
                 return writer
 
-            update = FrameWriter(self._files, files.temporary(files.update(number, attempt)))
-            weights = flat(files.weights(number, attempt))
-            lost = flat(files.residual(number, attempt)) if self._keeps_residual(spec) else None
-            sums = opened.enter_context(closing(files.chunks(files.sum(number, attempt), manifest)))
-            base = opened.enter_context(
-                closing(files.chunks(files.weights(before.round, before.attempt), manifest))
-            )
+            def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
+                return opened.enter_context(closing(files.chunks(path, manifest)))
+
+            update = FrameWriter(self._files, files.temporary(made["update"]))
+            weights = flat(made["weights"])
+            lost = flat(made["residual"]) if keeps_residual else None
+            sums, base = chunks(made["sum"]), chunks(self._path(before))
             for index, (change, values) in enumerate(zip(sums, base, strict=True)):
-                sent = room[: len(change)]
+                sent = scratch[: len(change)]
                 np.negative(change, out=change)
                 if manifest.is_buffer(index):
                     np.add(values, change, out=values)
@@ -274,9 +268,9 @@ class GroupsStore:
                     np.subtract(change, sent, out=change)
                     lost.append(change)
             update.sync()
-            for writer in (weights, lost):
-                if writer is not None:
-                    writer.sync()
+            weights.sync()
+            if lost is not None:
+                lost.sync()
             return weights.digest
 
     # --- what clients fetch ---
@@ -284,101 +278,98 @@ class GroupsStore:
     @property
     def update_base(self) -> str:
         """The digest of the weights from which `read_update` leads; empty: there is no update."""
-        book, held = self._run.book, self._book
-        is_exact = held.adopted is not None and (
-            book.digests.get(held.version) == held.adopted.digest
-        )
-        return held.base if is_exact else ""
+        digests, state = self._run.book.digests, self._state
+        held = state.adopted
+        return held.base if held and digests.get(state.version) == held.digest else ""
 
     def has_update(self, version: int) -> bool:
         """Whether the coded update to a version of global weights is here."""
-        held = self._book
-        if held.adopted is None or held.version != version or not self.update_base:
+        if self._state.version != version or not self.update_base:
             return False
-        return self._globals.exists(self._globals.update(held.adopted.round, held.adopted.attempt))
+        return self._globals.exists(self._path(self._adopted(), "update"))
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """Return a frame of the update from the global weights before; None: it is not here.
 
         A client checks the result by its digest. Raises IndexError.
         """
-        manifest, held = self._run.manifest, self._book
+        manifest = self._run.manifest
         manifest.chunk_range(index)
-        if held.adopted is None or not self.has_update(version):
+        if not self.has_update(version):
             return None
-        path = self._globals.update(held.adopted.round, held.adopted.attempt)
-        with disk(f"cannot read the update to global weights {held.adopted.round}"):
+        held = self._adopted()
+        path = self._path(held, "update")
+        with disk(f"cannot read the update to global weights {held.round}"):
             if self._places is None or self._places[0] != path:
                 self._places = path, frame_places(self._files, path, manifest.chunks)
             return read_frame(self._files, path, self._places[1][index])
 
     # --- global weights of others ---
 
-    def has(self, number: int, attempt: int, digest: str) -> bool:
+    def has(self, decision: Decision) -> bool:
         """Whether these global weights are here. Reads all of them."""
         if self._run.model is None:
             return False
-        with disk(f"cannot read global weights {number}"):
-            path = self._globals.weights(number, attempt)
-            return self._globals.digest(path, self._run.model) == digest
+        with disk(f"cannot read global weights {decision.round}"):
+            found = self._globals.digest(self._path(decision), self._run.model)
+            return found == decision.digest
 
     def use_model(self, manifest: Manifest) -> None:
         """Take the model of global weights that will arrive, for a run without weights."""
         if self._run.model is None:
             self._offered_model = manifest
 
-    def receive(self, number: int, attempt: int, digest: str) -> None:
+    def receive(self, decision: Decision) -> None:
         """Begin to receive global weights; what arrived before is dropped."""
         self.stop_receiving()
         manifest = self.model
         if manifest is None:
             raise StoreError("global weights came before their model")
-        what = f"global weights {number}"
-        with disk(f"cannot write {what}"):
-            path = self._globals.temporary(self._globals.weights(number, attempt))
-            arriving = ArrivingWeights(what, manifest, FlatWriter(self._files, path, manifest))
-            self._receiving = _Receiving(number, attempt, digest, arriving)
+        name = f"global weights {decision.round}"
+        with disk(f"cannot write {name}"):
+            path = self._globals.temporary(self._path(decision))
+            weights = ArrivingWeights(name, manifest, FlatWriter(self._files, path, manifest))
+            self._receiving = decision, weights
 
     def write_chunk(self, index: int, frame: BytesLike) -> None:
         """Check and write a chunk, an fp32 frame, in order. Repeats are ignored."""
-        coming = self._receiving
-        if coming is not None:
-            with disk(f"cannot write global weights {coming.number}"):
-                coming.weights.write(index, frame)
+        if self._receiving is not None:
+            decision, weights = self._receiving
+            with disk(f"cannot write global weights {decision.round}"):
+                weights.write(index, frame)
 
     def finish_receiving(self) -> None:
         """Keep the global weights that arrived. StoreError: others were decided."""
-        coming = self._receiving
-        if coming is None:
+        if self._receiving is None:
             raise StoreError("no global weights are arriving")
+        decision, weights = self._receiving
+        name = f"global weights {decision.round}"
         try:
-            with disk(f"cannot write global weights {coming.number}"):
-                _, digest = coming.weights.weights.sync()
-                if digest[:DIGEST_CHARACTERS] != coming.digest:
-                    raise StoreError(
-                        f"global weights {coming.number} arrived with another digest than decided"
-                    )
-                self._globals.publish(self._globals.weights(coming.number, coming.attempt))
+            with disk(f"cannot write {name}"):
+                _, digest = weights.weights.sync()
+                if digest[:DIGEST_CHARACTERS] != decision.digest:
+                    raise StoreError(f"{name} arrived with another digest than decided")
+                self._globals.publish(self._path(decision))
         finally:
             self.stop_receiving()
 
     def stop_receiving(self) -> None:
         """Drop global weights that are incomplete."""
-        coming, self._receiving = self._receiving, None
-        if coming is not None:
-            coming.weights.weights.close()
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            decision, weights = receiving
+            weights.weights.close()
             with suppress(OSError):
-                self._globals.discard(self._globals.weights(coming.number, coming.attempt))
+                self._globals.discard(self._path(decision))
 
     def read_chunk(self, index: int, decided: Decision) -> bytes | None:
         """Return chunk `index` of decided global weights as an fp32 frame; None: not here."""
-        if self._book.decided != decided:
+        if self._state.decided != decided:
             return None
         with disk("cannot read global weights"):
-            path = self._globals.weights(decided.round, decided.attempt)
-            with closing(self._globals.chunks(path, self._run.manifest, index)) as chunks:
-                values = next(chunks)
-                return encode(values, LOSSLESS)
+            path, manifest = self._path(decided), self._run.manifest
+            with closing(self._globals.chunks(path, manifest, index)) as chunks:
+                return encode(next(chunks), LOSSLESS)
 
     # --- adoption ---
 
@@ -389,12 +380,12 @@ class GroupsStore:
 
         newest: the vectors of the version before; None: there is none.
         """
-        number, attempt = decision.round, decision.attempt
-        with disk(f"cannot make a version of global weights {number}"):
-            held, update = self._book.adopted, self._globals.update(number, attempt)
-            follows = held is not None and held.round == number - 1
-            base = held.digest if held and follows and self._globals.exists(update) else ""
-            adoption = Adoption(number, attempt, decision.digest, counted, decision.run, base)
+        held = self._state.adopted
+        with disk(f"cannot make a version of global weights {decision.round}"):
+            follows = held is not None and held.round == decision.round - 1
+            has_update = self._globals.exists(self._path(decision, "update"))
+            base = held.digest if held and follows and has_update else ""
+            adoption = Adoption(**asdict(decision), counted=counted, base=base)
             if newest is None:
                 return self._make_first(adoption)
             try:
@@ -409,10 +400,9 @@ class GroupsStore:
         assert self.model is not None, "its weights are here"
         self._run.write_model(self.model)
         self._run.model = self.model
-        path = self._globals.weights(adoption.round, adoption.attempt)
         with VersionWriter(self._files, self._run.checkpoints, 0, self._run.manifest) as writer:
             weights = writer.flat(WEIGHTS)
-            for values in self._globals.chunks(path, self._run.manifest):
+            for values in self._globals.chunks(self._path(adoption), self._run.manifest):
                 weights.append(values)
             return self._publish(adoption, writer, weights.digest)
 
@@ -425,20 +415,14 @@ class GroupsStore:
             change = vectors.adopt(version, weights, keeps_state=keeps_momentum)
             for name, vector in vectors.not_zero(keeps_state=keeps_momentum).items():
                 writer.write_flat(name, vector)
-            return self._publish(
-                adoption,
-                writer,
-                change.digest,
-                norm=change.update_norm,
-                before=self._run.kept.get(version - 1).record,
-            )
+            before = self._run.kept.get(version - 1).record
+            return self._publish(adoption, writer, change.digest, change.update_norm, before)
 
     def _publish(
         self,
         adoption: Adoption,
         writer: VersionWriter,
         digest: str,
-        *,
         norm: float = 0.0,
         before: VersionRecord | None = None,
     ) -> Checkpoint:
@@ -466,41 +450,36 @@ class GroupsStore:
 
     def _next_weights(self, adoption: Adoption, vectors: Vectors) -> Generator[NDArray[np.float32]]:
         """Yield the weights of the next version, chunk by chunk."""
-        reference = self._reference(adoption)
-        path = self._globals.weights(adoption.round, adoption.attempt)
+        reference, manifest = self._reference(adoption), self._run.manifest
         with ExitStack() as opened:
 
             def chunks(path: Path) -> Iterator[NDArray[np.float32]]:
-                return opened.enter_context(closing(self._globals.chunks(path, self._run.manifest)))
+                return opened.enter_context(closing(self._globals.chunks(path, manifest)))
 
             before = None if reference is None else chunks(reference)
-            for index, values in enumerate(chunks(path)):
+            for index, values in enumerate(chunks(self._path(adoption))):
                 gained = None if before is None else next(before)
-                if gained is not None and not self._run.manifest.is_buffer(index):
+                if gained is not None and not manifest.is_buffer(index):
                     np.subtract(vectors.weights_chunk(index), gained, out=gained)
                     np.add(values, gained, out=values)
                 yield values
 
     def _reference(self, adoption: Adoption) -> Path | None:
         """The file of the weights from which the group's gain counts; None: it gained nothing."""
-        book, held = self._run.book, self._book
-        if held.adopted is None:
+        book, state = self._run.book, self._state
+        held = state.adopted
+        if held is None:
             return None
         if adoption.counted:
-            if held.cut is None:
+            if state.cut is None:
                 raise StoreError("there is no cut that was counted")
             # Not its number: after a rollback that may be another version's.
-            is_exact = held.cut.digest == book.digests[book.version]
-            return None if is_exact else self._globals.cut(held.cut.round)
-        if held.version == book.version and book.digests[book.version] == held.adopted.digest:
-            return None
-        return self._globals.weights(held.adopted.round, held.adopted.attempt)
+            is_exact = state.cut.digest == book.digests[book.version]
+            return None if is_exact else self._globals.path("cut", state.cut.round)
+        is_exact = state.version == book.version and book.digests[book.version] == held.digest
+        return None if is_exact else self._path(held)
 
     def adopted(self) -> None:
         """Remove files that are not needed after an adoption; a failure is made up for later."""
         with suppress(OSError):
             self._clean()
-
-    def close(self) -> None:
-        """Drop what is incomplete."""
-        self.stop_receiving()

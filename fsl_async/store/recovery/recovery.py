@@ -27,12 +27,12 @@ from fsl_async.store.disk.folders import make_durable_folder
 from fsl_async.store.errors import Damage, LedgerLost, StoreError
 from fsl_async.store.recovery.run_directory import LEDGER_FILE, MANIFEST_FILE, read_manifest
 from fsl_async.store.versions.checkpoint import UPDATE, is_flat, update_lost
-from fsl_async.store.versions.global_files import GlobalFiles
+from fsl_async.store.versions.global_files import GLOBAL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fsl_async.store.book.groups_book import GroupsBook
+    from fsl_async.store.book.groups_state import GroupsState
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.recovery.run_directory import RunDirectory
@@ -178,7 +178,7 @@ def _verify(
     return checkpoint
 
 
-def _check_groups(groups: GroupsBook, wanted: int) -> None:
+def _check_groups(groups: GroupsState, wanted: int) -> None:
     """Refuse a version before the one of the newest global weights, or of a cut on its way."""
     oldest = max(groups.version, -1 if groups.cut is None else groups.cut.version)
     if wanted < oldest:
@@ -209,7 +209,7 @@ def _refuse_new(run: RunDirectory, from_version: int | None) -> None:
     """Raise if the ledger is missing or empty, and there must be one."""
     if not run.checkpoints.versions():
         return
-    if run.files.exists(GlobalFiles(run.files, run.path).directory):
+    if run.files.exists(run.path / GLOBAL_FOLDER):
         raise StoreError(
             f"{run.path / LEDGER_FILE} of a group is lost, and with it which global rounds count"
             " what the group merged: restore the newest one from a backup; a group other than the"

@@ -2,15 +2,15 @@
 
     run_dir/global/
         g00000003.00000007.safetensors           G_3, as attempt 7 made it; G_0 is of attempt 0
-        update-00000003.00000007.frames          what leads from G_2 to it, coded, for clients
+        update-00000003.00000007.frames          the coded update from G_2 to it, for clients
         residual-00000003.00000007.safetensors   at the coordinator: what coding has lost so far
         cut-00000003.safetensors                 the weights that the group offers in round 3
         tmp-...                                  incomplete
 
 A file has its name once it is complete and durable: written under its temporary name, synced,
-renamed, and the folder synced. Whether it counts is in the ledger (`groups_book`).
-A result is complete once its weights have their name; its other files get theirs before. Others are
-removed at a start and after each adoption.
+renamed, and the folder synced. Whether it counts is in the ledger (`groups_state`). A result is
+complete once its weights have their name; its other files get theirs before. Others are removed at
+a start and after each adoption.
 """
 
 from __future__ import annotations
@@ -39,61 +39,49 @@ if TYPE_CHECKING:
     from fsl_async.files.files import Files
     from fsl_async.store.model.manifest import Manifest
 
-
+GLOBAL_FOLDER = "global"
+KINDS = {
+    "weights": "g{:08d}.{:08d}.safetensors",
+    "update": "update-{:08d}.{:08d}.frames",
+    "residual": "residual-{:08d}.{:08d}.safetensors",
+    "cut": "cut-{:08d}.safetensors",
+    "sum": "tmp-sum-{:08d}.{:08d}.safetensors",
+}
+"""Kind of a file -> its name, with the round and the attempt. A sum is never complete."""
 _RESULT = re.compile(r"g(\d{8,})\.(\d{8,})\.safetensors")
 _BESIDE = re.compile(r"(?:update|residual)-(\d{8,}\.\d{8,})\.(?:frames|safetensors)")
 _CUT = re.compile(r"cut-(\d{8,})\.safetensors")
 
 
 class GlobalFiles:
-    """The folder of one run directory. Methods raise OSError unchanged."""
+    """The folder `global` of one run directory. Methods raise OSError unchanged."""
 
     def __init__(self, files: Files, run_dir: Path) -> None:
         self._files = files
-        self.directory = run_dir / "global"
+        self.directory = run_dir / GLOBAL_FOLDER
 
     def make_directory(self) -> None:
         """Create the folder, durably."""
         self._files.make_directory(self.directory)
         self._files.sync_directory(self.directory.parent)
 
-    def weights(self, number: int, attempt: int) -> Path:
-        """The path of global weights, existing or not."""
-        return self.directory / f"g{number:08d}.{attempt:08d}.safetensors"
-
-    def update(self, number: int, attempt: int) -> Path:
-        """The path of the coded update that leads to global weights, existing or not."""
-        return self.directory / f"update-{number:08d}.{attempt:08d}.frames"
-
-    def residual(self, number: int, attempt: int) -> Path:
-        """The path of what coding has lost of global weights so far, existing or not."""
-        return self.directory / f"residual-{number:08d}.{attempt:08d}.safetensors"
-
-    def sum(self, number: int, attempt: int) -> Path:
-        """The path at which a reduction writes; it is never kept."""
-        return self.directory / f"tmp-sum-{number:08d}.{attempt:08d}.safetensors"
+    def path(self, kind: str, number: int, attempt: int = 0) -> Path:
+        """Return the path of a file, existing or not. kind: see `KINDS`."""
+        return self.directory / KINDS[kind].format(number, attempt)
 
     def exists(self, path: Path) -> bool:
         """Whether a file of the folder is complete."""
         return path.name in self._files.names(self.directory)
 
-    def cut(self, number: int) -> Path:
-        """The path of the cut of a round."""
-        return self.directory / f"cut-{number:08d}.safetensors"
-
     def temporary(self, path: Path) -> Path:
-        """The path of a file while it is incomplete."""
+        """Return the path of a file while it is incomplete."""
         return path.with_name(f"tmp-{path.name}")
 
     def write(self, path: Path, chunks: Iterable[NDArray[np.float32]], manifest: Manifest) -> str:
-        """Write a file; return the digest of its vector. StoreError: the chunks are not all."""
+        """Write a file; return the digest of its vector."""
         with closing(FlatWriter(self._files, self.temporary(path), manifest)) as writer:
-            count = 0
             for values in chunks:
                 writer.append(values)
-                count += 1
-            if count != manifest.chunks:
-                raise StoreError(f"{path.name} has {count} of {manifest.chunks} chunks")
             writer.sync()
             digest = writer.digest
         self.publish(path)
@@ -107,11 +95,11 @@ class GlobalFiles:
     def discard(self, path: Path) -> None:
         """Remove the incomplete form of a file, if there is one."""
         temporary = self.temporary(path)
-        if temporary.name in self._files.names(self.directory):
+        if self.exists(temporary):
             self._files.remove(temporary)
 
     def digest(self, path: Path, manifest: Manifest) -> str:
-        """The digest of a file's vector, read; empty if it is no such file."""
+        """Read a file and return the digest of its vector; empty if it is no such file."""
         try:
             return vector_digest(map(chunk_digest, self.chunks(path, manifest)))[:DIGEST_CHARACTERS]
         except StoreError:
@@ -141,7 +129,7 @@ class GlobalFiles:
     def clean(self, keep: Iterable[Path], results_of: int) -> None:
         """Remove all files but `keep`, and the newest result for G_`results_of`.
 
-        What is beside global weights stays with them.
+        The update and the residual of global weights stay with them.
         """
         wanted = {path.name for path in keep}
         names = self._files.names(self.directory)

@@ -208,9 +208,9 @@ def file_link(path: Path) -> Link:
     return lambda state: replace_bytes(path, words[state].encode())
 
 
-def site_link(lab: Laboratory, site: str, was: str) -> Link:
-    """The link of a laboratory's site. was: its profile, or else its rate, before the fault."""
-    words = {PARTITION: ("cut",), SLOW: (f"rate={SLOW_RATE}",), OPEN: ("heal", was)}
+def site_link(lab: Laboratory, site: str, was: Sequence[str]) -> Link:
+    """The link of a laboratory's site. was: its profile, or else its rates, before the fault."""
+    words = {PARTITION: ("cut",), SLOW: (f"rate={SLOW_RATE}",), OPEN: ("heal", *was)}
     return lambda state: lab.set(site, *words[state])
 
 
@@ -228,4 +228,6 @@ def link_of(run: Run, node: Node) -> Link | None:
         return None
     lab, site = found
     state = next(one for one in lab.links.values() if site in {one.left, one.right})
-    return site_link(lab, site, state.profile or f"rate={state.settings.rate_mbit:g}mbit")
+    was = state.settings
+    rates = [f"rate={was.rate_mbit}", f"up={was.up_mbit}", f"down={was.down_mbit}"]
+    return site_link(lab, site, [state.profile] if state.profile else rates)

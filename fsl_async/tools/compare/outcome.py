@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attrs import asdict, field, frozen, mutable
 
-LINES = (b'"begin_round"', b'"traffic"', b'"node_ended"')
+LINES = (b'"take_snapshot"', b'"traffic"', b'"node_ended"')
 """Words of the journal's lines that are read."""
 KINDS = ("payload", "coded", "sockets")
 """Bytes of values in their number format; of streams; of everything at the sockets."""
@@ -93,7 +93,7 @@ class ClientCosts:
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take a line of the journal."""
         match line["type"]:
-            case "begin_round":
+            case "take_snapshot" if int(line["round"]) >= 0:
                 self.began = float(line["now"]) if self.began is None else self.began
                 self._newest = int(line["round"]) + 1
             case "node_ended":

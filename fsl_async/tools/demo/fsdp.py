@@ -13,12 +13,13 @@ from pathlib import Path
 from attrs import evolve
 
 from fsl_async.cluster.supervisor import Supervisor
+from fsl_async.nodes.client.gang import RANK
 from fsl_async.tools.demo.pretrain import pretrain
 from fsl_async.tools.demo.scenario import Choices, Played, Scenario
 
 RANKS = 2
-_AGENT = "fsl_async.nodes.client.gang_agent"
-_MODULE = "fsl_async.nodes.client.gang_rank"
+_TORCHRUN = "--standalone"
+"""An argument of the module where it is torchrun."""
 _GONE, _BACK = " is gone", " ranks are here"
 """In lines of a client's node, when a rank is lost and when all of them are here."""
 
@@ -67,6 +68,6 @@ def ranks_of(node: int) -> list[int]:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 below += [int(child) for child in (task / "children").read_text().split()]
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if _MODULE in words and _AGENT not in words:
+            if RANK in words and _TORCHRUN not in words:
                 found.append(pid)
     return sorted(found)

@@ -47,7 +47,7 @@ class GlobalRounds:
                 self.reducing[name] = time.time()
             case "reduction_done" | "reduction_failed" | "kill_reduction" | "node_started":
                 self.reducing.pop(name, None)
-            case "version_sent":
+            case "version_sent" if not line.get("is_lost"):
                 self.sent.setdefault(line["kind_"], []).append(line["bytes_coded"])
             case "decision_kept":
                 self.decided.append(time.time())

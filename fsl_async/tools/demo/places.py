@@ -112,15 +112,15 @@ class Sites(Places):
         self.host = lab.address(SERVER)
 
     @classmethod
-    def opened(cls, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> Sites:
-        """Open a laboratory. Raises LabError where there can be none."""
+    def opened(cls, profile: str, clients: Sequence[str]) -> Sites:
+        """Open a laboratory with links PROFILE[:KEY=VALUE...]. Raises LabError where there can be
+        none.
+        """
         from netlab.laboratory import Laboratory
 
         lab = Laboratory([SERVER, *clients], profile=profile)
         lab.up()
         try:
-            if changes:
-                lab.set("all", *changes)
             return cls(lab)
         except BaseException:
             lab.down()
@@ -174,15 +174,13 @@ def _laboratory(text: str, clients: Sequence[str]) -> Net:
     from netlab import profiles
     from netlab.laboratory import which
 
-    profile, *changes = text.split(":")
-    settings = profiles.profiles().get(profile)
-    if settings is None:
+    profile = text.partition(":")[0]
+    if profile not in profiles.profiles():
         raise UsageError(
             f"--net {text[:80]!r}: a profile of the network laboratory"
             f" ({', '.join(profiles.profiles())}), or RATE,DELAY (one way) like 200mbit,45ms for a"
             " line that a proxy in this process makes"
         )
-    for change in changes:
-        settings = profiles.changed(settings, change)
-    words = f"network laboratory ({which()}), {profile} links: {profiles.words(settings)}"
-    return Net(words, lambda: Sites.opened(profile, clients, changes))
+    described = profiles.words(profiles.profile(text))
+    words = f"network laboratory ({which()}), {profile} links: {described}"
+    return Net(words, lambda: Sites.opened(text, clients))

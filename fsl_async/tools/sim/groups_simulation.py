@@ -9,9 +9,8 @@ stopped for a while, and parted from each other.
 from __future__ import annotations
 
 import functools
-import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import fsl_transport as tp
@@ -26,10 +25,12 @@ from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
-from fsl_async.tools.sim.fake_reductions import FakeHelper, FakeReductions, GroupsInvariants
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+from fsl_async.tools.sim.fake_reductions import FakeHelper, FakeReductions
+from fsl_async.tools.sim.groups_invariants import GroupsInvariants
+from fsl_async.tools.sim.settings import SimulationSettings
+from fsl_async.tools.sim.simulation import Run, Simulation
 from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import PROFILES, CheckedMachine, ProcessClock, World
+from fsl_async.tools.sim.world import ProcessClock, World
 
 EVERY_VERSIONS = 6
 """Versions of the coordinator's group from one global round to the next."""
@@ -45,7 +46,7 @@ class GroupSimulation(Simulation):
             f"groups.roster={roster}",
             f"groups.every={EVERY_VERSIONS}",
         )
-        super().__init__(settings, world=among.world, place=f"{name}-", config=config)
+        super().__init__(settings, world=among.world, prefix=f"{name}-", config=config)
         self.name, self.among = name, among
         self.invariants.violated = lambda text: self.world.violated(f"{name}: {text}")
         self.shell: GroupsShell | None = None
@@ -68,24 +69,15 @@ class GroupSimulation(Simulation):
     def _prepare(
         self, clock: ProcessClock, shell: ParameterServerShell, store: Store, number: int
     ) -> None:
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            return tp.DialerEndpoint(
-                self.network.dialer(self.name, self.server_of(self.config.groups.coordinator)),
-                clock,
-                self._transport,
-                take,
-                self.name,
-                incarnation=number,
-                role="group",
-                rng=random.Random(f"{self.settings.seed}/{self.name}/{number}"),  # noqa: S311
-            )
-
+        dialer = None
+        if not self.config.leads:
+            link = self.network.dialer(self.name, self.server_of(self.config.groups.coordinator))
+            dialer = self._dials(link, clock, self.name, number, role="group")
         helper = functools.partial(
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
-        used = None if self.config.leads else dialer
-        self.shell = shell.groups = GroupsShell(self.config, shell, used, helper)
-        self.shell.node.machine = CheckedMachine(self.shell.machine, self._after_groups)
+        self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
+        self._check_events(self.shell.node, self._after_groups)
 
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
@@ -111,7 +103,6 @@ class GroupSimulation(Simulation):
             self.invariants.violated(f"{machine.name} waits in a step while merges are held")
 
     def _after_groups(self, event: Event, effects: list[Effect]) -> None:
-        self.counts.events += 1
         rounds, happened = self.among.global_rounds, self.among.happened
         # A process that died before it knew of its cut finds it on disk.
         if isinstance(event, ev.CutTaken | ev.GroupsRecovered) and event.cut is not None:
@@ -123,8 +114,11 @@ class GroupSimulation(Simulation):
         elif isinstance(event, ev.Adopted) and event.decision.round:
             happened["adopted"] += 1
             happened["late"] += event.gained
-        if isinstance(event, ev.GroupsRecovered | ev.Adopted) and self.config.leads:
-            rounds.begun(self.name)
+        held = event.decision if isinstance(event, ev.Adopted) else None
+        if isinstance(event, ev.GroupsRecovered):
+            held = event.adopted
+        if self.config.leads and held is not None and not held.round:
+            rounds.begun(self.name, held.digest)
         for effect in effects:
             happened["attempts"] += isinstance(effect, do.KeepAttempt)
             if isinstance(effect, do.StartReduction):
@@ -142,7 +136,7 @@ class GroupSimulation(Simulation):
         is_idle = coordinator is None or (
             coordinator.phase is CoordinatorPhase.IDLE and not coordinator.is_due
         )
-        return is_idle and machine.member.phase is MemberPhase.FREE and machine.member.cut is None
+        return is_idle and machine.phase is MemberPhase.FREE and machine.cut is None
 
     # --- faults ---
 
@@ -160,7 +154,7 @@ class GroupSimulation(Simulation):
 
     def _pause_server(self) -> None:
         process = self.processes.get(self.server)
-        if process is not None and not self._calm:
+        if process is not None:
             self.counts.fault("server stopped for a while")
             process.clock.pause()
             links = self._links()
@@ -168,7 +162,6 @@ class GroupSimulation(Simulation):
                 link.pause()
             seconds = self._chance.uniform(*self.profile.server_pause_s)
             self._at(seconds, self._go_on, process.clock, links)
-        self._plan(self.profile.server_pause_every_s, self._pause_server)
 
     def _go_on(self, clock: ProcessClock, links: list[tp.MemLink]) -> None:
         if clock.alive:
@@ -177,23 +170,16 @@ class GroupSimulation(Simulation):
             clock.go_on()
 
 
-class GroupsSimulation:
-    """Several groups; `run()` plays them to their end, `violations` and `counts` hold the result.
-
-    The settings are those of each group.
-    """
+class GroupsSimulation(Run):
+    """Several groups, each with these settings, and their global rounds."""
 
     kind = "groups"
+    groups: Sequence[GroupSimulation]
 
     def __init__(
         self, settings: SimulationSettings, *, keep_journal: Journal | None = None
     ) -> None:
-        self.settings = settings
-        self.profile = PROFILES[settings.faults]
-        self.world = World(self.profile, settings.seed, keep_journal)
-        self.counts = self.world.counts
-        self.violations = self.world.violations
-        self._chance = random.Random(f"{settings.seed}/ring")  # noqa: S311 - not for secrets
+        super().__init__(settings, World(settings.profile, settings.seed, keep_journal), "ring")
         self.happened: Counter[str] = Counter()
         """Attempts, and adoptions of global weights; "late": without the group's cut, or after it
         merged on.
@@ -209,23 +195,19 @@ class GroupsSimulation:
         for name, lineage in lineages.items():
             lineage.adopts = functools.partial(self.global_rounds.adopts, name)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time, then end all groups in order."""
-        for group in self.groups:
-            group.begin()
-        self._plan_cut()
-        self.world.run(self.settings.hours, self._end, progress)
+    def begin(self) -> None:
+        """See `Run.begin`."""
+        super().begin()
+        self._plan(self.profile.group_cut_every_s, self._cut)
 
     def _end(self) -> None:
         """End global rounds, then the groups: no new faults before."""
-        self.reductions.is_calm = True
-        self.world.end(self.groups, 10.0, self._is_settled)
+        self._calm = self.reductions.is_calm = True
+        super()._end()
         if not self.is_ending and not self.violations:
             self.world.violated("global rounds did not end")
         if not self.violations:
             self.global_rounds.ended()
-        for group in self.groups:
-            group.check_end()
 
     def _is_settled(self) -> bool:
         """Whether no global round is under way, or was not when this was asked before."""
@@ -236,15 +218,8 @@ class GroupsSimulation:
 
     # --- partitions between parameter servers ---
 
-    def _plan_cut(self) -> None:
-        every_s = self.profile.group_cut_every_s
-        if every_s and not self.reductions.is_calm:
-            self.world.at(self._chance.expovariate(1.0 / every_s), self._cut)
-
     def _cut(self) -> None:
         """Part one parameter server from another one, or from all others."""
-        if self.reductions.is_calm:
-            return
         self.counts.fault("partition between parameter servers")
         one, *others = self._chance.sample(self.roster, len(self.roster))
         if self._chance.random() < 0.5:
@@ -253,8 +228,7 @@ class GroupsSimulation:
         self.reductions.parted.update(pairs)
         for pair in pairs:
             self._link(pair, cut=True)
-        self.world.at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
-        self._plan_cut()
+        self._at(self._chance.uniform(*self.profile.partition_s), self._heal, pairs)
 
     def _heal(self, pairs: list[frozenset[str]]) -> None:
         self.reductions.parted.difference_update(pairs)
@@ -266,7 +240,7 @@ class GroupsSimulation:
         first = self.groups[0]
         if first.name in pair:
             (member,) = pair - {first.name}
-            act = self.world.network.cut if cut else self.world.network.heal
+            act = self.network.cut if cut else self.network.heal
             act(member, first.server)
 
     # --- the result ---
@@ -276,14 +250,14 @@ class GroupsSimulation:
         rounds, happened = self.global_rounds, self.happened
         decided = len(rounds.decisions)
         contributors = sum(len(one.contributors) for one in rounds.decisions)
-        hours = self.world.scheduler.time() / 3600.0
+        hours = self.scheduler.time() / 3600.0
         held_s = sum(group.held_s for group in self.groups)
         return {
             "groups": len(self.groups),
             "global_rounds": decided,
             "attempts": happened["attempts"],
             "attempts_failed": happened["attempts"] - decided,
-            "reductions_mixed": sum(len(found) > 1 for found in self.reductions.outcomes.values()),
+            "reductions_mixed": self.reductions.mixed,
             "members_per_round": round(contributors / decided, 2) if decided else 0.0,
             "adopted": happened["adopted"],
             "adopted_late": happened["late"],

@@ -24,7 +24,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine
-from fsl_async.store.book.groups_book import Adoption
+from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.model.manifest import Manifest
@@ -49,6 +49,8 @@ class Lineage:
     """Versions that the base of a delta that is used again may be old."""
     weights: list[Vector] = field(factory=list)
     """The flat vector of each version, float32 (manifest.values,)."""
+    tokens_of: list[int] = field(factory=list)
+    """Tokens merged up to each version."""
     merged: dict[DeltaKey, int] = field(factory=dict)
     """Delta -> the version that merged it."""
     doubled: int = 0
@@ -97,6 +99,7 @@ class Lineage:
         elif record.version:
             wrong += self._check(record, held)
         self.weights.append(held)
+        self.tokens_of.append(record.tokens_total)
         for one in record.merged:
             self.merged[one.key] = record.version
             self.tokens += one.delta.tokens
@@ -260,7 +263,7 @@ class Invariants:
         assert store is not None, "a version is of a store"
         for record in store.records:
             if record.version > self.lineage.version:
-                for text in self.lineage.add(record, held_by(store, record.version)):
+                for text in self.lineage.add(record, weights_in(store, record.version)):
                     self.violated(text)
                 for one in record.merged:
                     self._stored.pop(one.key, None)
@@ -284,10 +287,6 @@ class Invariants:
 
     # --- at a client ---
 
-    def launched(self, name: str, incarnation: int, training: VirtualTraining) -> None:
-        """Take the training of a new client process."""
-        self.lineage.works[name, incarnation] = training.sent
-
     def after_client(
         self,
         machine: ClientMachine,
@@ -300,6 +299,8 @@ class Invariants:
             if isinstance(effect, do.OfferDelta):
                 self._offered_again(effect.delta)
         match event:
+            case ev.Welcomed():
+                self.lineage.works[machine.name, machine.incarnation] = training.sent
             case Received(_, msg.Accepted(key)):
                 self._taken(machine, key)
             case Received(_, msg.Declined(key, code)) if code != "later" and key in self._offered:
@@ -358,7 +359,7 @@ def _owner(key: DeltaKey) -> tuple[str, int]:
     return key.client, key.incarnation
 
 
-def held_by(store: Store, version: int) -> Vector:
+def weights_in(store: Store, version: int) -> Vector:
     """Return a version's weights as a store sends them to a new client."""
     frames = [store.read_full(version, index) for index in range(store.manifest.chunks)]
     return np.concatenate([decode(frame) for frame in frames if frame is not None])

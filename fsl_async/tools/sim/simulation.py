@@ -11,6 +11,7 @@ seed gives the same trace.
 from __future__ import annotations
 
 import functools
+import gc
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +22,6 @@ from attrs import evolve, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
-from fsl_async.config.load import load
-from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import Config
 from fsl_async.files.memory_files import Faults, Killed, MemoryDisk, MemoryFiles
 from fsl_async.nodes.client.client_node import configure_exchange
@@ -30,7 +29,7 @@ from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.aggregation import merging_of, weighting_of
 from fsl_async.nodes.ps.node import store_settings_of
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
-from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.runtime import Journal, Node
 from fsl_async.nodes.wire import Welcome
 from fsl_async.roles.machine import DrainAsked, Effect, Event, Finish, Note
 from fsl_async.roles.sync.client import ClientMachine
@@ -40,23 +39,13 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Invariants, Lineage
-from fsl_async.tools.sim.training import MANIFEST, Trainer, VirtualTraining, VirtualWorker
-from fsl_async.tools.sim.world import (
-    PROFILES,
-    STEP_S,
-    CheckedMachine,
-    FaultProfile,
-    Launch,
-    Process,
-    ProcessClock,
-    World,
-)
+from fsl_async.tools.sim.settings import HOUR_S, SimulationSettings
+from fsl_async.tools.sim.training import MANIFEST, Launch, Trainer, VirtualTraining, VirtualWorker
+from fsl_async.tools.sim.world import CheckedMachine, ProcessClock, World
 
 SERVER_NAME = "ps"
 MOST_OWN_STEPS = 50
 """Steps that a task that sends at its own pace trains at most before it sends."""
-Pace = Literal["called", "time", "steps", "speed", "own"]
-"""When a client sends: when it is called, or by itself (`roles.sync.pacing`)."""
 SNAPSHOT_S = 45.0
 """From a version until its checkpoint is written: disks are slow, or have a limit."""
 NOON = 1_800_000_000.0
@@ -65,61 +54,178 @@ MOST_CALLS = 40
 """A planned death, or failure, comes within so many calls to the disk."""
 MOST_FAILURES = 6
 """Calls in a row that a full disk refuses."""
+LONGEST_END_S = 2 * HOUR_S
+Receiver = Callable[[tp.TransportEvent], None]
 
 
 @frozen
-class SimulationSettings:
-    """Settings of a simulation. Times in seconds of virtual time."""
+class Process:
+    """A process: its clock, the shell in it, and a client's training."""
 
-    clients: int = 100
-    hours: float = 24.0
-    seed: int = 0
-    faults: str = "storm"
-    every_s: float = 600.0
-    keep_versions: int = 3
-    pace: Pace = "called"
-    latest: bool = False
-    """Whether versions use the newest delta of each other client again; with pace "own"."""
-    groups: int = 1
-    """Parameter servers; `clients` are those of each."""
-
-    def config(self, *more: str) -> Config:
-        """Return the run's production settings. more: `table.key=value`, as for `--set`."""
-        steps = max(1, round(self.every_s / (4 * STEP_S)))
-        heartbeat_s = min(60.0, self.every_s / 10)
-        pace = {
-            "called": [],
-            "time": [],
-            "steps": [f"sync.local_steps={steps}"],
-            "speed": [f"sync.local_steps={steps}", "sync.dylu=true"],
-            "own": ["sync.pace=own", "train.task=own", "sync.weighting=anarchic"],
-        }[self.pace]
-        if self.pace != "called":
-            pace.append("sync.trigger=buffer")
-        if self.latest:
-            pace[1:1] = ["outer.aggregation=latest", "outer.optimizer=average"]
-            pace.remove("sync.weighting=anarchic")
-        given = load(
-            None,
-            [
-                f"sync.every_s={self.every_s}",
-                f"sync.clients={self.clients}",
-                f"store.keep_versions={self.keep_versions}",
-                f"session.heartbeat_every_s={heartbeat_s}",
-                f"session.expire_after_s={3 * heartbeat_s}",
-                "codec.up=fp32",  # so that a delta can be compared with the work of its steps
-                *pace,
-                *more,
-            ],
-        )
-        return with_implied(given)
+    clock: ProcessClock
+    shell: ParameterServerShell | ClientShell
+    training: Trainer | None = None
 
 
-class Simulation:
-    """A simulated run; `run()` plays it to its end, `violations` and `counts` hold the result."""
+class Run:
+    """A simulated run of one or more groups of clients in one world.
+
+    `run()` plays it to its end; `violations` and `counts` hold the result.
+    """
 
     kind = ""
     """The member of the report that has figures of this kind of run; empty: none has."""
+    groups: Sequence[Simulation]
+
+    def __init__(self, settings: SimulationSettings, world: World, faults: str) -> None:
+        """faults: names the chance that decides them."""
+        self.settings, self.world = settings, world
+        self.profile = settings.profile
+        self.scheduler, self.network = world.scheduler, world.network
+        self.counts, self.violations, self._at = world.counts, world.violations, world.at
+        self._chance = self._rng(faults)
+        self._calm = False  # no new faults: the run is to end
+
+    def _rng(self, *names: object) -> random.Random:
+        """Return a chance that the seed and these names decide."""
+        return random.Random("/".join(map(str, (self.settings.seed, *names))))  # noqa: S311
+
+    def _check_events(self, node: Node, after: Callable[..., None], *given: object) -> None:
+        """Count each event of a node, and call `after` with `given`, the event and its effects."""
+
+        def check(event: Event, effects: list[Effect]) -> None:
+            self.counts.events += 1
+            after(*given, event, effects)
+
+        node.machine = CheckedMachine(node.machine, check)
+
+    def _plan(
+        self,
+        every_s: float,
+        fault: Callable[..., float | None],
+        *args: object,
+        chance: random.Random | None = None,
+    ) -> None:
+        """Have a fault again and again, at random times; it may return how many s it lasts."""
+        if every_s and not self._calm:
+            delay_s = (chance or self._chance).expovariate(1.0 / every_s)
+            self._at(delay_s, self._strike, every_s, fault, args, chance)
+
+    def _strike(
+        self,
+        every_s: float,
+        fault: Callable[..., float | None],
+        args: tuple[object, ...],
+        chance: random.Random | None,
+    ) -> None:
+        if not self._calm:
+            again = functools.partial(self._plan, every_s, fault, *args, chance=chance)
+            self._at(lasts_s, again) if (lasts_s := fault(*args)) else again()
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """Run to the end of the simulated time, then end the run in order.
+
+        Stops within a minute of a violation; an AssertionError is one. `progress(hours)` is called
+        about every hour.
+        """
+        hour, hours, scheduler = 0.0, self.settings.hours, self.scheduler
+        # dead processes are reference cycles; collecting them once an hour costs less
+        gc.disable()
+        try:
+            self.begin()
+            while hour < hours and not self.violations:
+                hour = min(hour + 1.0, hours)
+                while not self.violations and scheduler.time() < hour * HOUR_S:
+                    scheduler.run_until(min(scheduler.time() + 60.0, hour * HOUR_S))
+                gc.collect()
+                if progress is not None:
+                    progress(hour)
+            self._end()
+        except AssertionError as error:
+            self.world.violated(f"{error}")
+        finally:
+            gc.enable()
+
+    def begin(self) -> None:
+        """Launch all processes, and plan their faults."""
+        for group in self.groups:
+            group.begin()
+
+    def _end(self) -> None:
+        """End all groups: no new faults; when all nodes are back, the parameter servers are asked.
+
+        Messages are still lost and repeated.
+        """
+        calm_s = max(group.calm() for group in self.groups)
+        while not self.violations and self.scheduler.time() < calm_s + LONGEST_END_S:
+            self.scheduler.run_until(self.scheduler.time() + self.look_s)
+            if self.scheduler.time() <= calm_s or not self._is_settled():
+                continue
+            for group in self.groups:
+                group.ask_to_end()
+            if all(group.has_ended for group in self.groups):
+                break
+        for group in self.groups:
+            group.check_end()
+
+    @property
+    def look_s(self) -> float:
+        """Seconds from one look at the ending groups to the next."""
+        return 10.0
+
+    def _is_settled(self) -> bool:
+        """Whether the parameter servers may be asked to end."""
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures of this kind of run, for the member `kind` of the report."""
+        return {}
+
+    def report(self, seconds: float, journal: str) -> dict[str, Any]:
+        """Return the report. Of groups, versions, deltas and clients are added up.
+
+        Losses are None: nothing is learned. Kinds of run other than pretraining have a member with
+        their own figures, of their name; it is None for the others.
+        """
+        counts, groups = self.counts, self.groups
+        lineages = [group.invariants.lineage for group in groups]
+        kinds = dict(counts.kinds)
+        for kind in ("dropped", "duplicated", "reordered"):
+            if self.network.counts[kind]:
+                kinds[f"message {kind}"] = self.network.counts[kind]
+        found = {
+            "rounds": sum(max(0, lineage.version) for lineage in lineages),
+            "clients": self.settings.clients * len(groups),
+            "tokens": sum(lineage.tokens for lineage in lineages),
+            **dict.fromkeys(("loss_first", "loss_last", "eval_loss")),
+            "bytes_raw": 0,
+            "bytes_sent": 0,
+            "ratio": None,
+            "relaunches": counts.relaunches,
+            "deltas_merged": sum(len(lineage.merged) for lineage in lineages),
+            "deltas_lost": sum(group.invariants.deltas_lost for group in groups),
+            "deltas_doubled": sum(lineage.doubled for lineage in lineages),
+            "participation": round(counts.participation, 4),
+            "seconds": round(seconds, 3),
+            "run_dir": journal,
+            "virtual_hours": self.scheduler.time() / HOUR_S,
+            "events": counts.events,
+            "faults": sum(kinds.values()),
+            "faults_by_kind": kinds,
+            "seed": self.settings.seed,
+            "invariant_violations": len(self.violations),
+            "trace_sha256": None if journal else self.world.trace.hexdigest(),
+            **dict.fromkeys(("split", "tune", "deltas_reused", "groups")),
+        }
+        if self.settings.latest:
+            found["deltas_reused"] = sum(lineage.uses_again for lineage in lineages)
+        if self.kind:
+            found[self.kind] = self.facts()
+        return found
+
+
+class Simulation(Run):
+    """A run of one parameter server and its clients."""
 
     def __init__(
         self,
@@ -127,37 +233,32 @@ class Simulation:
         *,
         keep_journal: Journal | None = None,
         world: World | None = None,
-        place: str = "",
+        prefix: str = "",
         config: Config | None = None,
     ) -> None:
-        """world: shared with other groups; place: begins the names of all processes. config: of the
+        """world: shared with other groups; prefix: of the names of all processes. config: of the
         run, instead of `settings.config()`.
         """
-        self.settings = settings
-        self.profile: FaultProfile = PROFILES[settings.faults]
-        self.world = world or World(self.profile, settings.seed, keep_journal)
-        self.scheduler, self.network = self.world.scheduler, self.world.network
-        self.trace, self.journal = self.world.trace, self.world.journal
-        self.network_conditions = self.world.conditions
+        world = world or World(settings.profile, settings.seed, keep_journal)
+        super().__init__(settings, world, f"{prefix}faults")
+        self.groups = [self]
+        self.journal = world.journal
         self.config = config or settings.config()
         self.manifest = MANIFEST
         self.disk = MemoryDisk()
-        self.run_dir = Path("/") / (place or "run")
+        self.run_dir = Path("/") / (prefix or "run")
         lineage = Lineage(
             self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
         )
-        self.invariants = Invariants(lineage, self.world.violated)
-        self.counts, self._at = self.world.counts, self.world.at
-        self.server = f"{place}{SERVER_NAME}"
+        self.invariants = Invariants(lineage, world.violated)
+        self.server = f"{prefix}{SERVER_NAME}"
         self.networks = [(self.network, self.server)]
         """The networks of a client, and the name of the server in each."""
         self.run_name = "sim"
-        self.names = [f"{place}c{number:04d}" for number in range(settings.clients)]
+        self.names = [f"{prefix}c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, Process] = {}
-        self._chance = random.Random(f"{settings.seed}/{place}faults")  # noqa: S311 - not for secrets
         self._incarnations = 0
         self._failed_starts = 0  # in a row
-        self._calm = False  # no new faults: the run is to end
         self._ending = False
         self._ended: dict[str, VirtualTraining] = {}
         self._files = MemoryFiles(self.disk)
@@ -166,37 +267,32 @@ class Simulation:
 
     # --- running ---
 
-    def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time, then end the run in order.
-
-        `progress(hours)` is called about every hour.
-        """
-        self.begin()
-        self.world.run(self.settings.hours, self._end, progress)
-
     def begin(self) -> None:
         """Launch the processes that are here, and plan their faults."""
         if self._is_here(self.server):
             self._launch_server()
         for name in self.names:
             if self._is_here(name):
-                self._plan_launch(name)
-            self._plan_client_faults(name)
+                delay_s = self._chance_of(name, "launch").uniform(0.0, self.launch_s)
+                self._at(delay_s, self._launch_client, name)
+                self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
+            self._plan_fault(self.profile.reset_every_s, self._reset, name)
+            self._plan_fault(self.profile.partition_every_s, self._cut, name)
         if self._is_here(self.server):
             self._plan(self.profile.server_kill_every_s, self._kill_server)
             self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
-    def _end(self) -> None:
-        """End the run."""
-        self.world.end([self], self._transport.heartbeat_every_s)
-        self.check_end()
+    launch_s = 30.0
+    """Seconds in which clients are launched first."""
+
+    @property
+    def look_s(self) -> float:
+        """See `Run.look_s`."""
+        return self._transport.heartbeat_every_s
 
     def _is_here(self, name: str) -> bool:
-        """Whether a process belongs to this one of the places that simulate."""
+        """Whether this process simulates a process."""
         return True
-
-    def _plan_launch(self, name: str) -> None:
-        self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
 
     def calm(self) -> float:
         """Plan no new faults; return when all processes and links are back."""
@@ -228,38 +324,10 @@ class Simulation:
         """Whether the parameter server may be asked to end now: not while it calls a round."""
         return machine.phase is Phase.READY or machine.rounds.awaits_nothing
 
-    @property
-    def violations(self) -> list[str]:
-        """The violations found."""
-        return self.world.violations
-
-    @property
-    def groups(self) -> Sequence[Simulation]:
-        """The groups of clients: this one."""
-        return [self]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the figures of this kind of run, for the member `kind` of the report."""
-        return {}
-
-    def _plan(
-        self,
-        every_s: float,
-        action: Callable[..., object],
-        *args: object,
-        chance: random.Random | None = None,
-    ) -> None:
-        if every_s and not self._calm:
-            self._at((chance or self._chance).expovariate(1.0 / every_s), action, *args)
-
-    def _chance_of(self, name: str, fault: str) -> random.Random:
-        """Return the chance that decides a fault of a client."""
-        return self._chance
-
     # --- processes ---
 
     def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
-        chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
+        chance = self._rng(name, self._incarnations, "worker")
         return VirtualWorker(clock, lambda: chance.uniform(0.001, 0.02))
 
     def _next_incarnation(self, name: str) -> int:
@@ -274,43 +342,57 @@ class Simulation:
         """The link on which a parameter server listens."""
         return self.network.listener(name)
 
+    def _listens(
+        self, link: tp.Link, clock: ProcessClock, name: str, incarnation: int
+    ) -> Callable[[Receiver], tp.ListenerEndpoint]:
+        """Return what makes the endpoint of a server's process."""
+        settings, rng = self._transport, self._rng(name, incarnation)
+        return lambda handle: tp.ListenerEndpoint(
+            link, clock, settings, handle, name, incarnation=incarnation, rng=rng
+        )
+
+    def _dials(
+        self,
+        link: tp.Link,
+        clock: ProcessClock,
+        name: str,
+        incarnation: int,
+        *,
+        settings: tp.TransportSettings | None = None,
+        rng: random.Random | None = None,
+        **more: Any,
+    ) -> Callable[[Receiver], tp.DialerEndpoint]:
+        """Return what makes an endpoint that dials. more: for the endpoint."""
+        settings, rng = settings or self._transport, rng or self._rng(name, incarnation)
+        return lambda handle: tp.DialerEndpoint(
+            link, clock, settings, handle, name, incarnation=incarnation, rng=rng, **more
+        )
+
     def _launch_server(self) -> None:
-        clock = ProcessClock(self.scheduler)
-        incarnation = self._next_incarnation(self.server)
+        name, clock = self.server, ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation(name)
         self._files = MemoryFiles(self.disk, Faults())
         machine = ParameterServerMachine(
             self.config, merging_of(self.config), weighting_of(self.config), self.run_name
         )
-
-        def listener(handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
-            return tp.ListenerEndpoint(
-                self._link_of(self.server),
-                clock,
-                self._transport,
-                handle,
-                self.server,
-                incarnation=incarnation,
-                rng=random.Random(f"{self.settings.seed}/{self.server}/{incarnation}"),  # noqa: S311
-            )
-
-        worker = self._worker(clock, self.server)
+        worker, store = self._worker(clock, name), self._store(clock)
         worker.killed = self._server_is_dead
-        store = self._store(clock)
+        journal = self._journal_of(name, clock)
         shell = ParameterServerShell(
             machine,
             Surroundings(
                 store=store,
                 worker=worker,
                 scheduler=clock,
-                journal=self._journal_of(self.server, clock),
-                listener=listener,
+                journal=journal,
+                listener=self._listens(self._link_of(name), clock, name, incarnation),
                 say=self._server_says,
                 finished=self._server_finished,
                 count=self._count,
             ),
         )
-        shell.node.machine = CheckedMachine(machine, functools.partial(self._after_server, machine))
-        self.processes[self.server] = Process(clock, shell)
+        self._check_events(shell.node, self._after_server, machine)
+        self.processes[name] = Process(clock, shell)
         self._prepare(clock, shell, store, incarnation)
         try:
             recovered = store.recover()
@@ -332,7 +414,6 @@ class Simulation:
     def _after_server(
         self, machine: ParameterServerMachine, event: Event, effects: list[Effect]
     ) -> None:
-        self.counts.events += 1
         self.invariants.after_server(machine, event, effects)
 
     def _server_says(self, note: Note) -> None:
@@ -394,8 +475,7 @@ class Simulation:
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation(name)
-        machine = ClientMachine(name, incarnation)
-        chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
+        machine, chance = ClientMachine(name, incarnation), self._rng(name, incarnation)
 
         def feed(event: Event) -> None:
             shell.node.feed(event)
@@ -403,24 +483,13 @@ class Simulation:
         training = self._training(Launch(name, incarnation, clock, feed, chance))
         configure_exchange(training.exchange, self.config)
         training.exchange.pool.threads = 1
-        self._launched(name, incarnation, training)
-
-        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
-            return tp.DialerEndpoint(
-                self.network.dialer(name, self.server),
-                clock,
-                self._dials_with,
-                take,
-                name,
-                incarnation=incarnation,
-                rng=chance,
-                beat_payload=lambda _: training.report(),
-            )
-
         shell = ClientShell(
             machine,
             training.exchange,
-            dialer,
+            self._dials(
+                self.network.dialer(name, self.server), clock, name, incarnation,
+                settings=self._dials_with, rng=chance, beat_payload=lambda _: training.report(),
+            ),
             worker=self._worker(clock, name),
             scheduler=clock,
             journal=self._journal_of(name, clock),
@@ -430,25 +499,15 @@ class Simulation:
             end_training=lambda _: training.stop(),
             on_end=functools.partial(self._run_over, name),
             announced=training.announced,
-        )
-        shell.node.machine = CheckedMachine(
-            machine, functools.partial(self._after_client, machine, training)
-        )
+        )  # fmt: skip
+        self._check_events(shell.node, self._after_client, machine, training)
         self.processes[name] = Process(clock, shell, training)
         shell.dial()
         training.begin(chance)
 
-    def _launched(self, name: str, incarnation: int, training: Trainer) -> None:
-        self.invariants.launched(name, incarnation, cast("VirtualTraining", training))
-
     def _after_client(
-        self,
-        machine: ClientMachine,
-        training: Trainer,
-        event: Event,
-        effects: list[Effect],
+        self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
     ) -> None:
-        self.counts.events += 1
         checked = cast("VirtualTraining", training)
         self.invariants.after_client(machine, checked, event, effects)
         if self.settings.pace != "called" and training.is_held and not self._ending:
@@ -457,8 +516,13 @@ class Simulation:
     def _client_says(self, name: str, note: Note) -> None:
         """Take a line of a client; here nothing prints it."""
 
-    def _client_finished(self, name: str, effect: Finish) -> None:
-        self._gone(name)
+    def _client_finished(self, name: str, finish: Finish) -> None:
+        """Record the end of a client by itself, which no simulated run asks for before its end."""
+        if not self._ending:
+            self.world.violated(f"{name} gave up")
+            return
+        self._ended[name] = cast("VirtualTraining", self.processes[name].training)
+        self._kill(name)
 
     def _welcomed(self, name: str, welcome: Welcome) -> None:
         """Take a client's welcome; pretraining needs nothing of it."""
@@ -466,25 +530,13 @@ class Simulation:
     def _run_over(self, name: str, event: Event) -> None:
         """Take the end of the run at a client; pretraining ends nothing else."""
 
-    def _gone(self, name: str) -> None:
-        """Record the end of a client by itself, which no simulated run asks for before its end."""
-        if not self._ending:
-            self.world.violated(f"{name} gave up")
-            return
-        training = self.processes[name].training
-        assert training is not None, "it is a client"
-        self._ended[name] = cast("VirtualTraining", training)
-        self._kill(name)
-
     # --- faults ---
 
-    def _plan_client_faults(self, name: str) -> None:
-        profile = self.profile
-        self._plan_fault(profile.client_kill_every_s, self._kill_client, name)
-        self._plan_fault(profile.reset_every_s, self._reset, name)
-        self._plan_fault(profile.partition_every_s, self._cut, name)
+    def _chance_of(self, name: str, fault: str) -> random.Random:
+        """Return the chance that decides a fault of a client."""
+        return self._chance
 
-    def _plan_fault(self, every_s: float, fault: Callable[[str], None], name: str) -> None:
+    def _plan_fault(self, every_s: float, fault: Callable[[str], float | None], name: str) -> None:
         self._plan(every_s, fault, name, chance=self._chance_of(name, fault.__name__))
 
     def _kill(self, name: str) -> bool:
@@ -504,21 +556,20 @@ class Simulation:
         return True
 
     def _kill_client(self, name: str) -> None:
-        if not self._calm and self._kill(name):
+        if self._kill(name):
             self.counts.fault("client killed")
             self.counts.relaunches += 1
             back_s = self._chance_of(name, "_kill_client").uniform(*self.profile.client_return_s)
             self._at(back_s, self._launch_client, name)
-        self._plan_fault(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
         """Kill the parameter server, as often as not in the middle of a call to its disk."""
-        if not self._calm and self.server in self.processes:
-            if self._chance.random() < self.profile.disk_kills:
-                self._in_a_call(self._chance.choice(["before", "torn", "after"]))
-            else:
-                self._server_is_dead()
-        self._plan(self.profile.server_kill_every_s, self._kill_server)
+        if self.server not in self.processes:
+            return
+        if self._chance.random() < self.profile.disk_kills:
+            self._in_a_call(self._chance.choice(["before", "torn", "after"]))
+        else:
+            self._server_is_dead()
 
     def _in_a_call(self, mode: Literal["before", "torn", "after", "error"]) -> None:
         """Have the parameter server die, or its disk fail, in one of its next calls."""
@@ -527,11 +578,10 @@ class Simulation:
         faults.mode = mode
 
     def _fill_disk(self) -> None:
-        if not self._calm and self.server in self.processes:
+        if self.server in self.processes:
             self.counts.fault("disk full")
             self._files.faults.failures = self._chance.randint(1, MOST_FAILURES)
             self._in_a_call("error")
-        self._plan(self.profile.disk_full_every_s, self._fill_disk)
 
     def _server_is_dead(self) -> None:
         """Take the parameter server's process away, and launch it again."""
@@ -540,25 +590,22 @@ class Simulation:
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
 
     def _reset(self, name: str) -> None:
-        if self._is_up(name) and not self._calm:
+        if self._is_up(name):
             self._count_fault("connection reset", name)
             for network, server in self.networks:
                 network.reset(name, server)
-        self._plan_fault(self.profile.reset_every_s, self._reset, name)
 
-    def _cut(self, name: str) -> None:
-        if self._calm:
-            return
+    def _cut(self, name: str) -> float:
         self._count_fault("partition", name)
         for network, server in self.networks:
             network.cut(name, server)
-        until_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
-        self._at(until_s, self._heal, name)
+        lasts_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
+        self._at(lasts_s, self._heal, name)
+        return lasts_s
 
     def _heal(self, name: str) -> None:
         for network, server in self.networks:
             network.heal(name, server)
-        self._plan_fault(self.profile.partition_every_s, self._cut, name)
 
     def _is_up(self, name: str) -> bool:
         """Whether a client has a connection that can break."""

@@ -28,7 +28,7 @@ checked after every event, values of tensors after every call of the split serve
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from attrs import evolve
 
@@ -45,14 +45,14 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import RETAIN, SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
-from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.server_state import Peer
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import SimulationSettings
-from fsl_async.tools.sim.split_processes import SplitServerSimulation
+from fsl_async.tools.sim.settings import STEP_S, SimulationSettings
+from fsl_async.tools.sim.split_server import SplitServerSimulation
 from fsl_async.tools.sim.split_training import (
     BUFFER_SAMPLES,
     SPLIT_DIR,
@@ -65,8 +65,7 @@ from fsl_async.tools.sim.split_training import (
     client_of,
     exchanged,
 )
-from fsl_async.tools.sim.training import Trainer
-from fsl_async.tools.sim.world import STEP_S, CheckedMachine, Launch
+from fsl_async.tools.sim.training import Launch, Trainer
 
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 ROUND_CAP_S = 20 * STEPS * STEP_S
@@ -94,7 +93,7 @@ class SplitSimulation(SplitServerSimulation):
         # Formats that keep every bit, so that what arrives can be compared with what was sent. A
         # split server without clients waits for them: the simulation ends by its clock.
         split = evolve(split, alone_s=0.0, up="fp32", down="fp32", models="fp32")
-        self.add_split_server(evolve(config, split=split), self.network_conditions)
+        self.add_split_server(evolve(config, split=split), self.world.conditions)
         self.lineage = SplitLineage()
         self.manifest = exchanged(client_of(self.method), self.method).manifest
         self.invariants.lineage = Lineage(config.codec.spec_down, self.manifest)
@@ -114,9 +113,7 @@ class SplitSimulation(SplitServerSimulation):
         return machine, CheckedTraining(machine.method, files, self.lineage, self.scheduler.time)
 
     def _split_launched(self, shell: SplitServerShell) -> None:
-        training = cast("CheckedTraining", shell.training)
-        check = functools.partial(self._after_split, shell.machine, training)
-        shell.node.machine = CheckedMachine(shell.machine, check)
+        self._check_events(shell.node, self._after_split, shell.machine, shell.training)
 
     def _split_says(self, note: Note) -> None:
         """A line of a split server, or of a client."""
@@ -143,8 +140,7 @@ class SplitSimulation(SplitServerSimulation):
         training = self.trainings[name]
         facts = Facts(welcome.run, welcome.shard, self.architecture)
         shell = self._open_session(name, training.incarnation, training.split, facts)
-        check = functools.partial(self._after_session, shell.machine, training.split)
-        shell.node.machine = CheckedMachine(shell.machine, check)
+        self._check_events(shell.node, self._after_session, shell.machine, training.split)
         shell.dial()
 
     # --- checks ---
@@ -157,7 +153,6 @@ class SplitSimulation(SplitServerSimulation):
         effects: list[Effect],
     ) -> None:
         """Check what an event of the split server may have touched."""
-        self.counts.events += 1
         if isinstance(event, sev.SplitRecovered) and event.lost and self.left_in_order:
             self.world.violated("a split server that ended in order lost uploads")
         if isinstance(event, sev.Aligned) and not event.problem:
@@ -208,7 +203,7 @@ class SplitSimulation(SplitServerSimulation):
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey) -> None:
         if not machine.method.replicas:
             return
-        done = [peer.book.done_round for peer in machine.peers.values()]
+        done = [peer.progress.done_round for peer in machine.peers.values()]
         if any(machine.averaged < number < key.round for number in done):
             self.world.violated(f"{key.text} is trained before the round before it is averaged")
 
@@ -220,17 +215,18 @@ class SplitSimulation(SplitServerSimulation):
         effects: list[Effect],
     ) -> None:
         """Check what an event of a client's session may have touched."""
-        self.counts.events += 1
         match event:
-            case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.AnswerReceived(key):
+            case Received(_, msg.Trained(key) | msg.AlreadyTrained(key)) | sev.VectorReceived(
+                msg.GradientMeta(key)
+            ):
                 self.settled[key] = "trained"
             case Received(_, msg.UploadRefused(key, code)) if code not in {"later", "ended"}:
                 self.settled[key] = "declined"
         bound = machine.method.in_flight + RETAIN
         if len(machine.sent) > bound:
             self.world.violated(f"{machine.name} keeps more than {bound} uploads")
-        # The effects of AuxiliaryReceived are carried out after this.
-        if not isinstance(event, sev.AuxiliaryReceived):
+        # A model that has just been received is installed after this.
+        if not isinstance(getattr(event, "meta", None), msg.AuxiliaryMeta):
             version = machine.auxiliary
             made = self.auxiliary.get((machine.name, version), START.tobytes())
             if training.auxiliary != made:

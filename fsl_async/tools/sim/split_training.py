@@ -31,28 +31,29 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector
 from fsl_async.learn.models.cuts import CutModel
-from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part, split_server
 from fsl_async.learn.split.model_parts import (
+    AlignSettings,
     ClientPart,
     ClientPartOptions,
     OptimizerSpec,
     ServerPart,
+    ServerPartOptions,
 )
 from fsl_async.learn.split.payload import Payload, Values
 from fsl_async.learn.split.remote import SplitTraining, StepKey
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerSettings, ServerTraining, UploadShape
+from fsl_async.learn.split.server_training import ServerTraining, UploadShape
 from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.client import RETAIN
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import Method
 from fsl_async.roles.split.methods.base import Activations, Crossing, FeatureGradient
-from fsl_async.tools.sim.training import VirtualTraining
-from fsl_async.tools.sim.world import Launch
-from fsl_async.tools.simulate.baton import Changed, TrainingThread
+from fsl_async.tools.sim.training import Launch, VirtualTraining
+from fsl_async.tools.sim.training_thread import Changed, TrainingThread
 
 VALUES = 3
 """Values of each part, and of a sample at the cut."""
@@ -117,7 +118,7 @@ def model_of(method: Method) -> tuple[CutModel, nn.Module]:
 
 
 @frozen
-class Held:
+class PartState:
     """Weights and momentum of a split server's part, float32 (VALUES,)."""
 
     weights: Values
@@ -125,12 +126,12 @@ class Held:
 
 
 @frozen
-class Moment:
+class CheckpointState:
     """The state that a checkpoint must hold. trained: keys, of `SplitLineage.trained`."""
 
-    book: SplitProgress = field(factory=SplitProgress)
+    progress: SplitProgress = field(factory=SplitProgress)
     trained: int = 0
-    parts: Mapping[str, Held] = field(factory=dict)
+    parts: Mapping[str, PartState] = field(factory=dict)
     auxiliary: Mapping[str, tuple[int, bytes]] = field(factory=dict)
 
 
@@ -140,11 +141,13 @@ class SplitLineage:
 
     trained: list[UploadKey] = field(factory=list)
     """In order; what was lost with a process is not in it."""
-    parts: dict[str, Held] = field(factory=lambda: {"": Held(START)})
+    parts: dict[str, PartState] = field(factory=lambda: {"": PartState(START)})
     """By client; "" is the common part."""
     auxiliary: dict[str, tuple[int, bytes]] = field(factory=dict)
     """Client -> version and weights of its aligned model."""
-    moments: dict[int, Moment] = field(factory=lambda: {0: Moment(parts={"": Held(START)})})
+    checkpoints: dict[int, CheckpointState] = field(
+        factory=lambda: {0: CheckpointState(parts={"": PartState(START)})}
+    )
     """The states of checkpoints, by number."""
     sealed: int = 0
     """Number of the newest checkpoint that is durable."""
@@ -158,18 +161,18 @@ class SplitLineage:
     def recovered(self, number: int, found: ev.SplitRecovered) -> None:
         """Go back to checkpoint `number`, which a new process has loaded."""
         assert number >= self.sealed, f"checkpoint {self.sealed} is lost, {number} is loaded"
-        moment = self.moments[number]
-        assert found.book == moment.book, "a checkpoint holds the progress of its moment"
-        lost = set(self.trained[moment.trained :])
+        state = self.checkpoints[number]
+        assert found.progress == state.progress, "a checkpoint holds the progress of its moment"
+        lost = set(self.trained[state.trained :])
         assert lost.issuperset(found.lost), "an upload of a checkpoint counts as lost"
-        del self.trained[moment.trained :]
-        self.parts, self.auxiliary = dict(moment.parts), dict(moment.auxiliary)
-        self.moments = {number: moment}
+        del self.trained[state.trained :]
+        self.parts, self.auxiliary = dict(state.parts), dict(state.auxiliary)
+        self.checkpoints = {number: state}
         self.sealed = number
 
-    def part(self, name: str) -> Held:
+    def part(self, name: str) -> PartState:
         """A part; a new replica is a copy of the common part."""
-        return self.parts.setdefault(name, Held(self.parts[""].weights))
+        return self.parts.setdefault(name, PartState(self.parts[""].weights))
 
 
 class CheckedTraining(ServerTraining):
@@ -180,7 +183,7 @@ class CheckedTraining(ServerTraining):
     ) -> None:
         model, auxiliary = model_of(method)
         align = AlignSettings(1, BUFFER_SAMPLES, BUFFER_SAMPLES, _CLIENT_SGD)
-        settings = ServerSettings(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
+        settings = ServerPartOptions(_SGD, half_square, align=align, shape=(VALUES,), classes=2)
         server = split_server(method, model, settings, auxiliary)
         shape = UploadShape((VALUES,), 2, per_token=False)
         super().__init__(method, server, shape, ServerDisk(SPLIT_DIR, files, clock, clock))
@@ -232,7 +235,7 @@ class CheckedTraining(ServerTraining):
             self.lineage.answers.setdefault(key, []).append(answer)
         return done
 
-    def _trained(self, name: str, held: Held, crossing: Crossing) -> None:
+    def _trained(self, name: str, held: PartState, crossing: Crossing) -> None:
         """Follow the one step that an upload is."""
         if isinstance(crossing, FeatureGradient):
             gradient = -crossing.values.numpy().sum(0)
@@ -242,7 +245,7 @@ class CheckedTraining(ServerTraining):
         momentum = MOMENTUM * held.momentum + gradient
         found, wanted = self._weights(name), held.weights - RATE * momentum
         assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "an upload is one step"
-        self.lineage.parts[name] = Held(found, momentum)
+        self.lineage.parts[name] = PartState(found, momentum)
 
     def _weights(self, name: str) -> Values:
         part: ServerPart = self.server.part(name) if name else self.server.common
@@ -281,16 +284,16 @@ class CheckedTraining(ServerTraining):
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
         """See `ServerTraining.copy`."""
-        lineage, book = self.lineage, effect.book
+        lineage, progress = self.lineage, effect.progress
         number = max(self.disk.checkpoints.numbers(), default=0) + 1
         seal = super().copy(effect)
-        assert book.uploads == len(lineage.trained), "progress and tensors are of one moment"
-        for name, client in book.clients.items():
+        assert progress.uploads == len(lineage.trained), "progress and tensors are of one moment"
+        for name, client in progress.clients.items():
             assert client.last == self._last.get(name), "the progress has what was trained"
             kept = lineage.auxiliary.get(name, (-1, b""))[0]
             assert client.auxiliary == kept, "the progress has the auxiliary model that is kept"
-        lineage.moments[number] = Moment(
-            book, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
+        lineage.checkpoints[number] = CheckpointState(
+            progress, len(lineage.trained), dict(lineage.parts), dict(lineage.auxiliary)
         )
 
         def write() -> None:
@@ -314,7 +317,7 @@ class CheckedSplitTraining(SplitTraining):
         self.lineage = lineage
         self.auxiliary = START.tobytes()
         """Content of the auxiliary model that it was given last."""
-        self._applied: set[UploadKey] = set()
+        self._applied: set[StepKey] = set()
         self._gradients = np.zeros(VALUES, np.float32)
         self._owner = run.name, run.incarnation
 
@@ -327,14 +330,21 @@ class CheckedSplitTraining(SplitTraining):
             assert self.lineage.sent.setdefault(named, values) == values, "an upload stays as it is"
         return found
 
-    def hand(self, key: UploadKey, values: Values, loss: float) -> None:
-        """See `SplitTraining.hand`."""
-        assert values.tobytes() in self.lineage.answers[key], "the answer to this very upload"
-        assert key not in self._applied, "an answer is applied once"
-        self._applied.add(key)
-        if key.leg == self.method.legs - 1:
-            self._gradients += values.reshape(-1, VALUES).sum(0)
-        super().hand(key, values, loss)
+    def settle_upload(
+        self, key: StepKey, answer: tuple[Vector, float] | None, *, waits: bool
+    ) -> None:
+        """See `SplitTraining.settle_upload`."""
+        if answer is not None:
+            values, named = answer[0], UploadKey(*self._owner, *key)
+            assert values.tobytes() in self.lineage.answers[named], "the answer to this very upload"
+            assert key not in self._applied, "an answer is applied once"
+            self._applied.add(key)
+            if named.leg == self.method.legs - 1:
+                self._gradients += values.reshape(-1, VALUES).sum(0)
+        super().settle_upload(key, answer, waits=waits)
+        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
+        bound = self.method.in_flight + RETAIN
+        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
 
     def check_change(self, change: Vector) -> None:
         """Check what a round did to the weights: by split servers' gradients, that is known."""
@@ -343,16 +353,10 @@ class CheckedSplitTraining(SplitTraining):
             found = change[:VALUES]
             assert np.allclose(found, wanted, TOLERANCE, TOLERANCE), "every gradient is applied"
 
-    def free_slot(self) -> None:
-        """See `SplitTraining.free_slot`."""
-        super().free_slot()
-        assert self._slots <= self.method.in_flight, "slots are not made from nothing"
-        bound = self.method.in_flight + RETAIN
-        assert len(self._kept) <= bound, f"more than {bound} uploads are kept"
-
-    def install(self, vector: Values) -> None:
+    def install(self, vector: Vector | None) -> None:
         """See `SplitTraining.install`."""
-        self.auxiliary = vector.tobytes()
+        if vector is not None:
+            self.auxiliary = vector.tobytes()
         super().install(vector)
 
 

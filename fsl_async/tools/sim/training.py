@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from attrs import Factory, define, field, mutable
+from attrs import Factory, define, field, frozen, mutable
 
 from fsl_async.files.memory_files import Killed
 from fsl_async.learn.client.exchange import Exchange
@@ -30,12 +30,29 @@ from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.errors import LearnError
 from fsl_async.store.model.manifest import Manifest
+from fsl_async.tools.sim.settings import STEP_S
+from fsl_async.tools.sim.world import ProcessClock
 from fsl_transport import Scheduler
 
 T = TypeVar("T")
 MANIFEST = Manifest.from_shapes([("weights", (6,))], buffers=[("buffers", (2,))])
 """Two chunks: one of weights, one of buffers."""
 TOKENS_PER_STEP = 4096
+
+
+@frozen
+class Launch:
+    """A client's process, as its training needs it. feed: takes the events of training."""
+
+    name: str
+    incarnation: int
+    clock: ProcessClock
+    feed: Callable[[Event], None]
+    chance: random.Random
+
+    def step_s(self) -> float:
+        """Return the seconds of a step of this process, by chance."""
+        return self.chance.uniform(0.5, 1.5) * STEP_S
 
 
 @define

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fsl_async.learn.client.ports import Move, Moved, RoundOrder, SnapshotOrder, Vector, Work
 from fsl_async.nodes.runtime import Journal
-from fsl_async.roles.machine import Effect, Event, Received
+from fsl_async.roles.machine import Done, Effect, Event, Received
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -45,9 +45,16 @@ from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
 from fsl_async.tools.sim.invariants import Lineage
-from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
-from fsl_async.tools.sim.training import Trainer, VirtualTraining, VirtualWorker, WatchedExchange
-from fsl_async.tools.sim.world import Launch, ProcessClock
+from fsl_async.tools.sim.settings import SimulationSettings
+from fsl_async.tools.sim.simulation import Simulation
+from fsl_async.tools.sim.training import (
+    Launch,
+    Trainer,
+    VirtualTraining,
+    VirtualWorker,
+    WatchedExchange,
+)
+from fsl_async.tools.sim.world import ProcessClock
 from fsl_codecs import add_signs, is_seeds
 from fsl_transport import Scheduler
 
@@ -343,7 +350,7 @@ class TuneSimulation(Simulation):
         self.happened: Counter[str] = Counter()
         """Fetches and refused deltas, by kind."""
         self._has_faults = settings.faults != "none"
-        chance = random.Random(f"{settings.seed}/slow")  # noqa: S311
+        chance = self._rng("slow")
         slow = [name for name in self.names if chance.random() < 2 * SLOW_SHARE]
         self._slow_links = set(slow[::2]) if self._has_faults else set()
         self._slow_disks = set(slow[1::2]) | {self.server} if self._has_faults else set()
@@ -359,7 +366,7 @@ class TuneSimulation(Simulation):
     def begin(self) -> None:
         """See `Simulation.begin`."""
         for name in self._slow_links:
-            slow = evolve(self.network_conditions, bytes_per_s=SLOW_BYTES_PER_S)
+            slow = evolve(self.world.conditions, bytes_per_s=SLOW_BYTES_PER_S)
             self.network.set_conditions(name, self.server, slow)
         self._at(WATCH_EVERY_S, self._watch)
         super().begin()
@@ -370,7 +377,7 @@ class TuneSimulation(Simulation):
     # --- processes ---
 
     def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
-        chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
+        chance = self._rng(name, self._incarnations, "worker")
         slow = SLOW_JOBS if name in self._slow_disks else 0.0
         if name == self.server:
             slow /= 10.0
@@ -401,8 +408,8 @@ class TuneSimulation(Simulation):
         for effect in effects:
             if isinstance(effect, do.SendVersion):
                 self.happened[effect.kind] += 1
-        if isinstance(event, ev.VersionCommitted | ev.CommitFailed):
-            self._is_full = isinstance(event, ev.CommitFailed)
+        if event.topic in {ev.VersionCommitted, do.Commit}:
+            self._is_full = event.topic is do.Commit
         if isinstance(event, ev.VersionCommitted) and event.version:
             store = self.invariants.store
             assert store is not None, "a version is of a store"
@@ -430,8 +437,9 @@ class TuneSimulation(Simulation):
         self, machine: ClientMachine, training: Trainer, event: Event, effects: list[Effect]
     ) -> None:
         super()._after_client(machine, training, event, effects)
-        if isinstance(event, ev.FetchFailed):
-            self.world.violated(f"{machine.name} lost version {event.version}: {event.reason}")
+        if isinstance(event, Done) and isinstance(event.of, do.ReplaceBase):
+            lost = event.of.version
+            self.world.violated(f"{machine.name} lost version {lost}: {event.problem}")
         elif isinstance(event, Received) and isinstance(event.message, msg.Declined):
             self.happened[event.message.code] += 1
 
@@ -449,11 +457,12 @@ class TuneSimulation(Simulation):
             connected = connected or machine.connected
             before = self._held.get(name)
             at = machine.incarnation, machine.base.version
-            is_behind = machine.connected and machine.base.version < machine.latest.version
+            newest = machine.version_sync.latest.version
+            is_behind = machine.connected and machine.base.version < newest
             if before is None or before[:2] != at or not is_behind:
                 self._held[name] = *at, now
             elif now - before[2] > longest_s:
-                text = f"{name} stays at version {at[1]}, and {machine.latest.version} is announced"
+                text = f"{name} stays at version {at[1]}, and {newest} is announced"
                 self.world.violated(text)
         version = self.lineage.version
         is_served = connected and self.server in self.processes and not self._is_full

@@ -85,21 +85,6 @@ def test_manifest_can_be_made_on_the_meta_device_and_ignores_compilation():
     assert ModelWeights(wrapped).manifest == meta
 
 
-def test_tensors_that_overlap_otherwise_are_refused():
-    """Rebasing one would move the other a second time."""
-    model = nn.Module()
-    model.a = nn.Parameter(torch.zeros(3, 4))
-    model.b = nn.Parameter(model.a.detach().t())
-    with pytest.raises(TaskError, match="a and b share memory"):
-        ModelWeights(model)
-
-
-def test_a_module_without_weights_is_refused_in_one_line():
-    """A user's mistake gives no traceback."""
-    with pytest.raises(TaskError, match="cannot exchange"):
-        ModelWeights(nn.ReLU())
-
-
 def test_copy_in_undoes_copy_out_for_any_layout(monkeypatch):
     """Transposed, empty and scalar tensors, and those larger than a piece, keep their places."""
     monkeypatch.setattr(buffers, "PIECE_VALUES", 5)
@@ -230,16 +215,20 @@ def names(weights):
     return [tensor.name for tensor in weights.manifest.tensors]
 
 
-def test_patterns_choose_what_is_exchanged():
-    """A site may keep its head or its batch norm, or exchange frozen weights."""
-    assert names(ModelWeights(Tuned(), ["head.*"])) == ["head.weight", "head.bias"]
-    assert names(ModelWeights(Tuned(), ["base.bias", "*.bias"])) == [
-        "base.bias",
-        "norm.bias",
-        "head.bias",
-    ]
-    with pytest.raises(TaskError, match=r"no tensor of the model matches 'haed\.\*'"):
-        ModelWeights(Tuned(), ["haed.*"])
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [
+        (
+            None,  # a frozen base is a hundred times the size of its adapters
+            "norm.weight norm.bias head.weight head.bias norm.running_mean norm.running_var",
+        ),
+        (["head.*"], "head.weight head.bias"),  # a site may keep its head or its batch norm,
+        (["base.bias", "*.bias"], "base.bias norm.bias head.bias"),  # or exchange frozen weights
+    ],
+)
+def test_what_trains_and_buffers_are_exchanged_or_what_patterns_name(exchange, expected):
+    """What is exchanged, in the order of the vector."""
+    assert names(ModelWeights(Tuned(), exchange)) == expected.split()
 
 
 def test_other_frozen_weights_change_the_manifest():
@@ -283,18 +272,6 @@ def test_a_tied_weight_that_is_exchanged_is_not_frozen():
     assert manifest(1.0) == manifest(2.0)
 
 
-def test_patterns_must_be_a_list_and_frozen_weights_readable():
-    """A text would be one pattern a character, and torch's own error is no help to a user."""
-    for wrong in ("head.*", []):
-        with pytest.raises(TaskError, match="must be a list of patterns"):
-            ModelWeights(Tuned(), wrong)
-    model = Tuned()
-    sparse = torch.eye(2).to_sparse()
-    model.base.weight = nn.Parameter(sparse, requires_grad=False)
-    with pytest.raises(TaskError, match=r"cannot read the frozen base\.weight"):
-        _ = ModelWeights(model).manifest
-
-
 def test_complex_weights_are_two_real_numbers_each():
     """They trained at each client and stayed there without a word."""
     model = nn.Module()
@@ -311,27 +288,54 @@ def test_complex_weights_are_two_real_numbers_each():
     assert model.phase.tolist() == [7 + 8j]
 
 
-@pytest.mark.parametrize(
-    ("tensor", "says"),
-    [
-        (torch.ones(1, 3).expand(4, 3), "repeats its values"),
-        (torch.eye(3).to_sparse(), "is sparse_coo"),
-        (torch.ones(3, dtype=torch.complex64).conj(), "is conjugated"),
-    ],
-)
-def test_tensors_that_cannot_be_exchanged_are_refused_by_name(tensor, says):
-    """A traceback of torch, at the first sync or never, is no help."""
+def overlapping():
+    model = nn.Module()
+    model.a = nn.Parameter(torch.zeros(3, 4))
+    model.b = nn.Parameter(model.a.detach().t())
+    return model
+
+
+def with_buffer(tensor):
     model = nn.Linear(2, 2)
     model.register_buffer("odd", tensor)
-    with pytest.raises(TaskError, match=rf"exchange this module: odd {says}"):
-        ModelWeights(model)
-    assert names(ModelWeights(model, ["weight"])) == ["weight"]
+    return model
 
 
-def test_lazy_modules_are_refused_by_name():
-    """They have no shapes before the first batch."""
-    with pytest.raises(TaskError, match=r"0\.weight has no shape yet: run the model on one batch"):
-        ModelWeights(nn.Sequential(nn.LazyLinear(3)))
+def with_sparse_base():
+    model = Tuned()
+    model.base.weight = nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "exchange", "says"),
+    [
+        (nn.ReLU, None, "cannot exchange"),
+        (overlapping, None, "a and b share memory"),  # rebasing one would move the other too
+        (lambda: with_buffer(torch.ones(1, 3).expand(4, 3)), None, "module: odd repeats its"),
+        (lambda: with_buffer(torch.eye(3).to_sparse()), None, "module: odd is sparse_coo"),
+        (
+            lambda: with_buffer(torch.ones(3, dtype=torch.complex64).conj()),
+            None,
+            "module: odd is conjugated",
+        ),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(3)),
+            None,
+            r"0\.weight has no shape yet: run the model on one batch",
+        ),
+        (Tuned, ["haed.*"], r"no tensor of the model matches 'haed\.\*'"),
+        (Tuned, "head.*", "must be a list of patterns"),  # one pattern a character
+        (Tuned, [], "must be a list of patterns"),
+        (with_sparse_base, None, r"cannot read the frozen base\.weight"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused_by_name(model, exchange, says):
+    """A traceback of torch, at the first sync or never, is no help."""
+    with pytest.raises(TaskError, match=says) as refused:
+        _ = ModelWeights(model(), exchange).manifest
+    assert "\n" not in refused.value.message
+    assert names(ModelWeights(with_buffer(torch.eye(3).to_sparse()), ["weight"])) == ["weight"]
 
 
 def test_a_buffer_of_eight_bits_is_exchanged():
@@ -342,13 +346,6 @@ def test_a_buffer_of_eight_bits_is_exchanged():
     assert weights.is_finite()
     weights.take(np.full(8, 2.0, np.float32))
     assert model.scale.float().tolist() == [2.0, 2.0]
-
-
-def test_what_trains_and_buffers_are_exchanged():
-    """A frozen base model is a hundred times the size of its adapters."""
-    weights = ModelWeights(Tuned())
-    trained = ["norm.weight", "norm.bias", "head.weight", "head.bias"]
-    assert names(weights) == [*trained, "norm.running_mean", "norm.running_var"]
 
 
 needs_hf = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")

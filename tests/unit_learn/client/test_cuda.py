@@ -12,7 +12,6 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.context import ClientContext, choose_device
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.optimizers import build_optimizer
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -99,21 +98,3 @@ def test_a_version_reaches_a_model_on_the_gpu(config):
     assert learner.version == 1
     assert not np.array_equal(seen[3], seen[0])
     assert np.array_equal(seen[4], seen[0])
-
-
-def test_the_state_of_muon_on_the_gpu_can_be_loaded_again():
-    """A preempted client goes on with its own moments."""
-    model = GPT(SMALL).to("cuda")
-    optimizer = build_optimizer(model, {})
-    for weight in model.parameters():
-        weight.grad = torch.randn_like(weight)
-    optimizer.step()
-    twin = copy.deepcopy(model)
-    other = build_optimizer(twin, {})
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        two.grad = one.grad.clone()
-    optimizer.step()
-    other.step()
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, two)

@@ -5,36 +5,24 @@ import queue
 import numpy as np
 import pytest
 import torch
-from client_sides import Sides
-from hypothesis import given, settings
+from client_sides import Sides, Weights
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.model.manifest import CHUNK_VALUES
+from fsl_async.store.model import manifest as manifest_module
 from fsl_codecs import CodecSpec, decode, encode
 
 FP32 = CodecSpec(format="fp32")
+CHUNK_VALUES = 64
 
 
-class Model(nn.Module):
-    """One vector of weights, all equal at first."""
-
-    def __init__(self, values=5, start=0.0):
-        super().__init__()
-        self.w = nn.Parameter(torch.full((values,), start))
-
-    def numbers(self):
-        """Return a copy of the weights."""
-        return self.w.detach().numpy().copy()
-
-    def add(self, amount):
-        """Train: move the weights by `amount`."""
-        with torch.no_grad():
-            self.w += torch.as_tensor(amount)
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK_VALUES)
 
 
 class Server:
@@ -96,7 +84,7 @@ def move(client, server, version, kind="full", dropped=0):
 
 def test_own_weights_become_version_0():
     """The first client publishes what it built, to the bit."""
-    model = Model(start=0.1)
+    model = Weights(start=0.1)
     client = attached(model)
     assert client.events == [Attached(client.exchange.manifest.fingerprint, 5), Rebased(0)]
     np.testing.assert_array_equal(decode(client.exchange.encode_initial(0)), model.numbers())
@@ -106,7 +94,7 @@ def test_own_weights_become_version_0():
 
 def test_a_later_client_receives_the_runs_weights():
     """A new node's weights never replace a running run's."""
-    model, server = Model(start=9.0), Server(np.arange(5, dtype=np.float32))
+    model, server = Weights(start=9.0), Server(np.arange(5, dtype=np.float32))
     client = Sides(
         take=lambda event: (
             client.exchange.request_rebase(0, server.give(client, 0))
@@ -126,28 +114,20 @@ def taken_nothing(client):
 OPERATIONS = ("train", "snapshot", "encode", "merge", "update", "full", "fetch", "rebase")
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(-9, 9)), max_size=40))
-def test_everything_trained_is_sent_once_in_any_interleaving(operations):
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(-9, 9)), max_size=40),
+    st.sampled_from([5, CHUNK_VALUES + 7]),
+)
+def test_everything_trained_is_sent_once_in_any_interleaving(operations, values):
     """What was sent plus what is unsent equals what was trained.
 
-    Whole numbers are exact in fp32, so equality is exact in any order of operations.
+    Whole numbers are exact in fp32, so equality is exact in any order of operations. Deltas may be
+    half coded at a rebase.
     """
-    run_interleaving(operations, values=5)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_everything_trained_is_sent_once_with_more_than_one_chunk(seed):
-    """The same with chunk borders, a short last chunk, and deltas half coded at a rebase."""
-    rng = np.random.default_rng(seed)
-    operations = [
-        (OPERATIONS[rng.integers(len(OPERATIONS))], int(rng.integers(-9, 9))) for _ in range(40)
-    ]
-    run_interleaving(operations, values=CHUNK_VALUES + 77)
-
-
-def run_interleaving(operations, values):
-    model = Model(values, start=3.0)
+    model = Weights(values, start=3.0)
     client = attached(model)
     server = Server(model.numbers())
     pattern = np.arange(values, dtype=np.float32) % 7
@@ -208,7 +188,7 @@ def run_interleaving(operations, values):
 
 def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
     """The rule of a rebase in numbers: theta <- Theta_new + (theta_now - u)."""
-    model = Model(start=10.0)
+    model = Weights(start=10.0)
     client = attached(model)
     server = Server(model.numbers())
     model.add(1.0)
@@ -225,7 +205,7 @@ def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
 
 def test_a_snapshot_has_tokens_steps_and_mean_metrics_since_the_last():
     """They give the delta's weight in a merge and the run's loss curve."""
-    client = attached(Model())
+    client = attached(Weights())
     client.step(5, {"loss": 4.0})
     client.exchange.request_snapshot(1)
     client.exchange.request_snapshot(1)
@@ -242,7 +222,7 @@ def test_a_snapshot_has_tokens_steps_and_mean_metrics_since_the_last():
 
 def test_a_snapshot_tells_whether_steps_changed_a_weight():
     """An optimizer of other tensors trains nothing; a version of others is no change of its own."""
-    model = Model(CHUNK_VALUES + 9)
+    model = Weights(CHUNK_VALUES + 9)
     client = attached(model)
     server = Server(model.numbers())
 
@@ -262,7 +242,7 @@ def test_a_snapshot_tells_whether_steps_changed_a_weight():
 
 def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
     """A resumed stream is joined from chunks of both transfers."""
-    model = Model(1000)
+    model = Weights(1000)
     client = attached(model, CodecSpec(format="e4m3"))
     model.add(np.random.default_rng(0).normal(size=1000).astype(np.float32))
     client.exchange.request_snapshot(1)
@@ -278,7 +258,7 @@ def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
 
 def test_full_weights_are_sent_unchanged_and_the_base_is_not_kept_for_it():
     """Where a run exchanges full weights, no difference rounds them."""
-    model = Model(start=1.0)
+    model = Weights(start=1.0)
     client = attached(model)
     client.exchange.coder.whole = True
     base = model.numbers()
@@ -293,7 +273,7 @@ def test_full_weights_are_sent_unchanged_and_the_base_is_not_kept_for_it():
 
 def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
     """The parameter server quarantines them; the client must not keep NaN - NaN = NaN."""
-    model = Model()
+    model = Weights()
     client = attached(model)
     server = Server(model.numbers())
     model.add(float("nan"))
@@ -311,7 +291,7 @@ def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
 
 def test_discard_takes_the_base_as_it_is():
     """After a quarantine it is ordered even if the weights are finite again."""
-    model = Model()
+    model = Weights()
     client = attached(model)
     model.add(5.0)
     client.step(tokens=7)
@@ -323,7 +303,7 @@ def test_discard_takes_the_base_as_it_is():
 
 def test_a_rebase_onto_the_version_held_moves_nothing():
     """It would remove work that is in flight."""
-    model = Model()
+    model = Weights()
     client = attached(model)
     model.add(5.0)
     taken(client, 1)
@@ -335,7 +315,7 @@ def test_a_rebase_onto_the_version_held_moves_nothing():
 
 def test_a_later_version_with_the_weights_of_an_earlier_one_is_still_moved_onto():
     """Equal weights do not mean that nothing was merged in between."""
-    model = Model()
+    model = Weights()
     client = attached(model)
     server = Server(model.numbers())
     model.add(2.0)
@@ -357,7 +337,7 @@ def give_global(client, server, version, since):
 @pytest.mark.parametrize("trains", [False, True])
 def test_global_weights_lead_from_those_before(trains):
     """Whatever version the base is, and whatever refers to it; what was trained meanwhile stays."""
-    model = Model(CHUNK_VALUES + 5)
+    model = Weights(CHUNK_VALUES + 5)
     client = Sides(DeltaCoder(FP32), publishes=True)
     exchange = client.exchange
     client.training.attach(model)
@@ -388,17 +368,9 @@ def test_global_weights_lead_from_those_before(trains):
     assert exchange.global_digest == digest_of(server.versions[10])
 
 
-def test_without_global_weights_there_is_nothing_to_follow():
-    """A run of one group keeps none."""
-    client = attached(Model())
-    assert client.exchange.global_digest == ""
-    with pytest.raises(LearnerError, match="fetch it in full"):
-        client.exchange.begin_fetch("global", 1)
-
-
 def test_wrong_requests_are_refused_and_change_nothing():
     """A hostile peer cannot break the base."""
-    model = Model()
+    model = Weights()
     client = Sides()
     with pytest.raises(LearnerError, match="no model"):
         client.exchange.encode_initial(0)
@@ -408,19 +380,12 @@ def test_wrong_requests_are_refused_and_change_nothing():
     zero = digest_of(model.numbers())
     with pytest.raises(LearnerError, match="does not follow base version 0"):
         client.exchange.begin_fetch("update", 2)
+    assert client.exchange.global_digest == ""
+    with pytest.raises(LearnerError, match="fetch it in full"):
+        client.exchange.begin_fetch("global", 1)
     with pytest.raises(LearnerError, match="is not being fetched"):
         client.exchange.put_fetch(1, 0, b"")
     client.exchange.begin_fetch("update", 1)
-    with pytest.raises(LearnerError, match="no chunk 1"):
-        client.exchange.put_fetch(1, 1, b"")
-    with pytest.raises(LearnerError, match="cannot be decoded"):
-        client.exchange.put_fetch(1, 0, b"nonsense")
-    with pytest.raises(LearnerError, match="has 4 values, not 5"):
-        client.exchange.put_fetch(1, 0, encode(np.ones(4, np.float32), FP32))
-    damaged = bytearray(encode(np.ones(5, np.float32), FP32))
-    damaged[-1] ^= 1
-    with pytest.raises(LearnerError, match="cannot be decoded"):
-        client.exchange.put_fetch(1, 0, bytes(damaged))
     with pytest.raises(LearnerError, match="lacks 1 of 1 chunks"):
         client.exchange.finish_fetch(1)
     with pytest.raises(LearnerError, match="base is version 0"):
@@ -432,7 +397,7 @@ def test_wrong_requests_are_refused_and_change_nothing():
 
 def test_vectors_are_as_few_as_promised():
     """Memory limits the model that a client can train: base and one more vector, as a rule."""
-    model = Model(1000)
+    model = Weights(1000)
     client = attached(model)
     server = Server(model.numbers())
 
@@ -466,7 +431,7 @@ def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_t
     in_thread,
 ):
     """Training, loop and worker threads at once, as in production, for a hundred versions."""
-    model = Model(CHUNK_VALUES + 9, start=1.0)
+    model = Weights(CHUNK_VALUES + 9, start=1.0)
     events = queue.Queue()
     client = Sides(take=events.put)
     done = [0]
@@ -509,13 +474,6 @@ COARSE = CodecSpec(format="uniform", step_log2=0)
 
 def gaussian(count, seed):
     return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
-
-
-def test_a_frame_holds_the_difference_of_the_chunk():
-    """A delta is base minus snapshot; the opposite sign would train backwards."""
-    base, snapshot = gaussian(1000, 1), gaussian(1000, 2)
-    frame = DeltaCoder().encode(base, snapshot, 100, 300)
-    assert decode(frame).tolist() == (base[100:300] - snapshot[100:300]).tolist()
 
 
 def test_with_feedback_nothing_is_lost_over_many_deltas():

@@ -91,6 +91,9 @@ def test_items_are_dealt_out_disjointly_and_once_an_epoch():
     assert sorted(parts) == list(range(20))
     with pytest.raises(TaskError, match="leave none for part 2 of 3"):
         local(shard_index=2, shard_count=3)[0].shard([1, 2])
+    config = {"data": {"sharding": "local"}}  # each site has data of its own
+    drawn = local(config=config, shard_index=1, shard_count=2)[0].shard([1, 2, 3])
+    assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
 
 
 def test_text_comes_as_batches_of_this_clients_part(tmp_path):
@@ -109,13 +112,6 @@ def test_text_comes_as_batches_of_this_clients_part(tmp_path):
         fed.shard(path)
     with pytest.raises(DataError, match="No such file"):
         fed.shard(tmp_path / "y.txt", context=4)
-
-
-def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
-    """Where sites hold different data under one path, each uses all of its own."""
-    fed, _ = local(config={"data": {"sharding": "local"}}, shard_index=1, shard_count=2)
-    drawn = fed.shard([1, 2, 3])
-    assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
 
 
 def test_a_device_that_is_not_there_is_an_error_of_one_line():
@@ -173,14 +169,6 @@ def test_a_version_is_evaluated_without_what_was_trained_since():
     with suppress(ZeroDivisionError), fed.at_version():
         _ = 1 / 0
     assert all(map(torch.equal, model.parameters(), trained))
-
-
-def test_alone_the_version_is_what_was_trained():
-    """The same task runs as a baseline."""
-    fed = LocalFed(ClientContext("alice"), steps=1)
-    fed.attach(nn.Linear(1, 1))
-    with fed.at_version() as version:
-        assert version == 0
 
 
 def test_facts_are_those_of_the_moment_a_delta_is_made():
@@ -242,44 +230,39 @@ def test_a_loop_that_asks_for_rounds_where_steps_make_them_is_told(in_thread):
     in_thread(train)()
 
 
-@pytest.mark.parametrize("tune", [{"method": "zeroth"}, {"method": "lora"}])
-def test_a_site_that_measures_losses_does_not_train_by_gradients(tune):
-    """Its deltas would count as those of losses, with a weight of their own."""
-    order = None if tune["method"] == "zeroth" else "zeroth"
-    config = {"tune": tune, "sync": {"trigger": "rounds"}}
-    fed, _ = connected(config=config, site=SiteChoices(order=order))
-    fed.attach(nn.Linear(1, 1))
-    with pytest.raises(TaskError, match="leave out --task"):
-        fed.step(tokens=4)
+LORA = {"method": "lora"}
+PRIVATE = {**LORA, "dp_epsilon": 4.0}
 
 
-def test_a_private_run_takes_no_scalars():
-    """They have no noise, and leave as soon as they are measured."""
-    tune = {"method": "lora", "rule": "ffa", "dp_epsilon": 4.0}
-    config = {"tune": tune, "sync": {"trigger": "rounds"}}
-    fed, _ = connected(config=config, site=SiteChoices(order="zeroth"))
-    with pytest.raises(TaskError, match="gets no noise"):
-        fed.lora(nn.Sequential(nn.Linear(1, 1)))
-
-
-def test_a_task_without_noise_does_not_train_in_a_private_run():
-    """Each of its deltas would be declined, and it would train on."""
-    config = {"tune": {"method": "lora", "dp_epsilon": 4.0}}
-    fed, _ = connected(config=config)
-    fed.attach(nn.Linear(1, 1))
-    fed.add_facts(lambda: {"balance": 0.5})
-    with pytest.raises(TaskError, match="this task adds no"):
-        fed.step(tokens=4)
-    fed.add_facts(lambda: {"epsilon": 1.5})
-    assert fed.step(tokens=4)
-
-
-def test_a_rule_that_needs_the_runs_adapters_takes_no_other_model():
-    """The parameter server would refuse its tensors, again and again."""
-    fed, sides = connected(config={"tune": {"method": "lora", "rule": "bank"}})
-    with pytest.raises(TaskError, match=r"give the base model to fed\.lora"):
+@pytest.mark.parametrize(
+    ("call", "tune", "order", "says"),
+    [
+        ("step", {"method": "zeroth"}, None, "leave out --task"),  # counts as one of losses
+        ("step", LORA, "zeroth", "leave out --task"),
+        ("step", PRIVATE, None, "this task adds no"),
+        (
+            "lora",
+            {**PRIVATE, "rule": "ffa"},
+            "zeroth",
+            "gets no noise",
+        ),  # scalars leave as they are measured
+        ("lora", {**LORA, "rule": "hetlora"}, "zeroth", "weighs sites by the norm"),
+        ("attach", {**LORA, "rule": "bank"}, None, r"give the base model to fed\.lora"),
+    ],
+)
+def test_a_task_that_does_not_fit_the_run_is_refused(call, tune, order, says):
+    """The parameter server would decline its deltas again and again, or count them otherwise."""
+    config = {"tune": tune, "sync": {"trigger": "clock" if tune == PRIVATE else "rounds"}}
+    fed, sides = connected(config=config, site=SiteChoices(order=order))
+    if call == "step":
         fed.attach(nn.Linear(1, 1))
-    assert not sides.events
+        fed.add_facts(lambda: {"balance": 0.5})
+    with pytest.raises(TaskError, match=says):
+        fed.step(tokens=4) if call == "step" else getattr(fed, call)(nn.Sequential(nn.Linear(1, 1)))
+    assert call == "step" or not sides.events
+    if says == "this task adds no":
+        fed.add_facts(lambda: {"epsilon": 1.5})
+        assert fed.step(tokens=4)
 
 
 def test_the_steps_of_a_pace_are_reported_once():

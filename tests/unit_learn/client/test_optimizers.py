@@ -75,13 +75,18 @@ def stepped(optimizer, model, seed):
     optimizer.zero_grad()
 
 
-def test_a_saved_state_continues_to_the_bit():
-    """Users save and load optimizers; a scheduler still reaches both parts afterwards."""
+@pytest.mark.parametrize("way", ["state", "copy"])
+def test_a_saved_or_copied_optimizer_continues_to_the_bit(way):
+    """Users save and load them, libraries copy them; a scheduler still reaches both parts."""
     first, second = GPT(SMALL), GPT(SMALL)
     one, other = build_optimizer(first, {}), build_optimizer(second, {})
     stepped(one, first, 1)
-    second.load_state_dict(first.state_dict())
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    if way == "copy":
+        second, other = copy.deepcopy((first, one))
+        assert names_in(second, other) == names_in(first, one)
+    else:
+        second.load_state_dict(first.state_dict())
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
     for optimizer in (one, other):
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
@@ -149,19 +154,6 @@ def test_a_step_of_muon_has_singular_values_near_one():
     assert values.max() < 1.3
     assert (weight * gradient).sum() < 0
     assert torch.equal(frozen, torch.ones(2, 2))  # it has no gradient
-
-
-def test_a_copy_steps_as_the_original():
-    """Libraries copy optimizers."""
-    model = GPT(SMALL)
-    optimizer = build_optimizer(model, {})
-    stepped(optimizer, model, 1)
-    twin, other = copy.deepcopy((model, optimizer))
-    assert names_in(twin, other) == names_in(model, optimizer)
-    for one, of in ((optimizer, model), (other, twin)):
-        stepped(one, of, 2)
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, two)
 
 
 def test_a_group_that_nothing_would_step_is_refused():

@@ -54,6 +54,7 @@ def test_the_loss_falls_and_the_end_reports_the_held_out_loss(config):
     assert torch.get_num_threads() == 1
     (line,) = lines
     assert line.startswith("eval_loss ")
+    assert line.endswith(", version 0"), "alone, that is what was trained"
     assert float(line.split()[1]) == pytest.approx(losses[-1], abs=0.5)
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from client_sides import Sides
-from torch import nn
+from client_sides import Sides, Weights
 
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.delta_coder import DeltaCoder
@@ -20,16 +19,10 @@ RUN = Directions(seed=9, steps=1, probes=5, rate=1e-2)
 FP32 = CodecSpec("fp32")
 
 
-class Model(nn.Module):
-    """One vector of weights."""
-
-    def __init__(self, values=150):
-        super().__init__()
-        self.w = nn.Parameter(torch.linspace(-1, 1, values))
-
-    def numbers(self):
-        """Return a copy of the weights."""
-        return self.w.detach().numpy().copy()
+def model_of(values=150):
+    model = Weights(values)
+    model.add(torch.linspace(-1, 1, values))
+    return model
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +68,7 @@ def give(client, since, version):
 
 
 def test_scalars_are_the_delta():
-    client = attached(Model())
+    client = attached(model_of())
     event = end_round(client, 0, scalars_of(3))
     assert event == Snapshotted(1, 0, 8, 1, {}, {ORDER: 0.0})
     assert client.exchange.delta_frames(1) == 1
@@ -91,7 +84,7 @@ def test_scalars_are_the_delta():
 
 
 def test_300_missed_versions_are_replayed_from_one_frame():
-    model = Model()
+    model = model_of()
     client = attached(model)
     expected = model.numbers()
     for step in steps_between(0, 300):
@@ -103,19 +96,18 @@ def test_300_missed_versions_are_replayed_from_one_frame():
 
 
 def test_steps_within_a_round_are_replaced_by_the_version():
-    model = Model()
+    model = model_of()
     client = attached(model)
     expected = model.numbers()
     end_round(client, 0, scalars_of(0))
-    with torch.no_grad():
-        model.w += 5.0  # local steps, if the task makes them in the model
+    model.add(5.0)  # local steps, if the task makes them in the model
     add_signs(expected, 0, *keys_of(steps_between(0, 1)))
     give(client, 0, 1)
     assert model.numbers().tobytes() == expected.tobytes()
 
 
 def test_frames_of_other_versions_leave_the_base_alone():
-    model = Model()
+    model = model_of()
     client = attached(model)
     client.exchange.begin_fetch("seeds", 3)
     for frame in (
@@ -140,7 +132,7 @@ def test_frames_of_other_versions_leave_the_base_alone():
 def test_scalars_need_a_run_that_has_them():
     client = Sides(DeltaCoder(FP32), publishes=True)
     client.training.expect_rounds()
-    client.training.attach(Model())
+    client.training.attach(model_of())
     with pytest.raises(LearnerError, match="do not follow"):
         client.exchange.begin_fetch("seeds", 1)
     with pytest.raises(TaskError, match="takes no scalars"):
@@ -149,13 +141,13 @@ def test_scalars_need_a_run_that_has_them():
 
 @pytest.mark.parametrize("scalars", [np.zeros((1, 4), np.float32), np.zeros((1, 5))])
 def test_scalars_of_another_shape_end_the_task(scalars):
-    client = attached(Model())
+    client = attached(model_of())
     with pytest.raises(TaskError, match="1 x 5 fp32 scalars"):
         end_round(client, 0, scalars)
 
 
 def test_scalars_that_are_not_finite_are_sent_and_marked():
-    client = attached(Model())
+    client = attached(model_of())
     bad = scalars_of(1)
     bad[0, 0] = np.nan
     event = end_round(client, 0, bad)
@@ -164,13 +156,12 @@ def test_scalars_that_are_not_finite_are_sent_and_marked():
 
 
 def test_in_a_run_of_both_orders_a_client_sends_either():
-    model = Model()
+    model = model_of()
     client = attached(model, only_scalars=False)
     end_round(client, 0, scalars_of(0))
     assert client.exchange.delta_frames(1) == 1
     client.exchange.drop_delta(1)
-    with torch.no_grad():
-        model.w -= 0.5
+    model.add(-0.5)
     # The version: the model goes back to it whole.
     expected = np.linspace(2, 3, 150, dtype=np.float32)
     client.exchange.begin_fetch("full", 1)
@@ -180,8 +171,7 @@ def test_in_a_run_of_both_orders_a_client_sends_either():
     client.exchange.request_rebase(1, client.exchange.finish_fetch(1))
     assert client.training.attend()
     assert model.numbers().tobytes() == expected.tobytes()
-    with torch.no_grad():
-        model.w -= 0.5
+    model.add(-0.5)
     end_round(client, 1, None)
     assert client.exchange.delta_frames(2) == 3
     delta = np.concatenate([decode(client.exchange.encode_delta(2, i)) for i in range(3)])

@@ -148,30 +148,27 @@ def test_facts_are_checked_at_the_call(facts, words):
     fed, _, _ = attached()
     with pytest.raises(TaskError, match=r"^fed\.add_facts: .*" + words):
         fed.add_facts(lambda: facts)
-    with pytest.raises(TaskError, match="give a function"):
-        fed.add_facts(facts)
 
 
-def test_facts_of_a_later_delta_are_refused_in_the_step_that_makes_it():
-    """The function may return anything then, and the step is the script's line."""
-    fed, _, sides = attached()
-    found = {"epsilon": 1.0}
-    fed.add_facts(lambda: found)
-    found["epsilon"] = torch.ones(2)
-    sides.exchange.request_snapshot(1)
-    with pytest.raises(TaskError, match=r"^fed\.add_facts: .*'epsilon'\] is a Tensor"):
-        fed.step(tokens=1)
-
-
-@pytest.mark.parametrize("position", [{"data_at": 1.5}, {"data_at": "1"}, {"at": 1}])
-def test_a_position_is_whole_numbers_under_known_names(position):
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ("add_facts", {"epsilon": torch.ones(2)}),
+        ("keep_position", {"data_at": 1.5}),
+        ("keep_position", {"data_at": "1"}),
+        ("keep_position", {"at": 1}),
+    ],
+)
+def test_facts_of_a_delta_are_refused_in_the_step_that_makes_it(call, found):
     """A relaunched client would begin at a row that does not exist."""
     fed, _, sides = attached()
     with pytest.raises(TaskError, match="give a function"):
-        fed.keep_position(position)
-    fed.keep_position(lambda: position)
+        getattr(fed, call)(found)
+    given = {}
+    getattr(fed, call)(lambda: given)
+    given |= found
     sides.exchange.request_snapshot(1)
-    with pytest.raises(TaskError, match=r"^fed\.keep_position: "):
+    with pytest.raises(TaskError, match=rf"^fed\.{call}: "):
         fed.step(tokens=1)
 
 

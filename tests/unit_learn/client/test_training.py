@@ -5,21 +5,13 @@ import queue
 import numpy as np
 import pytest
 import torch
-from client_sides import Sides
+from client_sides import Sides, Weights
 from torch import nn
 
 from fsl_async.errors import RefusedError, TaskError
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_codecs import decode
-
-
-class Model(nn.Module):
-    """One vector of weights, all equal at first."""
-
-    def __init__(self, start=0.0):
-        super().__init__()
-        self.w = nn.Parameter(torch.full((5,), start))
 
 
 def attached(model):
@@ -39,17 +31,17 @@ def test_attach_refuses_what_cannot_begin_a_run():
     """Each user's mistake is one line, before any weight is sent."""
     client = Sides()
     with pytest.raises(TaskError, match=r"NaN or infinite values at fed\.attach, first in w: "):
-        client.training.attach(Model(start=float("nan")))
+        client.training.attach(Weights(start=float("nan")))
     with pytest.raises(TaskError, match=r"before fed\.attach"):
         client.training.attend()
-    client = attached(Model())
+    client = attached(Weights())
     with pytest.raises(TaskError, match=r"another model than that of the first fed\.attach"):
         client.training.attach(nn.Linear(2, 3))
 
 
 def test_a_second_module_of_the_same_tensors_goes_on():
     """A model that was compiled or wrapped after fed.attach is attached once more."""
-    first, second = Model(start=5.0), Model(start=-1.0)
+    first, second = Weights(start=5.0), Weights(start=-1.0)
     client = attached(first)
     client.training.attach(second)
     assert torch.equal(second.w, first.w)
@@ -161,7 +153,7 @@ def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early
         client = Sides(take=events.put)
         if early:
             ask(client)
-        wait = in_thread(lambda client=client: client.training.attach(Model()))
+        wait = in_thread(lambda client=client: client.training.attach(Weights()))
         assert isinstance(events.get(timeout=20), Attached)
         if not early:
             ask(client)
@@ -172,7 +164,7 @@ def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early
 @pytest.mark.parametrize("then", ["resume", "stop"])
 def test_a_held_step_answers_and_waits(in_thread, then):
     """After the last call a step ends only with the run, on its last version."""
-    client = attached(Model())
+    client = attached(Weights())
     client.exchange.request_snapshot(1, hold=True)
     wait = in_thread(client.step)
     assert isinstance(client.events.get(timeout=20), Snapshotted)
@@ -187,7 +179,7 @@ def test_a_held_step_answers_and_waits(in_thread, then):
 
 def test_requests_after_the_training_function_has_returned(in_thread):
     """The training thread copies the last work, also after a stop."""
-    client = attached(Model())
+    client = attached(Weights())
     assert client.step()
     client.exchange.stop()
     client.training.attend_for(0.01)
@@ -206,15 +198,14 @@ def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thre
     client = Sides(publishes=True, take=events.put)
     client.training.expect_rounds(3)
     client.training.facts["adapters"] = lambda: {"rank": 4.0}
-    model = Model()
+    model = Weights()
     begun = []
 
     def train():
         client.training.attach(model)
         while True:
             begun.append(model.w[0].item())
-            with torch.no_grad():
-                model.w += 1.0
+            model.add(1.0)
             client.training.meter.count(2, None)
             if not client.training.step():
                 return
@@ -235,14 +226,3 @@ def test_a_loop_of_steps_trains_rounds_of_so_many_and_waits_between_them(in_thre
     client.exchange.stop()
     wait()
     assert len(begun) == 6
-
-
-def test_adapters_that_are_added_after_attach_are_named():
-    """They rename the layers in place: it was a KeyError at the first sync."""
-    peft = pytest.importorskip("peft")
-    model = Growing()
-    client = attached(model)
-    peft.get_peft_model(model, peft.LoraConfig(target_modules=["head"]))
-    client.exchange.request_snapshot(1)
-    with pytest.raises(TaskError, match=r"head\.bias was in the model .* before fed\.attach"):
-        client.step()

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data import arrays
-from fsl_async.learn.data.arrays import open_cifar, open_idx, open_npz, read_idx
-from fsl_async.learn.data.base import check_gaps
+from fsl_async.learn.data import dataset
+from fsl_async.learn.data.dataset import check_gaps, open_cifar, open_idx, open_npz, read_idx
 from fsl_async.learn.data.facts import open_dataset
 
 IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
@@ -121,7 +120,7 @@ def cifar(path, labels, before=b""):
     return rows
 
 
-def test_cifar_10_over_several_files(tmp_path):
+def test_cifar_over_several_files_and_with_fine_labels(tmp_path):
     """Samples must come from all files, in the order of their names, with planes in order."""
     folder = tmp_path / "c"
     rows = cifar(folder / "data_batch_1.bin", [0, 9, 2]) + cifar(
@@ -136,15 +135,10 @@ def test_cifar_10_over_several_files(tmp_path):
         assert found.shape == (len(order), 3, 32, 32)
         assert [one.tobytes() for one in found] == [rows[i][1:] for i in order]
     assert open_dataset(folder, split="test").labels.tolist() == [1]
-
-
-def test_cifar_100_takes_the_fine_labels(tmp_path):
-    """A record has two label bytes, and the first is the coarse class."""
-    rows = cifar(tmp_path / "c" / "train.bin", [99, 20], before=b"\x13")
-    data = open_dataset(tmp_path / "c")
-    assert data.classes == 100
-    assert data.labels.tolist() == [99, 20]
-    assert data.read([1])[0].tobytes() == rows[1][2:]
+    fine = cifar(tmp_path / "f" / "train.bin", [99, 20], before=b"\x13")  # behind the coarse one
+    data = open_dataset(tmp_path / "f")
+    assert (data.classes, data.labels.tolist()) == (100, [99, 20])
+    assert data.read([1])[0].tobytes() == fine[1][2:]
 
 
 def test_damaged_cifar_folders(tmp_path):
@@ -221,7 +215,7 @@ def test_npz_archives_that_cannot_be_used(tmp_path):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
     """One NaN among a million samples would make the model NaN days later."""
-    monkeypatch.setattr(arrays, "_PIECE_VALUES", 25)  # two samples per piece
+    monkeypatch.setattr(dataset, "_PIECE_VALUES", 25)  # two samples per piece
     path = tmp_path / "x.npz"
     values = np.zeros((7, 4, 3), np.float32)
     save(path, x=values, y=LABELS)
@@ -278,15 +272,6 @@ def test_archives_without_a_readable_array(tmp_path, what):
             found[60:110] = b"\xff" * 50
             path.write_bytes(found)
     refused(r"x\.npz' ", open_npz, path)
-
-
-@pytest.mark.parametrize("state", ['{"_data_files": ["a"]}', '{"_data_files": 5}', "[" * 100_000])
-def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
-    """state.json is untrusted input: any content must raise DataError."""
-    pytest.importorskip("pyarrow")
-    (tmp_path / "state.json").write_text(state)
-    with pytest.raises(DataError):
-        open_dataset(tmp_path)
 
 
 def test_missing_paths_and_wrong_splits(tmp_path):

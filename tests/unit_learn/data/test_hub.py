@@ -145,5 +145,8 @@ def test_damaged_and_unusable_folders(tmp_path):
     refused("is short or damaged", folder)
     (folder / "state.json").write_text("{")
     refused("state.json' is short or damaged", folder)
+    for state in ('{"_data_files": ["a"]}', '{"_data_files": 5}', "[" * 100_000):
+        (folder / "state.json").write_text(state)
+        refused("is short or damaged", folder)
     (folder / "state.json").write_text(json.dumps({"_indices_files": [{}], "_data_files": []}))
     refused("flatten_indices", folder)

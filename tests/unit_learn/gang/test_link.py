@@ -1,8 +1,6 @@
-"""The socket and the shared memory of a gang."""
+"""The connections and the shared memory of a gang."""
 
 import os
-import socket
-from pathlib import Path
 
 import pytest
 
@@ -10,115 +8,88 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.gang import link as link_module
 from fsl_async.learn.gang.link import (
     Link,
+    Place,
     Slots,
     address_of,
     listener,
-    mapped,
-    read_back,
-    user_of,
-    written,
+    shared_vector,
+    sparse_vector,
 )
-from fsl_async.learn.gang.orders import RankOrders
-from fsl_async.roles import gang_messages as msg
-from fsl_async.roles.messages import MessageError
+
+RANK = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
 
 
-@pytest.fixture
-def ends():
-    """A rank's end and a node's."""
+def test_a_rank_knows_its_place():
+    """By what torchrun sets; a process alone is no rank."""
+    assert Place.here({}) is None
+    assert Place.here({"WORLD_SIZE": "1"}) is None
+    place = Place.here(RANK)
+    assert place == Place(3, 4, 2, 3, 4)
+    assert not place.is_remote
+    assert not place.spans_machines
+
+
+def test_a_rank_knows_whether_its_node_is_here():
+    """It is on the machine of rank 0."""
+    two = {**RANK, "LOCAL_WORLD_SIZE": "2"}
+    places = [
+        Place.here({**two, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}) for rank in range(4)
+    ]
+    assert [place.is_remote for place in places] == [False, False, True, True]
+    assert all(place.spans_machines for place in places)
+
+
+def test_messages_arrive_whole_and_others_are_refused():
+    """Of any size; what is no message is an error, and so is an end that has closed."""
     name = f"fsl-test-link-{os.getpid()}"
-    listening = listener(name)
-    rank = Link.dial(name, msg.FROM_NODE, msg.FROM_RANKS)
-    connected, _ = listening.accept()
-    connected.setblocking(True)
-    node = Link(connected, msg.FROM_RANKS, msg.FROM_NODE)
-    yield rank, node, connected
-    rank.close()
-    node.close()
-    listening.close()
-
-
-def test_messages_and_descriptors_arrive_whole(ends):
-    """A slot comes with the message that names it, and is the same memory."""
-    rank, node, connected = ends
-    assert user_of(connected) == os.getuid()
-    assert node.receive(waits=False) is None
-    rank.send(msg.Hello(1, 2, 0))
-    assert node.receive() == (msg.Hello(1, 2, 0), [])
-    slots = Slots()
-    vector = slots.allocate(3)
-    number = slots.number_of(vector)
-    node.send(msg.Slots(1, [number]), [slots.file(number)])
-    message, files = rank.receive()
-    assert message == msg.Slots(1, [0])
-    there = mapped(files[0], 3)
-    there[:] = [1, 2, 3]
-    assert vector.tolist() == [1, 2, 3]
-    slots.close()
-
-
-def test_what_is_no_message_is_refused(ends):
-    """Bytes of a peer are read strictly, and the descriptors that came with them are closed."""
-    rank, node, _ = ends
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for data in (b"\xc1", b"\x80", b"\x01" * 40, b"\x81\xa1m\xa4none"):
-        socket.send_fds(rank._socket, [data], [0])
-        with pytest.raises(MessageError):
+    with listener(name) as listening:
+        rank = Link.dial(name)
+        node = Link(listening.accept()[0])
+    assert node.receive(0.0) is None
+    rank.send("hello", 1, [2.5, None], b"x" * (1 << 16))
+    assert node.receive() == ["hello", 1, [2.5, None], b"x" * (1 << 16)]
+    for data in (b"\x80", b"\x91\x01", b"\x90"):
+        rank._connection.send_bytes(data)
+        with pytest.raises(ValueError, match="a message is a name"):
             node.receive()
-    rank._socket.send(bytes(130 << 10))
-    with pytest.raises(MessageError, match="more than"):
-        node.receive()
-    rank._writes = msg.FROM_NODE
-    rank.send(msg.Stop(1))
-    with pytest.raises(MessageError):  # a directive is no message of a rank
-        node.receive()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
     rank.close()
     with pytest.raises(EOFError):
         node.receive()
-
-
-@pytest.mark.parametrize("leaving", [True, False])
-def test_ranks_know_whether_their_client_was_asked_to_end(ends, leaving):
-    """By the first stop: a later one finds some ranks in their evaluation, which all must share."""
-    rank, node, _ = ends
-    orders = RankOrders(rank, 0)
-    node.send(msg.Stop(1, leaving))
-    node.send(msg.Stop(2, not leaving))
-    orders.wait_one()
-    orders.wait_one()
-    assert orders.stopped
-    assert orders.is_leaving is leaving
-
-
-def test_without_a_node_there_is_an_error():
-    """A name that nothing listens at."""
+    node.close()
     with pytest.raises(OSError, match="refused"):
-        Link.dial(address_of(-1), msg.FROM_NODE, msg.FROM_RANKS)
+        Link.dial(address_of(-1))
 
 
 def test_a_slot_is_used_again_once_nothing_refers_to_it():
-    """Memory of a vector is not given back and taken again: new pages would cost time."""
+    """New pages would cost time. One that lost ranks may write waits for other ranks."""
     slots = Slots()
     slots.reserve(5, 2)
     first, second = slots.allocate(5), slots.allocate(5)
     assert {slots.number_of(first), slots.number_of(second)} == {0, 1}
     number = slots.number_of(first)
     del first
-    third, fourth = slots.allocate(5), slots.allocate(5)
-    assert slots.number_of(third) == number
-    assert slots.number_of(fourth) == slots.count - 1 == 2
+    torn = slots.allocate(5)
+    assert slots.number_of(torn) == number
+    slots.retire(torn)
+    del torn
+    third = slots.allocate(5)
+    assert slots.number_of(third) == slots.count - 1 == 2
+    slots.restore()
+    assert slots.number_of(slots.allocate(5)) == number
     slots.close()
 
 
-def test_memory_cannot_shrink_under_a_reader():
-    """That would be SIGBUS in a process that has it mapped."""
+def test_a_slot_is_one_memory_for_all_and_cannot_shrink():
+    """Shorter memory would be SIGBUS in a process that has it mapped."""
     slots = Slots()
-    slots.allocate(5)
+    mine = slots.allocate(3)
+    path = slots.path(slots.number_of(mine))
+    shared_vector(path, 3)[:] = [1, 2, 3]
+    assert mine.tolist() == [1, 2, 3]
     with pytest.raises(PermissionError):
-        os.ftruncate(slots.file(0), 0)
-    with pytest.raises(TaskError, match="20 bytes for a model of 6"):
-        mapped(os.dup(slots.file(0)), 6)
+        os.truncate(path, 0)
+    with pytest.raises(TaskError, match="12 bytes for a model of 4"):
+        shared_vector(path, 4)
     slots.close()
 
 
@@ -127,24 +98,4 @@ def test_too_little_memory_is_one_line(monkeypatch):
     monkeypatch.setattr(link_module, "available_bytes", lambda: 19)
     with pytest.raises(TaskError, match="no memory for a vector"):
         Slots().allocate(5)
-
-
-def test_a_message_in_memory_has_a_limit():
-    """A manifest comes in a file, whose size is looked at before it is read."""
-    assert read_back(written(b"abc"), 3) == b"abc"
-    with pytest.raises(ValueError, match="3 bytes"):
-        read_back(written(b"abc"), 2)
-
-
-def test_a_slot_that_lost_ranks_may_write_is_used_for_nothing_else():
-    """Until other ranks are here."""
-    slots = Slots()
-    torn = slots.allocate(5)
-    number = slots.number_of(torn)
-    slots.retire(torn)
-    del torn
-    other = slots.allocate(5)
-    assert slots.number_of(other) != number
-    slots.restore()
-    assert slots.number_of(slots.allocate(5)) == number
-    slots.close()
+    assert len(sparse_vector(1 << 34)) == 1 << 34  # of another machine's rank: its parts alone

@@ -17,9 +17,7 @@ from fsl_async.errors import ConfigError
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.cuts import CutError, build_auxiliary, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
-from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import OptimizerSpec
-from fsl_async.learn.split.server_training import ServerSettings
+from fsl_async.learn.split.model_parts import AlignSettings, OptimizerSpec, ServerPartOptions
 from fsl_async.learn.split.smashed import IGNORED
 from fsl_async.process.program import to_install
 from fsl_async.roles.split.methods import METHODS, method_of
@@ -229,7 +227,7 @@ def test_every_method_runs_on_sequences_of_many_lengths(name):
         "ab",
         OptimizerSpec("adamw", 1e-2),
         auxiliary=net,
-        server=ServerSettings(OptimizerSpec("adamw", 1e-2), align=AlignSettings(4)),
+        server=ServerPartOptions(OptimizerSpec("adamw", 1e-2), align=AlignSettings(4)),
     )
     batches = []
     for length in (9, 5, 7):

@@ -20,9 +20,7 @@ from fsl_async.learn.models.cuts import build_auxiliary, split
 from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.model_parts import OptimizerSpec
-from fsl_async.learn.split.server_training import ServerSettings
+from fsl_async.learn.split.model_parts import AlignSettings, OptimizerSpec, ServerPartOptions
 from fsl_async.roles.split.methods import method_of
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
@@ -87,7 +85,9 @@ def test_adapters_of_an_auxiliary_model_are_aligned_and_sent():
     net = build_auxiliary("blocks:1", halves, batch())
     for part in (halves.client, halves.server, net):
         apply_lora(part, rank=2, seed=3)
-    settings = ServerSettings(ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2)))
+    settings = ServerPartOptions(
+        ADAM, align=AlignSettings(5, optimizer=OptimizerSpec("adam", 1e-2))
+    )
     run = start(
         method_of(SplitConfig(method="fsl-sage", upload_every=1, align_every=1)),
         halves,

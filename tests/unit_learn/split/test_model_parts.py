@@ -19,9 +19,9 @@ from fsl_async.learn.models.cuts import CutError, in_one, split
 from fsl_async.learn.models.forward import Batch, derived_seed
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import client_part
 from fsl_async.learn.split.model_parts import (
+    AlignSettings,
     ClientPart,
     ClientPartOptions,
     OptimizerSpec,
@@ -29,7 +29,7 @@ from fsl_async.learn.split.model_parts import (
     ServerPartOptions,
 )
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.server_training import ServerSettings, SplitServer
+from fsl_async.learn.split.server_training import SplitServer
 from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.learn.split.weights import evaluate
 from fsl_async.nodes.client.training_watch import HangWatch, Hung
@@ -69,7 +69,7 @@ def run_of(name, *, dropout=0.0, seed=0, names="ab", every=2):
     halves = in_one(net(dropout)) if name == "fedavg" else split(net(dropout), 2)
     torch.manual_seed(2)
     extra = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Dropout(dropout), nn.Linear(5, 4))
-    settings = ServerSettings(ADAM, seed=seed, align=AlignSettings(2, 12, 5))
+    settings = ServerPartOptions(ADAM, seed=seed, align=AlignSettings(2, 12, 5))
     return start(
         method_of(SplitConfig(method=name, upload_every=every, align_every=1)),
         halves,
@@ -289,7 +289,7 @@ def test_lengths_are_checked():
         with pytest.raises(SmashedRefused, match=r"lengths must be one per sample, in 1 \.\.\. 5"):
             half.forward(Smashed(torch.zeros(2, 5, 3), None, torch.tensor(lengths)))
     with pytest.raises(SmashedRefused, match="for no open step"):
-        SplitServer(nn.Linear(3, 4), ServerSettings()).backward("a", torch.zeros(1))
+        SplitServer(nn.Linear(3, 4), ServerPartOptions()).backward("a", torch.zeros(1))
     pending = half.forward(Smashed(torch.zeros(2, 5, 3), None))
     for bad in (torch.zeros(2, 5, 3), torch.full((2, 5, 4), float("inf"))):
         with pytest.raises(SmashedRefused, match="another shape or is not finite"):
@@ -361,17 +361,6 @@ def test_evaluation_counts_what_has_labels_and_changes_nothing():
     assert halves.server.training
 
 
-def test_a_run_learns():
-    """Every method fits a few batches."""
-    for name in METHODS:
-        run = run_of(name, every=1)
-        made = {"a": batches(2), "b": batches(2, 1)}
-        first = run.round(made)
-        for _ in range(30):
-            last = run.round(made)
-        assert last["a"] < 0.8 * first["a"], name
-
-
 def test_a_step_reports_its_loss_and_samples():
     """Progress and metrics use them."""
     for name in METHODS:
@@ -391,7 +380,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
         client_part(one, halves, ClientPartOptions(ADAM), extra), one, RunAlone(), classes=4
     )
     training.begin_round(0)
-    training.free_slot()
+    training.settle_upload((0, 0, 0), None, waits=False)
     for batch in [*batches(2, size=5), *batches(2, size=1), *batches(1, size=2)]:
         training.install(training.part.export("auxiliary")) if name == "fsl-sage" else None
         training.train_batch(batch.inputs, batch.labels)

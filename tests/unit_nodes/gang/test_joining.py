@@ -1,4 +1,4 @@
-"""Which rank a process is, and what a node tells its ranks."""
+"""Options, reports and errors that a node and its ranks pass each other."""
 
 import os
 
@@ -9,15 +9,12 @@ from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import TaskError, TaskRaisedError, UsageError
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.gang.link import ERRORS
+from fsl_async.learn.gang.link import ERRORS, Place
 from fsl_async.nodes.client import gang_joining, gang_rank
 from fsl_async.nodes.client.gang import checked, last_error, packed, unpacked
-from fsl_async.nodes.client.gang_joining import Place
-from fsl_async.nodes.client.gang_meter import GangMeter
+from fsl_async.nodes.client.gang_shell import GangMeter
 from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
-
-RANK = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
 
 
 def member(*overrides):
@@ -26,37 +23,15 @@ def member(*overrides):
     return Membership(Welcome("run", 1, 3, to_wire(config)), config)
 
 
-def test_a_rank_knows_its_place():
-    """By what torchrun sets; a process alone is no rank."""
-    assert Place.here({}) is None
-    assert Place.here({"WORLD_SIZE": "1"}) is None
-    place = Place.here(RANK)
-    assert place == Place(3, 4, 2, 3, 4)
-    assert not place.is_remote
-    assert not place.spans_machines
-
-
-def test_a_rank_knows_whether_its_node_is_here():
-    """It is on the machine of rank 0."""
-    places = [
-        Place.here(
-            {**RANK, "LOCAL_WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
-        )
-        for rank in range(4)
-    ]
-    assert [place.is_remote for place in places] == [False, False, True, True]
-    assert all(place.spans_machines for place in places)
-
-
 def test_a_second_join_of_ranks_is_refused(monkeypatch):
     """It could meet the node of the first one, which is about to end."""
     dialed = []
 
-    def dial(name, **_):
+    def dial(name, _):
         dialed.append(name)
         raise gang_joining.NodeLostError("this rank's node does not answer")
 
-    monkeypatch.setattr(gang_joining, "dial", dial)
+    monkeypatch.setattr(gang_joining, "_dial", dial)
     monkeypatch.setattr(gang_joining, "_joined", [])
     given = ClientOptions("127.0.0.1:7100", "a"), Place(0, 2, 0, 0, 2), lambda *_: None, print
     with pytest.raises(gang_joining.NodeLostError):
@@ -108,18 +83,17 @@ def training_of_none():
     return type("Training", (), {"meter": None})()
 
 
-def test_reports_of_ranks_are_added_up():
-    """Tokens are sums, metrics are means; those of a gang that is gone still count."""
+def test_reports_of_all_gangs_count():
+    """Those of a gang that is gone too, but for what it had not sent."""
     meter = GangMeter()
-    meter.reported(0, {"step": 5.0, "tokens": 40.0, "tokens_per_s": 3.0, "loss": 1.0})
-    meter.reported(1, {"step": 5.0, "tokens": 40.0, "tokens_per_s": 4.0, "loss": 2.0})
+    meter.reported({"step": 5.0, "tokens": 80.0, "tokens_per_s": 7.0, "loss": 1.5})
     found = {"step": 5.0, "tokens": 80.0, "tokens_per_s": 7.0}
     assert meter.totals() == found
     assert meter.report() == {**found, "loss": 1.5}
     meter.sent_tokens = 60
     assert meter.lost() == 20
-    meter.reported(0, {"step": 2.0, "tokens": 16.0})
-    assert (meter.steps, meter.tokens) == (7, 96)
+    meter.reported({"step": 2.0, "tokens": 16.0, "not_finite": 1.0})
+    assert meter.totals() == {"step": 7, "tokens": 96, "tokens_per_s": 0.0, "not_finite": 1.0}
 
 
 def test_the_first_error_of_the_last_start_is_why_ranks_ended(monkeypatch):

@@ -7,8 +7,7 @@ import socket
 import pytest
 from waiting import until
 
-from fsl_async.nodes.relay.relay import Relay, Route
-from fsl_async.roles.relay.admission import Admission
+from fsl_async.nodes.relay.relay import Admission, Relay, Route
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32)
 

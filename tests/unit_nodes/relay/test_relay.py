@@ -11,8 +11,8 @@ from waiting import open_files, until
 
 from fsl_async.errors import AddressError
 from fsl_async.nodes.relay import pair, relay
+from fsl_async.nodes.relay.pair import Drop
 from fsl_async.nodes.relay.relay import Route
-from fsl_async.roles.relay.admission import Drop
 from fsl_transport import Lane
 from fsl_transport.link import public_key
 from fsl_transport.loop import run

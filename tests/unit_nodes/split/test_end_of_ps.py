@@ -52,19 +52,15 @@ def served(tmp_path, monkeypatch):
     return serve
 
 
-def test_the_end_of_the_run_is_sent(served):
-    """Asked once, the parameter server stops its clients, and the run is over."""
-    served(lambda stop: stop.request(reason="Ctrl-C"))
-    assert Recording.reasons == ("Ctrl-C",)
+@pytest.mark.parametrize("hard", [False, True])
+def test_only_the_end_of_the_run_is_sent(served, hard):
+    """Asked once, the parameter server stops its clients, and the run is over.
 
-
-def test_a_hard_end_is_not_sent(served):
-    """Clients get no Stop, and go on with the next process.
-
-    A split server that had ended would refuse them.
+    At a hard end clients get no Stop, and go on with the next process. A split server that had
+    ended would refuse them.
     """
-    served(lambda stop: stop.request(hard=True, reason="Ctrl-C"))
-    assert Recording.reasons == ()
+    served(lambda stop: stop.request(hard=hard, reason="Ctrl-C"))
+    assert Recording.reasons == (() if hard else ("Ctrl-C",))
 
 
 def test_a_failure_is_not_sent(served, monkeypatch):

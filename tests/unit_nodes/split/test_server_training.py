@@ -10,20 +10,20 @@ from torch import nn
 from fsl_async.config.load import load
 from fsl_async.config.settings_training import SplitConfig
 from fsl_async.errors import RunDirError
-from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.build import build_server
+from fsl_async.learn.split.model_parts import AlignSettings, ServerPartOptions
 from fsl_async.learn.split.payload import Payload
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import (
     MAX_VALUES,
-    ServerSettings,
     ServerTraining,
     SplitServer,
     UploadShape,
 )
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.events import SplitProgress
+from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.split.methods import method_of
 
 KEY = UploadKey("a", 1, 0, 0)
@@ -95,7 +95,7 @@ def test_an_alignment_that_fails_changes_nothing(tmp_path):
     found = method_of(SplitConfig(method="fsl-sage"))
     server = SplitServer(
         nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)),
-        ServerSettings(align=AlignSettings(passes=1)),
+        ServerPartOptions(align=AlignSettings(passes=1)),
         nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
     )
     disk = ServerDisk(tmp_path)
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_another_model_is_one_line(training):
     with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
         training(*sets, "data.classes=6").recover()
     assert "\n" not in caught.value.message
-    assert training(*sets, "data.classes=4").recover().book == SplitProgress()
+    assert training(*sets, "data.classes=4").recover().progress == SplitProgress()
 
 
 def test_labels_out_of_range_are_refused(training):

@@ -12,7 +12,7 @@ import pytest
 from fsl_async import cli
 from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, DataError
-from fsl_async.learn.data.base import Dataset
+from fsl_async.learn.data.dataset import Dataset
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split.task import open_samples
 
@@ -207,20 +207,11 @@ WRONG = {
         ["model.family={own}:flat", "split.cut=0"],
         "cut '0' leaves no weights on one side; cuts with weights on both: 1, 2",
     ),
-    "a cut of a GPT": (
-        ["model.family=gpt", "model.layers=3", "split.cut=3", "data.path="],
-        "GPT has no cut '3'; cuts that exist: 0, 1, 2",
-    ),
-    "an auxiliary that is too large": (
-        ["split.method=fsl-sage", "split.auxiliary=blocks:9"],
-        "auxiliary model 'blocks:9': the split server's part has blocks:1 to blocks:2",
-    ),
     "an auxiliary that is unknown": (
         ["split.method=fsl-sage", "split.auxiliary=cubic"],
         "split.auxiliary: must be linear, blocks:N or file.py:function",
     ),
     "alpha": (["data.partition=dirichlet", "data.alpha=0"], "data.alpha: must be above 0"),
-    "negative alpha": (["data.alpha=-1"], "data.alpha: must be above 0"),
     "more clients than samples": (
         ["sync.clients=61"],
         "61 clients, but 60 samples: give fewer clients or more data",

@@ -26,7 +26,7 @@ from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 
 
 def key(step=0, number=0, incarnation=1, leg=0):
@@ -42,8 +42,9 @@ class ClientDriver(Driver):
         return self.feed(Greeted(SERVER, welcome, incarnation))
 
     def ready(self, step, number=0, *, wants=True, due=False, leg=0):
-        more = {"wants_gradient": wants, "alignment_due": due, "leg": leg}
-        return self.feed(ev.UploadReady(number, step, number, 16, (16, 4), **more))
+        upload = UploadKey("", 0, number, step, leg)
+        meta = msg.SmashedMeta(upload, number, -1, [16, 4], [], 16, 0, wants, due)
+        return self.feed(ev.UploadReady(meta))
 
     def lose(self):
         return self.feed(SessionLost("expired"))
@@ -55,8 +56,11 @@ class ClientDriver(Driver):
         return self.receive(msg.UploadRefused(upload, code, "because"))
 
     def answer(self, upload):
-        self.receive(msg.GradientMeta(upload, 2.5, 7), stream=f"down:{upload.text}")
-        return self.feed(ev.AnswerReceived(upload))
+        return self.stream(msg.GradientMeta(upload, 2.5, 7), f"down:{upload.text}")
+
+    def stream(self, meta, stream):
+        self.receive(meta, stream=stream)
+        return self.feed(ev.VectorReceived(meta))
 
 
 @pytest.fixture
@@ -76,40 +80,40 @@ def offered(effects):
     ]
 
 
+def settled(effects):
+    return [(each.key, each.answer) for each in of(effects, split.SettleUpload)]
+
+
 def test_an_upload_and_its_gradient(make):
     """The plain way, of a method that answers."""
     client = make()
     (offer,) = client.ready(0)
     meta = offer.meta
     assert (meta.key, meta.samples, meta.wants_gradient) == (key(0), 16, True)
-    stream = "down:a/1/0/0"
-    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
-    assert effects == [split.ReceiveAnswer(stream, key(0))]
-    effects = client.feed(ev.AnswerReceived(key(0)))
-    assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
-    assert client.feed(ev.AnswerReceived(key(0))) == [], "it is delivered once"
-    effects = client.receive(msg.GradientMeta(key(0), 2.5, 7), stream=stream)
+    stream, answer = "down:a/1/0/0", msg.GradientMeta(key(0), 2.5, 7)
+    assert client.receive(answer, stream=stream) == [split.ReceiveVector(stream, answer)]
+    effects = client.feed(ev.VectorReceived(answer))
+    assert effects == [split.SettleUpload(key(0), "here", 2.5)]
+    assert client.feed(ev.VectorReceived(answer)) == [], "it is delivered once"
+    effects = client.receive(answer, stream=stream)
     assert effects == [DeclineStream("", stream, "not wanted")]
 
 
 def test_an_upload_without_an_answer(make):
-    """The loss is for the metrics; a slot is free again."""
+    """A slot is free again."""
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.trained(key(0)) == [split.ReportLoss(key(0), 2.5), split.FreeSlot(key(0))]
+    assert client.trained(key(0)) == [split.SettleUpload(key(0), "none")]
     assert client.trained(key(9)) == []
     assert client.receive(msg.AlreadyTrained(key(9), False)) == []
     assert client.unwanted(key(9), "stale") == []
-    assert client.feed(ev.AnswerReceived(key(9))) == []
-
-
-def test_a_server_that_gives_no_gradient(make):
-    """The step is left out, and the thread does not wait for it."""
+    assert of(client.answer(key(9)), split.SettleUpload) == []
+    # A split server that gives no gradient: the step is left out.
     client = make()
     client.ready(0)
-    assert split.AbandonUpload(key(0), "the split server gave no gradient") in client.trained(
-        key(0)
-    )
+    (effect,) = client.trained(key(0))
+    text = "the split server gave no gradient"
+    assert effect == split.SettleUpload(key(0), "lost", reason=text)
 
 
 def test_no_more_than_in_flight_in_order(make):
@@ -154,7 +158,7 @@ def test_a_server_that_was_killed(make):
     client.lose()
     assert offered(client.welcome(last=key(1))) == [(2, False), (3, True)]
     assert client.trained(key(2)) == [], "it is settled already"
-    assert of(client.answer(key(3)), split.DeliverAnswer)
+    assert settled(client.answer(key(3))) == [(key(3), "here")]
 
 
 def test_known(make):
@@ -162,16 +166,12 @@ def test_known(make):
     client = make()
     client.ready(0)
     assert client.receive(msg.AlreadyTrained(key(0), True)) == []
-    assert of(client.answer(key(0)), split.DeliverAnswer)
+    assert settled(client.answer(key(0))) == [(key(0), "here")]
     client.ready(1)
-    effects = client.receive(msg.AlreadyTrained(key(1), False))
-    assert effects[:2] == [
-        split.AbandonUpload(key(1), "the split server no longer has its gradient"),
-        split.FreeSlot(key(1)),
-    ]
+    assert settled(client.receive(msg.AlreadyTrained(key(1), False))) == [(key(1), "lost")]
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.receive(msg.AlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
+    assert settled(client.receive(msg.AlreadyTrained(key(0), False))) == [(key(0), "none")]
 
 
 @pytest.mark.parametrize("wants", [True, False])
@@ -181,8 +181,8 @@ def test_declined(make, wants):
     client.ready(0, wants=wants)
     effects = client.unwanted(key(0), "stale")
     assert "declined upload a/1/0/0: because" in of(effects, Note)[0].text
-    assert len(of(effects, split.AbandonUpload)) == wants
-    assert effects[-2:] == [split.FreeSlot(key(0)), split.DropUpload(key(0))]
+    assert settled(effects) == [(key(0), "lost" if wants else "none")]
+    assert effects[-1] == split.DropUpload(key(0))
 
 
 def test_streams_that_break(make):
@@ -208,15 +208,14 @@ def test_an_auxiliary_model_comes(make):
     """It is used from the next step on, with any version: the split server's counts."""
     client = make("fsl-sage")
     client.ready(0, wants=False, due=True)
-    stream = "aux:a/3"
-    effects = client.receive(msg.AuxiliaryMeta(3, 0), stream=stream)
-    assert effects == [split.ReceiveAuxiliary(stream, 3)]
-    assert client.feed(ev.AuxiliaryReceived(2)) == [], "another one"
-    assert client.feed(ev.AuxiliaryReceived(3)) == [split.InstallAuxiliary(3, 0)]
-    assert client.feed(ev.AuxiliaryReceived(3)) == []
+    stream, model = "aux:a/3", msg.AuxiliaryMeta(3, 0)
+    assert client.receive(model, stream=stream) == [split.ReceiveVector(stream, model)]
+    assert client.feed(ev.VectorReceived(msg.AuxiliaryMeta(2, 0))) == [], "another one"
+    assert client.feed(ev.VectorReceived(model)) == [split.InstallAuxiliary(3)]
+    assert client.feed(ev.VectorReceived(model)) == []
     assert client.machine.hello("run", 0, {}).auxiliary == 3
-    client.receive(msg.AuxiliaryMeta(1, 0), stream="aux:a/1")
-    assert client.feed(ev.AuxiliaryReceived(1)) == [split.InstallAuxiliary(1, 0)]
+    older = msg.AuxiliaryMeta(1, 0)
+    assert client.stream(older, "aux:a/1") == [split.InstallAuxiliary(1)]
     assert of(make().receive(msg.AuxiliaryMeta(3, 0), stream=stream), DeclineStream)
 
 
@@ -281,7 +280,7 @@ def test_the_handshake_raises_the_incarnation(make):
     client.ready(0, wants=False)
     (offer,) = client.welcome(incarnation=77)
     assert offer.meta.key == key(0, incarnation=77)
-    assert of(client.trained(key(0, incarnation=77)), split.FreeSlot)
+    assert settled(client.trained(key(0, incarnation=77)))
     assert client.welcome(key(0, incarnation=77), incarnation=77) == []
 
 
@@ -301,7 +300,7 @@ def test_it_is_over(make, how):
         "refused": HelloRefused("model", "cut differs"),
     }[how]
     effects = client.feed(event)
-    for kind in (split.AbandonUpload, split.FreeSlot, split.DropUpload, split.SettleRound):
+    for kind in (split.SettleUpload, split.DropUpload, split.SettleRound):
         assert len(of(effects, kind)) == 1, kind
     assert told(effects) == ([msg.RunOver("limit")] if how == "run" else [])
     assert of(effects, Finish) == (
@@ -310,11 +309,7 @@ def test_it_is_over(make, how):
     assert client.welcome() == []
     assert client.lose() == []
     effects = client.ready(1)
-    assert [type(effect) for effect in effects] == [
-        split.AbandonUpload,
-        split.FreeSlot,
-        split.DropUpload,
-    ]
+    assert [type(effect) for effect in effects] == [split.SettleUpload, split.DropUpload]
     assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
     assert client.receive(msg.Ended("again")) == []
     assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]

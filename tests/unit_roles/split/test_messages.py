@@ -4,7 +4,7 @@ import pytest
 
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.messages import UploadKey
 
 META = msg.SmashedMeta(UploadKey("a", 1, 0, 0), 0, -1, [2, 3], [], 2, 4, False, False)
 HELLO = msg.SplitHello("r", msg.ROLE, 0, {"cut": "1"}, -1, -1, 0)

@@ -23,7 +23,7 @@ def test_an_upload_from_offer_to_answer():
     ]
     assert server.feed(ev.AnswerSent("a", one)) == [split.DropAnswer(one)]
     assert server.feed(ev.AnswerSent("a", one)) == []
-    assert server.machine.book().clients["a"].last == one
+    assert server.machine.progress().clients["a"].last == one
 
 
 def test_one_at_a_time_in_the_order_of_arrival_and_of_the_keys():
@@ -157,7 +157,7 @@ def test_a_client_comes_back_as_a_new_process():
     assert effects[-1] == split.DropAnswer(key("a", 1))
     assert server.feed(ClientLeft("a", 1, "superseded")) == [], "of the life before"
     server.upload(key("a", 0, incarnation=2), answer=True)
-    assert server.machine.peers["a"].book.last == key("a", 0, incarnation=2)
+    assert server.machine.peers["a"].progress.last == key("a", 0, incarnation=2)
     server.feed(ClientLeft("a", 2, "expired"))
     assert server.machine.peers["a"].answers
 

@@ -27,7 +27,7 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
     assert not of(effects, split.Checkpoint)
     (last,) = server.feed(ev.ReplicasAveraged(0))
-    assert last.book.averaged == 0
+    assert last.progress.averaged == 0
     assert of(server.feed(ev.CheckpointWritten(last.number)), Finish)
 
 
@@ -51,7 +51,7 @@ def test_asked_to_end(over):
     assert server.join("z")[0].code == ("finished" if over else "leaving")
     server.trained(key("a", 1))
     (last,) = of(server.trained(key("a", 2)), split.Checkpoint)
-    assert last.book.uploads == 3
+    assert last.progress.uploads == 3
     effects = server.feed(ev.CheckpointWritten(1))
     assert told(effects) == [msg.Durable(key("a", 2))] + [msg.Ended("Ctrl-C")] * 2 * over
     gone = [] if over else [EndSession("a", "Ctrl-C"), EndSession("b", "Ctrl-C")]

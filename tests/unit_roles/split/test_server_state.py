@@ -38,7 +38,7 @@ def test_alignment():
     server.upload(key("a", number=2), due=True)
     effects = server.feed(ev.Aligned("a", 1, "not finite"))
     assert told(effects) == [msg.AuxiliaryStays(2, 0)]
-    assert server.machine.book().clients["a"] == ClientProgress(
+    assert server.machine.progress().clients["a"] == ClientProgress(
         1, key("a", number=2), 2, 0, 1, 2, -1, 0
     ), "the number is used up"
 
@@ -74,7 +74,7 @@ def test_replicas_are_averaged_before_a_later_round():
     assert server.arrive(later) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
     effects = server.feed(ev.ReplicasAveraged(0))
     assert [type(effect) for effect in effects] == [split.Checkpoint, split.TrainUpload]
-    assert effects[0].book.averaged == 0
+    assert effects[0].progress.averaged == 0
     server.trained(later)
     assert told(server.offer(key("c", 1)))[0].code == "stale", "its replica is replaced"
     server.receive(msg.RoundDone(1, 5), "b")
@@ -101,7 +101,7 @@ def test_checkpoints():
     server.join("a")
     assert not of(server.upload(key("a", 0)), split.Checkpoint)
     (first,) = of(server.upload(key("a", 1)), split.Checkpoint)
-    assert (first.number, first.book.uploads) == (1, 2)
+    assert (first.number, first.progress.uploads) == (1, 2)
     server.upload(key("a", 2))
     assert not of(server.upload(key("a", 3)), split.Checkpoint), "one at a time"
     effects = server.feed(ev.CheckpointWritten(1))
@@ -111,7 +111,7 @@ def test_checkpoints():
     assert "no space; next try in 30 s" in effects[0].text
     server.upload(key("a", 4))
     (third,) = of(server.fire(), split.Checkpoint)
-    assert (third.number, third.book.uploads, server.now) == (3, 5, 30.0)
+    assert (third.number, third.progress.uploads, server.now) == (3, 5, 30.0)
     server.feed(ClientLeft("a", 1, "expired"))
     assert server.feed(ev.CheckpointWritten(3)) == []
     server.join("a")
@@ -147,8 +147,8 @@ def test_a_server_that_was_killed():
     assert admit.welcome.last == "a/1/3/2"
     assert told(server.offer(key("a", 2, 3)))[0] == msg.AlreadyTrained(key("a", 2, 3), False)
     assert of(server.upload(key("a", 3, 3)), split.RecordUpload)[0].outcome == "trained"
-    plain = server.machine.book().to_plain()
-    assert SplitProgress.from_plain(plain) == server.machine.book()
+    plain = server.machine.progress().to_plain()
+    assert SplitProgress.from_plain(plain) == server.machine.progress()
     effects = split_server().feed(ev.SplitRecovered(book))
     assert effects[0].text == "continuing after 40 uploads"
 

@@ -6,6 +6,8 @@ from fsl_async.errors import ExitCode
 from fsl_async.roles.machine import (
     SERVER,
     DeclineStream,
+    Done,
+    DrainAsked,
     Finish,
     HelloRefused,
     Note,
@@ -25,7 +27,7 @@ def test_first_client_publishes_and_adopts_its_own_weights(client, look):
     assert client.feed(ev.Attached("f", 10)) == []
     assert client.welcome() == [do.SendManifest()]
     assert client.receive(msg.Publish()) == [do.OfferInitial()]
-    assert client.announce(0) == [do.AdoptInitial()]
+    assert client.announce(0) == [do.ReplaceBase(0, is_own=True)]
     assert client.replaced(0) == [do.Rebase(0)]
     assert look.sent(client.rebased(0)) == [msg.Holding(0, "d0")]
 
@@ -35,7 +37,7 @@ def test_initial_weights_that_could_not_be_written_are_those_of_another_client(c
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.receive(msg.Publish())
-    assert client.announce(0, "d-other") == [do.AdoptInitial()]
+    assert client.announce(0, "d-other") == [do.ReplaceBase(0, is_own=True)]
     assert look.sent(client.replaced(0)) == [msg.Fetch(-1, "")]
     assert client.notes[-1] == Note("another client published the initial weights")
 
@@ -232,7 +234,7 @@ def test_quarantine_while_a_new_base_is_being_applied(client):
     client.announce(1)
     client.offered(1)
     assert client.fetched(1) == [do.FinishEncoding(1)]
-    client.feed(ev.EncodingFinished(1))
+    client.feed(Done(do.FinishEncoding(1)))
     client.refuse(client.key(1), "quarantined")
     assert client.replaced(1) == [do.Rebase(1, discard=True)]
     client.rebased(1)
@@ -248,7 +250,7 @@ def test_a_version_waits_until_the_delta_is_coded(client):
     assert client.fetched(1) == [], "the snapshot comes first"
     effects = client.snapshot(1, 0)
     assert [type(effect) for effect in effects] == [do.OfferDelta, do.FinishEncoding]
-    assert client.feed(ev.EncodingFinished(1)) == [do.ReplaceBase(1)]
+    assert client.feed(Done(do.FinishEncoding(1))) == [do.ReplaceBase(1)]
 
 
 def test_a_delta_that_is_settled_while_it_is_coded(client):
@@ -260,7 +262,7 @@ def test_a_delta_that_is_settled_while_it_is_coded(client):
     client.offered(1)
     client.fetched(1)
     assert not [one for one in client.refuse(client.key(1)) if isinstance(one, do.DropDelta)]
-    assert client.feed(ev.EncodingFinished(1)) == [do.DropDelta(1), do.ReplaceBase(1)]
+    assert client.feed(Done(do.FinishEncoding(1))) == [do.DropDelta(1), do.ReplaceBase(1)]
 
 
 def test_digest_mismatch_is_fetched_in_full_after_a_pause(client, look):
@@ -282,7 +284,7 @@ def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
     client.announce(1)
     client.offered(1)
     client.fetched(1)
-    client.feed(ev.FetchFailed(1, "damaged"))
+    client.feed(Done(do.ReplaceBase(1), "damaged"))
     client.call(1)
     assert client.snapshot(1, 0) == [
         do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0", number=1))
@@ -406,7 +408,7 @@ def test_after_a_delta_that_was_too_old_the_next_one_is_from_the_newest_version(
     client.snapshot(1, 0)
     effects = client.refuse(client.key(1))
     assert "the next delta is measured from version 9" in look.notes(effects)
-    client.feed(ev.EncodingFinished(1))
+    client.feed(Done(do.FinishEncoding(1)))
     client.replaced(1)
     effects = client.rebased(1)
     assert not look.only(effects, do.TakeSnapshot), "from version 1 it would be refused again"
@@ -414,3 +416,46 @@ def test_after_a_delta_that_was_too_old_the_next_one_is_from_the_newest_version(
     assert do.TakeSnapshot(2) in client.follow(9, "full")
     (offer,) = look.only(client.snapshot(2, 9), do.OfferDelta)
     assert offer.delta.key.base == 9
+
+
+def turn(client, number, *, last=False):
+    return client.receive(msg.Turn(number, last))
+
+
+def test_a_round_from_beginning_to_end(client):
+    """It is trained, sent, and held until its version is applied; then the next one begins."""
+    client.ready()
+    assert turn(client, 0) == [do.TakeSnapshot(1, True, 0)]
+    assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
+    assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
+    client.announce(1)
+    assert turn(client, 1) == [], "it starts from a version that has not arrived yet"
+    client.offered(1)
+    client.fetched(1)
+    client.replaced(1)
+    effects = client.rebased(1)
+    assert do.ResumeTraining() in effects
+    assert effects[-1] == do.TakeSnapshot(2, True, 1)
+
+
+def test_a_turn_is_repeated_in_a_new_session(client):
+    """The round is trained once, stays held offline, and stays the last one."""
+    client.ready()
+    turn(client, 0)
+    client.lose()
+    client.welcome()
+    client.announce(0)
+    assert turn(client, 0, last=True) == []
+    assert client.machine.answering.last
+    client.snapshot(1, 0)
+    assert not any(isinstance(effect, do.ResumeTraining) for effect in client.lose())
+    assert any(isinstance(effect, do.OfferDelta) for effect in client.welcome())
+    assert turn(client, 0, last=True) == [], "its delta is the answer"
+
+
+def test_the_end_is_asked_for_in_a_round(client):
+    """At Ctrl-C the progress is sent, and the thread is not held."""
+    client.ready()
+    turn(client, 0)
+    client.feed(DrainAsked("Ctrl-C"))
+    assert do.ResumeTraining() in client.snapshot(1, 0)

@@ -1,14 +1,16 @@
-"""The book of deltas: each is merged once, with its staleness, or never, with a reason."""
+"""Deltas are merged once, with their staleness and weight, or never, with a reason."""
 
+import numpy as np
 import pytest
 from attrs import evolve
 from configs import book_of, guard_of
 from deltas import delta_of, stored_of
 
-from fsl_async.roles.sync.delta import DeltaKey
-from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, Counting, DeltaBook
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta, mean_cosine
+from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, Counting, Deltas
 from fsl_async.roles.sync.norm_guard import NormGuard
-from fsl_async.roles.sync.weighting import TokensWeighting, weighting_named
+from fsl_async.roles.sync.training_trouble import Movement
+from fsl_async.roles.sync.weighting import WEIGHTINGS, TokensWeighting, weighting_named
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
 def latest_book(**rules):
     """A book of a run at version 0 that uses deltas again."""
     weighting, guard = weighting_named("latest"), NormGuard(guard_of(clip_norm=4.0))
-    made = DeltaBook(
+    made = Deltas(
         weighting,
         max_staleness=2,
         keep_versions=1,
@@ -197,3 +199,194 @@ def test_two_deltas_of_a_client_are_used_as_one():
     plain.advance(0, "d0")
     merge_of(plain, 1, ("a", 10))
     assert merge_of(plain, 2, ("b", 10))[0] == {}
+
+
+def merged_of(client, sequence=1, tokens=8, steps=2, norm=1.0, **facts):
+    delta = delta_of(DeltaKey(client, 1, 0, sequence), tokens, steps)
+    return MergedDelta(evolve(delta, facts=facts), 0, 1.0, norm)
+
+
+def counted(merged, weighting="tokens", own_pace=False, **rules):
+    """Each client's share of the average, the deltas as they count, and the lines."""
+    one = weighting_named(weighting)
+    made = Counting(one, NormGuard(guard_of(**rules)), own_pace)
+    found, work, lines = made.count(merged)
+    scale = one.scale(work, 2.0)
+    shares = {}
+    for delta in found:
+        shares[delta.key.client] = shares.get(delta.key.client, 0.0) + scale * delta.weight
+    return shares, found, lines
+
+
+@pytest.mark.parametrize("weighting", [name for name in WEIGHTINGS if name != "latest"])
+def test_a_client_counts_once_in_a_version(weighting):
+    """Its 26 deltas have the share of one, with every weighting."""
+    flood = [merged_of("liar", number) for number in range(26)]
+    shares, _, lines = counted([merged_of("a"), *flood, merged_of("b")], weighting)
+    assert shares == pytest.approx(dict.fromkeys(["a", "liar", "b"], 1 / 3))
+    assert lines == []
+
+
+def test_tokens_count_up_to_a_multiple_of_the_median():
+    """From the first version on, so that one client neither ends the run nor is all of it."""
+    merged = [merged_of("a"), merged_of("b"), merged_of("liar", tokens=10**12)]
+    _, found, lines = counted(merged, max_tokens_median=10.0)
+    assert [one.delta.tokens for one in found] == [8, 8, 80]
+    assert lines == ["80 of the 1000000000000 tokens that liar claims count: 10 x the median of 8"]
+    assert [one.delta.tokens for one in counted(merged[1:], max_tokens_median=10.0)[1]] == [
+        8,
+        10**12,
+    ], "between two there is no median"
+
+
+def test_a_client_has_at_most_a_share_of_the_version():
+    """A claim of ten times the tokens is believed in the books, and does not decide."""
+    merged = [*(merged_of(name) for name in "abcd"), merged_of("liar", tokens=80)]
+    shares, found, lines = counted(merged, max_share=0.33)
+    assert shares == pytest.approx({**dict.fromkeys("abcd", 0.67 / 4), "liar": 0.33})
+    assert found[-1].delta.tokens == 80
+    assert lines == [
+        "liar would have more of the version by tokens or labels, and counts as 33% of it"
+    ]
+    shares, _, _ = counted(merged[2:], max_share=0.33)
+    assert shares["liar"] == pytest.approx(0.5), "of three 1.5 times an equal share"
+    shares, _, lines = counted(merged[3:], max_share=0.33)
+    assert (shares["liar"], lines) == (pytest.approx(80 / 88), []), "between two nothing is known"
+
+
+@pytest.mark.parametrize("weighting", ["batch", "tokens", "fednova"])
+def test_an_honest_version_has_the_weights_that_it_had(weighting):
+    """To the bit: where no client has too much, nothing is multiplied."""
+    merged = [
+        merged_of(name, tokens=count) for name, count in zip("abcd", (8, 9, 10, 11), strict=True)
+    ]
+    limited, unlimited = (counted(merged, weighting, max_share=most) for most in (0.33, 0.0))
+    assert limited == unlimited
+
+
+def test_a_client_with_all_the_balance_has_twice_an_equal_share():
+    """With sites of one label at 1 %, a liar would have half of the average."""
+    merged = [
+        *(merged_of(f"one{number}", balance=0.0) for number in range(8)),
+        merged_of("mixed", balance=1.0),
+        merged_of("liar", balance=1.0),
+    ]
+    shares, _, lines = counted(merged, max_share=0.33)
+    assert shares["liar"] == shares["mixed"] == pytest.approx(0.2)
+    assert "liar, mixed would have more of the version by tokens or labels" in lines[0]
+    shares, _, _ = counted(merged[6:], max_share=0.33)
+    assert shares["liar"] == pytest.approx(1 / 2.02), "of four with two mixed sites none is lowered"
+    shares, _, lines = counted([merged_of(name, balance=0.2) for name in "abc"], max_share=0.33)
+    assert (shares["a"], lines) == (pytest.approx(1 / 3), [])
+
+
+def test_lies_of_several_deltas_are_those_of_their_mean():
+    """Weights and what they are divided by are of the same work."""
+    flood = [merged_of("liar", n, tokens=1 + 999 * n, steps=1 + 999 * (n == 0)) for n in range(2)]
+    for weighting in ("batch", "tokens"):
+        shares, _, _ = counted([*map(merged_of, "abcd"), *flood], weighting)
+        assert sum(shares.values()) == pytest.approx(1.0)
+    mixed = [merged_of("liar", n, balance=float(n)) for n in range(2)]
+    sites = [merged_of(name, balance=0.0) for name in "abcd"]
+    shares, _, _ = counted([*sites, *mixed], max_share=0.33)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["liar"] == pytest.approx(0.4)
+
+
+def test_tokens_count_once_for_a_client_and_version():
+    """However many deltas claim them."""
+    flood = [merged_of("liar", number, tokens=80) for number in range(40)]
+    _, found, lines = counted([*map(merged_of, "abc"), *flood], max_tokens_median=10.0)
+    assert sum(one.delta.tokens for one in found) == 3 * 8 + 40 * 2
+    assert len(lines) == 1
+
+
+def test_what_is_clipped_is_said_in_one_line():
+    """With norms, for at most some of them."""
+    merged = [*(merged_of(f"c{number}") for number in range(11)), merged_of("far", norm=1e18)]
+    _, found, lines = counted(merged, clip_median=1.5)
+    assert lines == ["far's delta of norm 1e+18 counts as one of 1.5"]
+    assert found[-1].weight == pytest.approx(8 * 1.5e-18)
+    assert found[-1].clip == pytest.approx(1.5e-18)
+    many = [merged_of(f"far{number}", norm=9.0 + number) for number in range(5)]
+    _, _, lines = counted(merged[:11] + many, clip_median=1.5)
+    assert lines[0].endswith("far3's delta of norm 12 counts as one of 1.5 and 1 more")
+
+
+def of_vectors(vectors, weights):
+    """Deltas with the norms of these vectors."""
+    return [
+        MergedDelta(
+            Delta(DeltaKey(name, 1, 0, 1), "", 8, 2), 0, weight, float(np.linalg.norm(vector))
+        )
+        for name, vector, weight in zip("abcdef", vectors, weights, strict=False)
+    ]
+
+
+def test_it_is_the_weighted_mean_over_all_pairs():
+    """Against the definition, with unequal weights and lengths."""
+    rng = np.random.default_rng(2)
+    vectors = rng.standard_normal((4, 50)) * np.array([[1], [3], [0.5], [2]]) + 0.4
+    weights, scale = [1.0, 2.0, 5.0, 0.5], 0.3
+    norm = float(np.linalg.norm(scale * np.einsum("i,ij->j", weights, vectors)))
+    total = among = 0.0
+    for i, one in enumerate(vectors):
+        for j, other in enumerate(vectors):
+            if i != j:
+                share = weights[i] * weights[j]
+                total += share * np.linalg.norm(one) * np.linalg.norm(other)
+                among += share * float(one @ other)
+    assert mean_cosine(of_vectors(vectors, weights), scale, norm) == pytest.approx(among / total)
+
+
+def test_equal_and_orthogonal_deltas():
+    """The two ends that an operator compares with."""
+    same = np.ones((3, 8))
+    assert mean_cosine(of_vectors(same, [1, 1, 1]), 1 / 3, np.sqrt(8)) == pytest.approx(1.0)
+    apart = np.eye(3)
+    norm = float(np.linalg.norm(apart.mean(0)))
+    assert mean_cosine(of_vectors(apart, [1, 1, 1]), 1 / 3, norm) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_client_has_no_cosine():
+    """Nor a round without work."""
+    assert mean_cosine(of_vectors(np.ones((1, 8)), [1.0]), 1.0, np.sqrt(8)) is None
+    assert mean_cosine([], 0.0, 0.0) is None
+
+
+def test_two_rounds_without_a_change_are_one_line():
+    """An optimizer of another model trains for days; one round may be a loss scale's search."""
+    movement = Movement()
+    assert movement.count(20, moved=False) == []
+    (note,) = movement.count(30, moved=False)
+    assert note.level == "warning"
+    assert note.text.startswith("50 steps in 2 rounds changed no exchanged weight")
+    for cause in ("optimizer", "GradScaler", "scaler.get_scale()", "gradients", "learning rate"):
+        assert cause in note.text
+    assert movement.count(30, moved=False) == []
+    assert len(movement.count(1, moved=True)) == 1
+    assert movement.count(1, moved=True) == []
+
+
+def average(norms, **options):
+    """The factors of deltas of 512 tokens in the average."""
+    book = book_of(TokensWeighting(), max_staleness=4, keep_versions=3, **options)
+    book.version = 0
+    for number, norm in enumerate(norms):
+        delta = Delta(DeltaKey(f"client-{number}", 1, 0, 1), "", 512, 20)
+        book.acknowledge(StoredDelta(delta, 1, norm))
+    merged, scale = book.begin_merge()
+    return [one.weight * scale for one in merged]
+
+
+def test_a_change_between_two_rounds_is_none_in_a_row():
+    """A loss scale that is too high now and then is healthy."""
+    movement = Movement()
+    for _ in range(3):
+        assert movement.count(5, moved=False) == []
+        assert movement.count(5, moved=True) == []
+
+
+def test_a_round_in_which_nothing_moves_makes_a_version():
+    """At a learning rate of 0 the run goes on, and nothing is divided by 0."""
+    assert average([0.0, 0.0]) == [0.0, 0.0]

@@ -5,12 +5,13 @@ from configs import guard_of
 from deltas import key, stored_of
 
 from fsl_async.roles.client_facts import ClientFact
-from fsl_async.roles.machine import ClientLeft, Greeted, Refuse, StreamLost
+from fsl_async.roles.machine import ClientLeft, Done, Greeted, Refuse, StreamLost
 from fsl_async.roles.split.effects import AdmitSplit
-from fsl_async.roles.split.facts import SplitClients
+from fsl_async.roles.split.server_state import SplitClients
+from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.facts import FactBook, RoundFact, VersionFact
+from fsl_async.roles.sync.facts import RoundFact, RunFacts, VersionFact
 
 
 class Told:
@@ -18,7 +19,7 @@ class Told:
 
     def __init__(self, driver):
         self.driver, self.facts = driver, []
-        self.handle, self.book = driver.machine.handle, FactBook(driver.machine)
+        self.handle, self.book = driver.machine.handle, RunFacts(driver.machine)
         driver.machine.handle = self.follow
 
     def follow(self, event, now):
@@ -88,7 +89,7 @@ def test_a_merge_that_fails_is_no_version(told):
     server.begin("a")
     server.fire()
     server.store(key("a"))
-    server.feed(ev.CommitFailed(1, "full"))
+    server.feed(Done(do.Commit(1, (), 1.0), "full"))
     assert newest(server, VersionFact).version == 0
     assert newest(server, RoundFact).pending == 1
     server.fire()

@@ -6,12 +6,11 @@ from deltas import key
 from machines import of
 
 from fsl_async.roles.groups import effects as groups
-from fsl_async.roles.groups.events import Decision, GroupEnds
+from fsl_async.roles.groups.events import AdoptFailed, Decision, GroupEnds
 from fsl_async.roles.machine import ClientLeft, EndSession, Finish, Note, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.group_hold import CommitGlobal, GlobalFailed, TakeGroupCut
 from fsl_async.roles.sync.ps import Phase
 
 G1 = Decision(1, 4, "g1", "run")
@@ -31,7 +30,7 @@ def group(make_server):
 
 def test_merges_wait_from_the_cut_on_and_uploads_do_not(group, look):
     """Deltas are acknowledged meanwhile; the round is merged once merges are resumed."""
-    assert group.feed(groups.TakeCut(0)) == [TakeGroupCut(0)]
+    assert group.feed(groups.TakeCut(0)) == [groups.TakeCut(0)]
     for client in ("a", "b"):
         effects = group.store(key(client), number=0)
         assert look.sent(effects, client) == [msg.Accepted(key(client))]
@@ -45,15 +44,15 @@ def test_a_cut_waits_for_a_version_that_is_being_made(group):
     group.store(key("b"), number=0)
     assert group.machine.phase is Phase.MERGING
     assert group.feed(groups.TakeCut(0)) == []
-    assert TakeGroupCut(0) in group.committed(1)
-    assert group.feed(BROUGHT) == [CommitGlobal(2, G1, counted=True)]
+    assert groups.TakeCut(0) in group.committed(1)
+    assert group.feed(BROUGHT) == [BROUGHT]
 
 
 def test_deltas_that_arrived_meanwhile_go_into_the_version_after(group, look):
     """The open round ends with the version of global weights; nothing is merged twice."""
     group.feed(groups.TakeCut(0))
     group.store(key("a"), number=0)
-    assert group.feed(BROUGHT) == [CommitGlobal(1, G1, counted=True)]
+    assert group.feed(BROUGHT) == [BROUGHT]
     assert not of(group.store(key("b"), number=0), do.Commit)
     effects = group.committed(1)
     assert look.sent(effects, "a") == [msg.Announce(1, "d1")]
@@ -72,12 +71,12 @@ def test_a_version_that_cannot_be_written_changes_nothing(group):
     """The round goes on; the member brings the weights again."""
     group.feed(BROUGHT)
     assert group.machine.phase is Phase.MERGING
-    group.feed(GlobalFailed(1))
+    group.feed(AdoptFailed(1, "no space"))
     assert group.machine.phase is Phase.COLLECTING
     group.store(key("a"), number=0)
     assert of(group.store(key("b"), number=0), do.Commit)
     assert group.feed(BROUGHT) == []
-    assert of(group.committed(1), CommitGlobal)
+    assert of(group.committed(1), groups.Adopt)
 
 
 @pytest.fixture
@@ -111,7 +110,8 @@ def test_a_group_that_joins_publishes_nothing(make_server, look):
     server = make_server(name="b", roster=ROSTER)
     effects = server.join("a")
     assert not look.sent(effects, "a")
-    assert server.feed(groups.Adopt(G1, counted=False)) == [CommitGlobal(0, G1, counted=False)]
+    adopt = groups.Adopt(G1, counted=False)
+    assert server.feed(adopt) == [adopt]
     assert [one.peer for one in of(server.committed(0), EndSession)] == ["a"]
     assert server.machine.phase is Phase.READY
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.roles.machine import Send
+from fsl_async.roles.machine import Done, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -103,7 +103,7 @@ def ask(server, look, more=None):
     effects = server.feed(ev.DecayAsked(more) if more else ev.DecayAsked())
     (keep,) = look.only(effects, do.KeepDecay)
     assert effects == [keep], "nothing is announced before it is on disk"
-    return keep.decay, server.feed(ev.DecayKept(keep.decay))
+    return keep.decay, server.feed(Done(keep))
 
 
 def version_1(server):

@@ -1,7 +1,7 @@
 """Decisions of the parameter server when its disk or a client's memory is damaged."""
 
 from fsl_async.errors import ExitCode
-from fsl_async.roles.machine import Finish, Note
+from fsl_async.roles.machine import Done, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -44,13 +44,13 @@ def test_the_verdict_names_the_side(make_server):
     server.begin("a", "b")
     for _ in range(2):
         server.hold("b", 0, "other")
-    (note,) = server.feed(ev.VersionVerified(0, intact=True))
+    (note,) = server.feed(Done(do.VerifyVersion(0)))
     assert (
         "version 0 is intact at the parameter server, byte by byte, so the damage is at b:"
         in note.text
     )
     assert note.facts == {"alarm": "verdict"}
-    (note,) = server.feed(ev.VersionVerified(0, intact=False))
+    (note,) = server.feed(Done(do.VerifyVersion(0), "damaged"))
     assert "damaged at the parameter server, not at b" in note.text
 
 

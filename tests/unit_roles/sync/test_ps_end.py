@@ -3,9 +3,8 @@
 import pytest
 from deltas import key, stored_of
 
-from fsl_async.roles.machine import DrainAsked, Finish
+from fsl_async.roles.machine import Done, DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import Phase
 
@@ -61,11 +60,11 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
     server.fire()
     server.store(key("a"))
     if failed_before:
-        server.feed(ev.CommitFailed(1, "no space left"))
+        server.feed(Done(do.Commit(1, (), 1.0), "no space left"))
         assert len(look.only(drain(server), do.Commit)) == 1, "one more try, at once"
     else:
         drain(server)
-    effects = server.feed(ev.CommitFailed(1, "no space left"))
+    effects = server.feed(Done(do.Commit(1, (), 1.0), "no space left"))
     assert finish(effects, look).exit_code == 1
     assert "no space left" in finish(effects, look).reason
     assert server.machine.next_deadline() is None

@@ -2,9 +2,16 @@
 
 from deltas import key
 
-from fsl_async.roles.machine import ClientLeft, DeclineStream, EndSession, Note, Send, StreamLost
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    Done,
+    EndSession,
+    Note,
+    Send,
+    StreamLost,
+)
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.ps import Phase
 
@@ -42,7 +49,7 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
     server = make_server(every_s=100.0)
     server.join("a")
     server.join("b")
-    effects = server.feed(ev.CommitFailed(0, "disk full"))
+    effects = server.feed(Done(do.ReceiveInitial("a", ""), "disk full"))
     assert "next try in 10 s" in look.notes(effects)
     assert look.sent(effects) == look.sent(server.join("c")) == []
     assert look.sent(server.fire(), "b") == [msg.Publish()]
@@ -54,7 +61,7 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
     server.left("b")
     server.left("c")
     assert server.fire() == [], "no client is left"
-    server.feed(ev.CommitFailed(0, "disk full"))
+    server.feed(Done(do.ReceiveInitial("a", ""), "disk full"))
     server.fire()
     assert look.sent(server.join("a", 2)) == [msg.Publish()]
 
@@ -62,7 +69,7 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
 def test_a_failed_write_of_a_version_that_exists(server):
     """A second publisher may fail after the first one's weights are durable."""
     server.begin("a")
-    assert server.feed(ev.CommitFailed(0, "exists")) == []
+    assert server.feed(Done(do.ReceiveInitial("a", ""), "exists")) == []
     server.feed(StreamLost("a", "initial:a/1", "late"))
     assert server.machine.phase is Phase.READY
 
@@ -181,7 +188,7 @@ def test_a_failing_disk_is_tried_less_and_less_often(server, look):
     server.store(key("a"))
     waits = []
     for _ in range(8):
-        server.feed(ev.CommitFailed(1, "no space"))
+        server.feed(Done(do.Commit(1, (), 1.0), "no space"))
         waits.append(server.machine.next_deadline() - server.now)
         server.fire()
     assert waits == sorted(waits)
@@ -300,7 +307,7 @@ def test_disk_full_at_commit_is_retried_with_later_deltas(make_server, look):
     assert server.machine.phase is Phase.MERGING
     effects = server.store(key("b"), number=0)
     assert look.only(effects, do.Commit) == [], "one version at a time"
-    effects = server.feed(ev.CommitFailed(1, "no space left"))
+    effects = server.feed(Done(do.Commit(1, (), 1.0), "no space left"))
     assert "no space left; nothing is lost; it is tried again within 100 s" in look.notes(effects)
     (commit,) = look.only(server.fire(), do.Commit)
     assert [one.key.client for one in commit.merged] == ["a", "b"]

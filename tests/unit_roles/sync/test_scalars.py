@@ -3,7 +3,7 @@
 import pytest
 
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.roles.machine import DeclineStream, Send, TimerFired
+from fsl_async.roles.machine import DeclineStream, Done, Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -94,7 +94,7 @@ def test_no_version_is_made_of_late_deltas_alone(make_server):
     server.store(DeltaKey("b", 1, 0, 1), number=0)  # while the version is made
     server.committed(1)
     server.fire()
-    assert server.machine.deltas.fresh == 0 < len(server.machine.deltas.pending)
+    assert server.machine.deltas.mergeable == 0 < len(server.machine.deltas.pending)
     at_cap = server.feed(TimerFired(), after_s=101.0)
     assert not any(isinstance(one, do.Commit) for one in at_cap)
     made = server.store(DeltaKey("a", 1, 1, 2))
@@ -133,8 +133,8 @@ def measure(client, base, sequence, tokens=5):
 def receive(client, version):
     """The version comes with its announcement, and is applied; returns the last effects."""
     client.receive(msg.Scalars(version, f"d{version}", b""))
-    client.feed(ev.FetchReceived(version))
-    client.feed(ev.EncodingFinished(1))
+    client.feed(Done(do.ReceiveVersion("", "seeds", version)))
+    client.feed(Done(do.FinishEncoding(1)))
     client.replaced(version)
     return client.rebased(version)
 
@@ -150,7 +150,7 @@ def test_a_round_that_begins_at_once_reports_the_version_that_is_held(trained, l
     trained.receive(msg.Turn(1))
     effects = receive(trained, 1)
     assert look.sent(effects) == []
-    assert do.BeginRound(2, 1) in effects
+    assert do.TakeSnapshot(2, True, 1) in effects
     skipped = measure(trained, 1, 2, tokens=0)
     assert msg.Holding(1, "d1") in look.sent(skipped), "there is no delta to report it"
 
@@ -163,6 +163,6 @@ def test_scalars_that_come_during_a_replay_are_asked_for_after_it(trained, look)
         assert isinstance(taken[0], do.ReceiveVersion if version == 1 else DeclineStream)
     full = trained.receive(msg.VersionMeta("full", 2), stream="full:2")
     assert isinstance(full[0], DeclineStream)
-    assert trained.feed(ev.FetchReceived(1)) == [do.ReplaceBase(1)]
+    assert trained.feed(Done(do.ReceiveVersion("", "seeds", 1))) == [do.ReplaceBase(1)]
     trained.replaced(1)
     assert msg.Fetch(1, "d1") in look.sent(trained.rebased(1)), "at once"

@@ -1,14 +1,17 @@
-"""The triggers rounds, turns and sequential; test_ps_run has the clock."""
+"""The triggers rounds, turns, sequential, and the quorum of `clock`; test_ps_run has the rest."""
 
 import pytest
 from deltas import key, stored_of
 
+from fsl_async.config.settings import SyncConfig
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import Phase
+from fsl_async.roles.sync.ps_state import ArrivalHistory, Round
+from fsl_async.roles.sync.triggers import QuorumAndGrace
 
 
 def called(effects):
@@ -16,7 +19,9 @@ def called(effects):
     return [
         (effect.peer, effect.message.round)
         for effect in effects
-        if isinstance(effect, Send) and isinstance(effect.message, msg.Turn)
+        if isinstance(effect, Send)
+        and isinstance(effect.message, msg.Call)
+        and effect.message.trains
     ]
 
 
@@ -301,7 +306,7 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
     server.store(DeltaKey("a", 1, 0, 1))
     server.committed(1)
     if how == "declined":
-        server.feed(ev.SendVersionFailed("a", 1))
+        server.feed(ev.VersionSent("a", "update", 1, 0, is_lost=True))
     elif how == "held":
         server.hold("a", 1, "other")  # is answered with the full version
         server.hold("a", 1)
@@ -309,3 +314,23 @@ def test_a_fetch_after_a_failed_push_is_answered(run, how):
         server.hello("a")
         server.attach("a")
     assert server.receive(msg.Fetch(0, "d0"), "a") == [do.SendVersion("a", "update", 1)]
+
+
+RULES = SyncConfig(quorum=0.5)
+
+
+def open_round(*names, cap_s=100.0):
+    return Round(3, 1000.0, cap_s, dict.fromkeys(names, 1))
+
+
+def decide(open_, now, pending=1, history=None):
+    return QuorumAndGrace(RULES).verdict(open_, history or ArrivalHistory(), now, pending=pending)
+
+
+@pytest.mark.parametrize(("quorum", "needed"), [(0.0, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
+def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
+    """Half of four is two, and zero is never enough."""
+    open_ = open_round("a", "b", "c", "d")
+    rules = SyncConfig(quorum=quorum or 1e-9)
+    verdict = QuorumAndGrace(rules).verdict(open_, ArrivalHistory(), 1001.0, pending=0)
+    assert verdict.reason.endswith(f"0 of 4 called clients sent a delta, {needed} needed")

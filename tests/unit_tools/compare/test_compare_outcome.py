@@ -10,7 +10,7 @@ from fsl_async.tools.compare.outcome import ClientCosts, Curve, Outcome, Point, 
 
 def begins(number, now=100.0):
     """Make the line of a round's begin."""
-    return {"type": "begin_round", "round": number, "now": now}
+    return {"type": "take_snapshot", "round": number, "now": now}
 
 
 def note(version, now, up, *, waited=0.0, down=0):

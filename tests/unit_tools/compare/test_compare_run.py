@@ -10,7 +10,7 @@ from split_lockstep import start
 from fsl_async.errors import DataError, FslError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.split import build, task, weights
-from fsl_async.learn.split.server_training import ServerSettings
+from fsl_async.learn.split.model_parts import ServerPartOptions
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.split.methods import method_of
 from fsl_async.tools.compare.split import SplitChoices, SplitComparison
@@ -47,7 +47,7 @@ def in_one_process(choices, method_name):
     config = choices.run(method_name).config
     facts, method = facts_of(config), method_of(config.split)
     parts, optimizer = build.build_parts(config, at_client=False), build.optimizer_of(config)
-    settings = ServerSettings(optimizer, seed=config.run.seed)
+    settings = ServerPartOptions(optimizer, seed=config.run.seed)
     found = start(
         method, parts.model, choices.names, optimizer, seed=config.run.seed, server=settings
     )

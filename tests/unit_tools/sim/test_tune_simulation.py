@@ -1,13 +1,12 @@
 """Tuning by rounds in the simulator: complete runs, and proof that the invariants can fail."""
 
-import functools
-
 import pytest
 from attrs import evolve
+from defects import defect
 
 from fsl_async.learn.client.fetching import Replay
 from fsl_async.nodes.ps.serving import Serving as ShellServing
-from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.effects import SendVersion
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.version_sync import VersionSync
@@ -16,10 +15,8 @@ from fsl_async.store.merge.merge_rows import by_client
 from fsl_async.store.rules.adapters import FlexLoRA
 from fsl_async.store.rules.adapters.base import AdapterRule
 from fsl_async.store.store import Store
-from fsl_async.tools.sim import simulation as module
-from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.tune_simulation import MODES, TuneSimulation
-from fsl_async.tools.sim.world import FaultProfile
 from fsl_codecs import decode_seeds, encode_seeds
 
 WORSE = FaultProfile(
@@ -44,24 +41,19 @@ SHORT_S, LONG_S = 12.0, 3600.0
 one is found."""
 
 
-def run(mode, every_s, *, faults="storm", seed=1, hours=0.25, clients=6):
+def run(mode, every_s, *, faults=WORSE, seed=1, hours=0.25, clients=6):
     """Run a small simulation and return it."""
     settings = SimulationSettings(clients, hours, seed, faults, every_s)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.PROFILES, "storm", WORSE)
-        simulation = TuneSimulation(settings, mode)
-        simulation.run()
+    simulation = TuneSimulation(settings, mode)
+    simulation.run()
     return simulation
-
-
-storm = functools.cache(run)
 
 
 @pytest.mark.parametrize("every_s", [SHORT_S, LONG_S])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_storm_breaks_no_invariant(mode, every_s):
     """What makes these runs special has happened in them."""
-    simulation = storm(mode, every_s)
+    simulation = run(mode, every_s)
     assert simulation.violations == []
     assert {"client killed", "server killed", "partition"} <= set(simulation.counts.kinds)
     facts = simulation.facts()
@@ -93,13 +85,9 @@ def test_without_faults_every_client_takes_part(mode):
     assert facts["full_fetches"] == 5, "all but the first client, when they join"
 
 
-def _no_base(monkeypatch):
-    original = DeltaBook.__init__
-
-    def init(self, *arguments, one_base, **options):
-        original(self, *arguments, **options)
-
-    monkeypatch.setattr(DeltaBook, "__init__", init)
+@defect(Deltas, "__init__")
+def _no_base(original, self, *arguments, one_base, **options):
+    original(self, *arguments, **options)
 
 
 def _weigh_late(monkeypatch):
@@ -112,33 +100,24 @@ def _average_factors(monkeypatch):
 
 
 def _version_of_late(monkeypatch):
-    monkeypatch.setattr(DeltaBook, "fresh", property(lambda self: len(self.pending)))
+    monkeypatch.setattr(Deltas, "fresh", property(lambda self: len(self.pending)))
 
 
-def _keep_versions(monkeypatch):
-    monkeypatch.setattr(ShellServing, "caught_up", lambda self, peer: None)
+_keep_versions = defect(ShellServing, "caught_up")(lambda _, self, peer: None)
 
 
-def _take_during_a_replay(monkeypatch):
-    original = VersionSync.receive
-
-    def receive(self, event):
-        return original(self, evolve(event, here=False))
-
-    monkeypatch.setattr(VersionSync, "receive", receive)
+@defect(VersionSync, "receive")
+def _take_during_a_replay(original, self, *given, **_):
+    return original(self, *given, here=False)
 
 
-def _leave_a_fetch_unanswered(monkeypatch):
-    original = Serving.announce_to
-
-    def announce_to(self, peer, now):
-        held = max(self.members[peer].version, self.members[peer].sent)
-        effects = original(self, peer, now)
-        if isinstance(effects[0], SendVersion):
-            self._pushed[peer] = self.version, held
-        return effects
-
-    monkeypatch.setattr(Serving, "announce_to", announce_to)
+@defect(Serving, "announce_to")
+def _leave_a_fetch_unanswered(original, self, peer, now):
+    held = max(self.members[peer].version, self.members[peer].sent)
+    effects = original(self, peer, now)
+    if isinstance(effects[0], SendVersion):
+        self._pushed[peer] = self.version, held
+    return effects
 
 
 def _replay_one_step_more(monkeypatch):
@@ -154,18 +133,14 @@ def _replay_one_step_more(monkeypatch):
     monkeypatch.setattr(Replay, "__init__", start)
 
 
-def _lose_a_step(monkeypatch):
-    original = Store.read_seeds
-
-    def read_seeds(self, since, version):
-        frame = original(self, since, version)
-        if version - since == 2 and frame is not None:
-            found = decode_seeds(frame)
-            found.scalars[0] = 0.0
-            return encode_seeds(found.first, found.scalars)
-        return frame
-
-    monkeypatch.setattr(Store, "read_seeds", read_seeds)
+@defect(Store, "read_seeds")
+def _lose_a_step(original, self, since, version):
+    frame = original(self, since, version)
+    if version - since == 2 and frame is not None:
+        found = decode_seeds(frame)
+        found.scalars[0] = 0.0
+        return encode_seeds(found.first, found.scalars)
+    return frame
 
 
 def _forget_quarantine(monkeypatch):
@@ -175,17 +150,12 @@ def _forget_quarantine(monkeypatch):
     )
 
 
-def _decline_silently(monkeypatch):
-    original = VersionSync.later
-
-    def later(self, now, pause_s):
-        original(self, now, pause_s)
-        self.deadlines.cancel("fetch")
-
-    monkeypatch.setattr(VersionSync, "later", later)
+@defect(VersionSync, "later")
+def _decline_silently(original, self, now, pause_s):
+    original(self, now, pause_s)
+    self.deadlines.cancel("fetch")
 
 
-@pytest.mark.sweep
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("defect", "mode", "every_s", "seed"),

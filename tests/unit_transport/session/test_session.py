@@ -3,7 +3,6 @@
 import math
 
 from fsl_transport.session import frames
-from fsl_transport.session.reliable import BEAT_DUE
 from fsl_transport.session.session import (
     Ask,
     DialerMachine,
@@ -12,9 +11,7 @@ from fsl_transport.session.session import (
     ListenerMachine,
     ListenerState,
     RefusedBy,
-    Replaced,
     SendHello,
-    StillConnecting,
     Up,
 )
 
@@ -77,14 +74,6 @@ def test_dialer_calls_with_growing_waits(new_settings):
     assert times == [1.0, 3.0, 5.0, 7.0]  # waits grow up to heartbeat_every_s
 
 
-def test_dialer_reports_that_it_is_still_calling(new_settings):
-    """A person must see that the server does not answer."""
-    machine = dialer(new_settings)
-    machine.connect(0.0)
-    assert StillConnecting(4.0) in machine.handle_timer(4.0)
-    assert StillConnecting(8.5) in machine.handle_timer(8.5)
-
-
 def test_welcome_for_this_attempt_only(new_settings):
     """A late WELCOME belongs to a session that the listener has given up."""
     machine = dialer(new_settings)
@@ -95,15 +84,6 @@ def test_welcome_for_this_attempt_only(new_settings):
     assert machine.handle(welcome(), 0.0) == [Up(77, {"run": 1})]
     assert machine.state is DialerState.UP
     assert machine.handle(welcome(), 0.0) == []
-
-
-def test_superseded_after_having_been_up(new_settings):
-    """A replaced process must not fight the one that replaced it."""
-    machine = up_dialer(new_settings)
-    machine.handle(frames.Unknown(SESSION), 1.0)
-    assert machine.handle(refuse("superseded", attempt=2, known=50), 1.0) == [Replaced()]
-    assert machine.state is DialerState.IDLE
-    assert machine.next_deadline() == math.inf
 
 
 def test_a_superseded_refusal_of_a_lower_incarnation_is_a_plain_one(new_settings):
@@ -121,22 +101,6 @@ def test_bye_calls_again_later(new_settings):
     assert machine.handle(frames.Bye(OTHER, "x"), 1.0) == []
     assert machine.handle(frames.Bye(SESSION, "x"), 1.0) == [Down(77, "bye", "x")]
     assert machine.handle_timer(machine.next_deadline()) == [SendHello()]
-
-
-def test_dialer_session_traffic(new_settings):
-    """Only this session's messages go up."""
-    machine = up_dialer(new_settings)
-    assert machine.handle(data(session=OTHER), 1.0) == []
-    assert machine.handle(data(), 1.0) == [data()]
-    assert machine.handle(hello(), 1.0) == []
-    assert machine.handle_timer(2.1) == [BEAT_DUE]
-
-
-def test_dialer_expiry_calls_at_once(new_settings):
-    """The dialer answers silence with a HELLO."""
-    machine = up_dialer(new_settings)
-    assert machine.next_deadline() == 2.0
-    assert machine.handle_timer(10.0) == [Down(77, "expired"), SendHello()]
 
 
 def test_dialer_violated(new_settings):

@@ -2,34 +2,26 @@
 
 import asyncio
 import contextlib
-import secrets
 
 import pytest
 import zmq
 import zmq.asyncio
 from waiting import until
-from zmq.utils import z85
 
 from fsl_transport import (
     HelloReceived,
-    ListenerEndpoint,
     LocalError,
-    MemNetwork,
     MessageReceived,
     PeerDown,
     PeerUp,
     Refused,
-    TransportSettings,
-    VirtualScheduler,
 )
-from fsl_transport.link import public_key
 from fsl_transport.loop import run
 from fsl_transport.zmq import curve as cv
-from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, KeyPair, ListenerCurve, answer_zap
+from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 KEY = bytes(range(32))
-Z85_KEY = z85.encode(KEY).decode()
 
 
 def test_a_pair_is_made_read_back_and_keeps_its_secret():
@@ -54,25 +46,6 @@ def test_what_is_no_key(text):
         KeyPair.of_secret(text)
 
 
-def zap(version=b"1.0", domain=b"fsl", mechanism=b"CURVE", key=KEY, more=()):
-    return [version, b"7", domain, b"192.0.2.1", b"name/c/00112233", mechanism, key, *more]
-
-
-def test_zap_accepts_an_allowed_key():
-    """The User-Id of the reply is what each message is checked by."""
-    assert answer_zap(zap(), {Z85_KEY}.__contains__) == (
-        [b"1.0", b"7", b"200", b"OK", Z85_KEY.encode(), b""],
-        None,
-    )
-
-
-def test_zap_denies_an_unknown_key_and_reports_it():
-    """The operator needs the key, and the address it came from."""
-    answer, failed = answer_zap(zap(), set().__contains__)
-    assert answer == [b"1.0", b"7", b"400", b"unknown key", b"", b""]
-    assert failed == HandshakeFailed("unknown-key", Z85_KEY, "192.0.2.1")
-
-
 @contextlib.asynccontextmanager
 async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
     """A listener and a dialer; the messages and failures that they report."""
@@ -88,18 +61,6 @@ async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
     finally:
         await dialer.aclose()
         await listener.aclose()
-
-
-def test_a_message_carries_its_key():
-    """A dialer claims its name, but has proved its key."""
-
-    async def main():
-        pair = KeyPair.new()
-        async with linked({pair.public}, pair=pair) as (got, *_):
-            await until(lambda: got)
-            assert public_key(got[0][3]) == pair.public
-
-    run(main())
 
 
 def test_an_unknown_key_is_reported_at_both_ends_and_accepted_once_allowed():
@@ -254,20 +215,6 @@ def test_a_name_refused_for_its_key_does_not_affect_its_holder(curve_world):
     world.until(lambda: ps.count(MessageReceived))
     assert not ps.count(PeerDown)
     assert ps.endpoint.key("c") == held["c"]
-
-
-def test_a_plain_link_has_no_keys():
-    """In memory and on plain loopback nothing is authenticated."""
-    scheduler = VirtualScheduler()
-    endpoint = ListenerEndpoint(
-        MemNetwork(scheduler, 1).listener("ps"),
-        scheduler,
-        TransportSettings(),
-        lambda _e: None,
-        "ps",
-    )
-    assert endpoint.key("anybody") == ""
-    assert public_key(b"") == public_key(secrets.token_hex(4).encode()) == ""
 
 
 def test_a_refused_dialer_comes_back_many_times():

@@ -7,18 +7,14 @@ planner, comparison, demo and simulator follow from it (docs/adding-a-method.md)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from fsl_async.roles.split.methods.base import Method
+from fsl_async.roles.split.methods.base import Method, Settings
 from fsl_async.roles.split.methods.cse_fsl import CseFsl
 from fsl_async.roles.split.methods.fedavg import FedAvg
 from fsl_async.roles.split.methods.fsl_sage import FslSage
 from fsl_async.roles.split.methods.sl import SplitLearning
 from fsl_async.roles.split.methods.splitfed_v1 import SplitFedV1
 from fsl_async.roles.split.methods.splitfed_v2 import SplitFedV2
-
-if TYPE_CHECKING:
-    from fsl_async.config.settings_training import SplitConfig
 
 __all__ = [
     "ALIGNED",
@@ -38,7 +34,7 @@ METHODS: Mapping[str, type[Method]] = {
 }
 
 
-def method_of(split: SplitConfig) -> Method:
+def method_of(split: Settings) -> Method:
     """The method of these settings; KeyError for a run that splits no model."""
     return METHODS[split.method](split)
 
@@ -56,5 +52,5 @@ TRAINED = ", ".join(names_of(lambda method: method.auxiliary == "trained"))
 AUXILIARY = ", ".join(names_of(lambda method: method.auxiliary != "none"))
 GRADIENTS = ", ".join(names_of(lambda method: method.gradients))
 WHOLE = names_of(lambda method: not method.has_server)
-"""For help: the methods with an aligned auxiliary model, with one that clients train, with any,
-those whose steps wait for gradients, and those without a split server."""
+"""Lists of methods for the help of options: with an aligned auxiliary model, with one that clients
+train, with any, those whose steps wait for gradients, and those without a split server."""

@@ -1,4 +1,4 @@
-"""What a method of split learning is: its decisions, and the order of its computations. Pure.
+"""A method of split learning: its decisions, and the order of its computations. Pure.
 
     method       trigger       uploads         answer    aligned     averaged   at the split server
     sl           sequential    every step      gradient              passed on  one x_s
@@ -39,12 +39,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from attrs import frozen
-
-if TYPE_CHECKING:
-    from fsl_async.config.settings_training import SplitConfig
 
 Tensor = Any
 """A torch.Tensor. This package does not import torch."""
@@ -113,9 +110,26 @@ Steps = Generator[Crossing, Any, Any]
 """Ends in the client's report of the step (`fsl_async.learn.split.model_parts.StepReport`)."""
 
 
-# --- what computes ---
+# --- what it reads, and what computes ---
 
 # ruff: noqa: D102 - the implementations have them
+
+
+class Settings(Protocol):
+    """The part of `fsl_async.config.settings_training.SplitConfig` that methods read."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def lockstep(self) -> bool: ...
+    @property
+    def labels_at_home(self) -> bool: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def upload_every(self) -> int: ...
+    @property
+    def align_every(self) -> int: ...
 
 
 class Client(Protocol):
@@ -148,7 +162,7 @@ class Method(ABC):
     """One method. It holds settings and no state: that is in the parts and in the machines."""
 
     name: ClassVar[str]
-    """As `split.method` has it."""
+    """The value of `split.method`."""
     has_server: ClassVar[bool] = True
     """Whether the model is cut, and a split server holds a part of it."""
     sequential: ClassVar[bool] = False
@@ -159,7 +173,7 @@ class Method(ABC):
     replicas: ClassVar[bool] = False
     """Whether the split server keeps one x_s per client, and averages them after a round."""
 
-    def __init__(self, settings: SplitConfig) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     # --- decisions ---
@@ -176,14 +190,14 @@ class Method(ABC):
 
     @property
     def trigger(self) -> str:
-        """How the parameter server runs rounds (`sync.trigger`)."""
+        """The way in which the parameter server runs rounds (`sync.trigger`)."""
         if self.sequential:
             return "sequential"
         return "turns" if self.settings.lockstep else "rounds"
 
     @property
     def in_flight(self) -> int:
-        """How many uploads of one client may be under way.
+        """Limit of the uploads of one client that are under way.
 
         The legs of a U-shape come in pairs, one pair at a time.
         """
@@ -207,7 +221,7 @@ class Method(ABC):
 
     @property
     def max_stale_rounds(self) -> int:
-        """How many rounds an upload may be behind.
+        """Limit of the rounds that an upload is behind.
 
         A replica has been replaced at the end of its round.
         """

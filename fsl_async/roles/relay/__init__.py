@@ -1,1 +1,0 @@
-"""What a relay decides. Pure."""

@@ -1,1 +1,0 @@
-"""Simulates a run of many clients that train a function of the user's, on one machine."""
