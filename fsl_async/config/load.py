@@ -424,6 +424,8 @@ CONSTANTS = {
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
     """Return the key of an unknown key or table, and a message with the most similar known one."""
     shown = printable(name)
+    if shown == "ring" and not table:
+        return shown, "this table is called groups now"
     if not table and isinstance(raw.get(name), dict):
         close = difflib.get_close_matches(name, TABLES, n=1)
         meant = f"did you mean {close[0]}?" if close else f"the tables are {', '.join(TABLES)}"

@@ -32,7 +32,6 @@ from __future__ import annotations
 import os
 import queue
 import re
-import signal
 import threading
 import time
 from datetime import timedelta
@@ -172,7 +171,6 @@ def _receive(arriving: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Take one job from standard input, reduce, and report on standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the PS
     reports = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no report
     torch.set_num_threads(1)

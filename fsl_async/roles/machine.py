@@ -11,7 +11,7 @@ Each event, effect and fact has a tag, its type in the journal (`fsl_async.roles
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from attrs import field, frozen
 
@@ -74,6 +74,11 @@ class Done(Event, Generic[EffectT], tag="done"):
 
     of: EffectT
     problem: str = ""
+
+    @classmethod
+    def failed(cls, of: EffectT, error: Exception) -> Self:
+        """An effect that an error ended; some errors have no text."""
+        return cls(of, str(error) or type(error).__name__)
 
     @property
     def topic(self) -> type:

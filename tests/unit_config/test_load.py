@@ -356,3 +356,5 @@ def test_a_setting_that_became_a_constant_is_named_as_one():
     """A similar key would be followed, and would change something else."""
     with pytest.raises(ConfigError, match=r"groups\.timeout_s: this is a constant now"):
         load(None, ["groups.timeout_s=5"])
+    with pytest.raises(ConfigError, match="ring: this table is called groups now"):
+        load(None, ["ring.every=5"])

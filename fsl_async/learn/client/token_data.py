@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async.errors import TaskError
+from fsl_async.errors import DataError, TaskError
 from fsl_async.files.files import make_folder, replace_bytes
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE
@@ -150,13 +150,26 @@ def measured_tokens(model: GPT, source: Source, coder: Coder, limit_bytes: int) 
     return {"eval_loss": nats / (len(tokens) - 1), "eval_bits_per_byte": nats / math.log(2) / size}
 
 
+BATCH = 8
+"""Windows that are evaluated together."""
+
+
 def token_nats(model: GPT, tokens: np.ndarray[Any, np.dtype[np.int32]], context: int) -> float:
-    """Sum of the losses of all tokens but the first, in nats, by windows of the model's context."""
+    """Sum of the losses of all tokens but the first, in nats, by windows of the model's context.
+
+    Raises DataError.
+    """
+    if len(tokens) < 2:
+        raise DataError("nothing is held out: there is nothing to evaluate on")
     device, total = next(model.parameters()).device, 0.0
+    starts = range(0, (len(tokens) - 1) // context * context, context)
+    windows = [tokens[start : start + context + 1] for start in starts]
+    batches = [np.stack(windows[at : at + BATCH]) for at in range(0, len(windows), BATCH)]
+    if len(windows) * context < len(tokens) - 1:
+        batches.append(tokens[None, len(windows) * context :])
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     with torch.no_grad(), evaluating(model), autocast:
-        for start in range(0, len(tokens) - 1, context):
-            window_S = torch.from_numpy(tokens[start : start + context + 1])  # noqa: N806
-            loss = model.loss(window_S[None].to(device).long())
-            total += loss.item() * (len(window_S) - 1)
+        for batch in batches:
+            windows_NS = torch.from_numpy(batch).to(device).long()  # noqa: N806
+            total += model.loss(windows_NS).item() * batch[:, 1:].size
     return total

@@ -187,7 +187,10 @@ class RankOrders(Orders):
             mine |= {"clock": self.clock.own, "every": every}
         found = self.group.gathered(where, mine)
         for directive in found[0]["directives"]:
-            self._waiting.append((directive, self._transfer(directive)))
+            if directive[0] == "slots":  # the transfer of a directive behind it needs them
+                self._take_slots(*directive[1:])
+            else:
+                self._waiting.append((directive, self._transfer(directive)))
         arrived = min(one["arrived"] for one in found)
         while self._waiting and self._waiting[0][1] <= arrived:
             name, *values = self._waiting.popleft()[0]

@@ -343,7 +343,7 @@ class ClientShell(Shell):
             lambda digest: self.node.feed(
                 ev.BaseReplaced(version, digest, learner.global_digest), number
             ),
-            lambda error: self.node.feed(Done(effect, str(error)), number),
+            lambda error: self.node.feed(Done.failed(effect, error), number),
         )
 
     def _rebase(self, effect: do.Rebase, number: int) -> None:

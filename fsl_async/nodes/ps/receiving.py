@@ -85,12 +85,12 @@ class Receiving:
             self.shell.worker.submit(
                 self.shell.store.finish_initial,
                 lambda made: self.shell.jobs.committed(made, begun_at, number),
-                lambda error: self.shell.node.feed(Done(effect, str(error)), number),
+                lambda error: self.shell.node.feed(Done.failed(effect, error), number),
             )
 
         def failed(error: Exception) -> None:
             self.shell.endpoint.decline(peer, stream, "parameter server cannot write")
-            self.shell.node.feed(Done(effect, str(error)), number)
+            self.shell.node.feed(Done.failed(effect, error), number)
 
         self.shell.worker.submit(lambda: self.shell.store.begin_initial(manifest), ready, failed)
 

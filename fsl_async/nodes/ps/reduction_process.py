@@ -139,6 +139,7 @@ class ReductionProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, **_ONE_THREAD},
+                start_new_session=True,  # Ctrl-C in a terminal is for the parameter server
             )
         except OSError as error:
             self._ended(helper, f"its process cannot be started: {error.strerror}")

@@ -54,7 +54,7 @@ class StoreJobs:
         self.worker.submit(
             write,
             lambda _: self._feed(Done(effect), number),
-            lambda error: self._feed(Done(effect, str(error)), number),
+            lambda error: self._feed(Done.failed(effect, error), number),
         )
 
     def keep_shard(self, effect: do.KeepShard, number: int) -> None:
@@ -62,7 +62,7 @@ class StoreJobs:
         self.worker.submit(
             lambda: self._store.lease(effect.peer, self._shards),
             lambda _: self._feed(Done(effect), number),
-            lambda error: self._feed(Done(effect, str(error)), number),
+            lambda error: self._feed(Done.failed(effect, error), number),
         )
 
     def keep_decay(self, effect: do.KeepDecay, number: int) -> None:
@@ -116,7 +116,7 @@ class StoreJobs:
         if isinstance(error, Damaged):  # trying again would find it again
             self.failed(f"version {effect.version} cannot be made: {error}", number)
         else:
-            self._feed(Done(effect, str(error)), number)
+            self._feed(Done.failed(effect, error), number)
 
     def committed(self, made: ev.VersionCommitted, begun_at: float, number: int) -> None:
         """Report a durable version."""

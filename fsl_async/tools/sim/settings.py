@@ -139,13 +139,14 @@ class SimulationSettings:
             "time": [],
             "steps": [f"sync.local_steps={steps}"],
             "speed": [f"sync.local_steps={steps}", "sync.dylu=true"],
-            "own": ["sync.pace=own", "train.task=own", "sync.weighting=anarchic"],
+            "own": ["sync.pace=own", "train.task=own"],
         }[self.pace]
-        if self.pace != "called":
-            pace.append("sync.trigger=buffer")
         if self.latest:
             pace[1:1] = ["outer.aggregation=latest", "outer.optimizer=average"]
-            pace.remove("sync.weighting=anarchic")
+        elif self.pace == "own":
+            pace.append("sync.weighting=anarchic")
+        if self.pace != "called":
+            pace.append("sync.trigger=buffer")
         given = load(
             None,
             [

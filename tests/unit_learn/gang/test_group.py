@@ -155,6 +155,24 @@ def test_a_directive_waits_for_its_parts(at_ranks):
     at_ranks(2, function, machines=2)
 
 
+def test_a_new_slot_is_there_for_the_directive_behind_it(at_ranks, tmp_path):
+    """The node sends both at once where all slots are in use, for a full fetch among others."""
+    node, link = linked()
+    np.arange(3, dtype=np.float32).tofile(tmp_path / "slot")
+    node.send("slots", [4], [str(tmp_path / "slot")])
+    node.send("base", 1, 4)
+
+    def function(group):
+        orders = RankOrders(group, link if group.leads else None)
+        orders.report = lambda: {"step": 1, "tokens": 0}
+        orders.reads, orders.values = [[(0, 3)]] * 2, 3
+        while orders.base is None:
+            orders.agree("fed.step")
+        assert orders.vectors[4].tolist() == [0, 1, 2]
+
+    at_ranks(2, function, machines=2)
+
+
 @pytest.mark.parametrize(
     ("ranges", "place"),
     [
