@@ -91,7 +91,7 @@ class NumpyStage:
         """Read the plan, the streams, then inner block by inner block."""
         reader = Reader(np.frombuffer(self.payload, np.uint8))
         plan = read_plan(reader, self._format)
-        streams = read_streams(reader, plan, self.decoded.size)
+        streams = read_streams(reader, self._format, plan, self.decoded.size)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
             part = self.decoded[start : start + BLOCK_SYMBOLS]
             block = BlockReader(reader, self._format, plan, streams, part.size)

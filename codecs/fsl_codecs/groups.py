@@ -47,7 +47,8 @@ def grouped(codes: WordArray, group: int) -> ByteArray:
     )
     digits = np.append(digits, np.full(-codes.size % group, ZERO_CODE - _lowest(group)))
     places = 1 << (bits * np.arange(group)[::-1])
-    return (digits.reshape(-1, group) * places).sum(axis=1).astype(np.uint8)
+    symbols: ByteArray = (digits.reshape(-1, group) * places).sum(axis=1).astype(np.uint8)
+    return symbols
 
 
 def write_listed(codes: WordArray, group: int, pieces: list[bytes]) -> None:
