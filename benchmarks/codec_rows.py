@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Call = TypeVar("Call", bound="Callable[..., int]")
 CHUNK_VALUES = 131072
 HEADLINE_TENSOR = "pseudo_gradients"
-"""What clients of a pretraining run send; measured first, so that its rows come early."""
+"""Clients of a pretraining run send these; their rows come first."""
 NUMPY = "numpy"
 """The path that has one thread only."""
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")

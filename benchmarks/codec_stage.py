@@ -260,7 +260,7 @@ def entropy_bits(counts: NDArray[np.int64]) -> float:
 
 
 def entropy_of(number_format: str) -> str:
-    """What counts as a symbol.
+    """Name the symbols whose entropy is taken.
 
     fp32 has more words than any tensor has values, so its bytes are counted plane by plane.
     """
@@ -268,7 +268,7 @@ def entropy_of(number_format: str) -> str:
 
 
 def expected(values: NDArray[np.float32], spec: CodecSpec) -> Expected:
-    """What a frame of values (n,) must hold; n at most a chunk, all values finite and moderate."""
+    """Return the codes and values of a frame of values (n,): finite, at most a chunk."""
     if spec.format == "fp32":
         return Expected(values.view(np.uint32), values)
     x = torch.from_numpy(values)

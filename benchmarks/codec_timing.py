@@ -224,7 +224,7 @@ class MemoryLimits:
 
     @property
     def measured_with(self) -> str:
-        """What ran the loops: "native" or "numpy"."""
+        """The implementation of the loops: "native" or "numpy"."""
         return "native" if self._is_native else "numpy"
 
     def actions(self) -> Mapping[str, Action]:
@@ -246,7 +246,7 @@ class MemoryLimits:
         }
 
     def copy_by(self, threads: int) -> Action:
-        """One copy of the arrays, by so many threads with a part each: what their memory allows."""
+        """Return a copy of the arrays by so many threads, which shows what their memory allows."""
         edges = [self._source.size * part // threads for part in range(threads + 1)]
         own, *others = [
             (self._target[begin:end], self._source[begin:end])
@@ -264,7 +264,7 @@ class MemoryLimits:
         return copy
 
     def fields(self, rounds: Rounds) -> dict[str, Any]:
-        """Of a row: each limit in GB/s."""
+        """Return the members of a row: each limit in GB/s."""
         moved = self._source.nbytes
         speeds = {f"{name}_gb_s": rounds.gb_s(name, moved) for name in NAMES}
         return speeds | {"limits_measured_with": self.measured_with}

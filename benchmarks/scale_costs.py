@@ -33,12 +33,12 @@ from fsl_async.tools.sim.training import VirtualTraining
 FP32 = 4
 """Bytes of a value."""
 LINK_SHARE = 0.5
-"""Of a period, that a sync may take: the rest is for what is late, and for retries."""
+"""A sync may take this share of a period; the rest is for late deltas and retries."""
 
 
 @frozen
 class Measured:
-    """What docs/BENCHMARKS.md measured, on two cores; a larger machine does better.
+    """Constants from docs/BENCHMARKS.md, measured on two cores; a larger machine does better.
 
     bits: coded, of a parameter, each way. stored_s, committed_s, snapshot_s: seconds for a value
     (an uploaded one; one of the model; one of a client that copies and rebases). disk: bytes a
@@ -75,7 +75,7 @@ class Sites:
 
 @frozen
 class Costs:
-    """Of one sync. `pause_s`: merges of a group are held so long for a global round; 0: no groups.
+    """Costs of one sync. `pause_s`: a global round holds a group's merges so long; 0: no groups.
     `period_s`: the shortest time from one sync to the next that the lines allow.
     """
 

@@ -75,11 +75,12 @@ async def attempts(folder):
     groups.begin(4, [0, 1])
     assert "not finite" in "".join(await groups.end())
     groups.begin(5, [0, 1, 2], bytes_per_s=1.0)
-    pids = [helper.pid for helper in groups.helpers]
     await asyncio.sleep(0.3)
+    pids = [helper.pid for helper in groups.helpers]
+    sessions = [os.getsid(pid) for pid in pids]
     for helper in groups.helpers:
         await helper.aclose()
-    return pids
+    return pids, sessions
 
 
 def test_sums_are_equal_and_a_killed_member_costs_one_attempt(tmp_path):
@@ -91,7 +92,8 @@ def test_sums_are_equal_and_a_killed_member_costs_one_attempt(tmp_path):
     (tmp_path / "lost").write_bytes(bytes(SKIP) + lost.tobytes())
     for me, cut in enumerate(cuts):
         (tmp_path / f"cut-{me}").write_bytes(bytes(SKIP) + cut.tobytes())
-    pids = asyncio.run(attempts(tmp_path))
+    pids, sessions = asyncio.run(attempts(tmp_path))
+    assert pids == sessions, "Ctrl-C in a terminal is for the parameter server alone"
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     results = {(tmp_path / f"out-{me}.1").read_bytes() for me in range(3)}
     (result,) = results

@@ -11,7 +11,7 @@ from configs import config_of, roster_of
 from fsl_async.roles.groups import messages as groups_messages
 from fsl_async.roles.groups.coordinator import GroupsCoordinator
 from fsl_async.roles.groups.member import GroupMember
-from fsl_async.roles.machine import Effect, Event, Offered, Received
+from fsl_async.roles.machine import Done, Effect, Event, Offered, Received
 from fsl_async.roles.messages import Message, MessageError, Table
 from fsl_async.roles.split import messages as split_messages
 from fsl_async.roles.split.client import SplitClientMachine
@@ -27,6 +27,12 @@ def classes(base):
     gc.collect()  # attrs replaces a class by one with slots, and the first one stays till then
     found = {one for kind in base.__subclasses__() for one in (kind, *classes(kind))}
     return {one for one in found if one.__module__.startswith("fsl_async")}
+
+
+def test_an_error_without_a_text_is_a_problem():
+    """No problem means that the effect is carried out: a client would be welcomed all the same."""
+    assert Done.failed(Effect(), MemoryError()).problem == "MemoryError"
+    assert Done.failed(Effect(), OSError("disk full")).problem == "disk full"
 
 
 @pytest.mark.parametrize("base", [Event, Effect, Message])

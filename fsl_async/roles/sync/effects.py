@@ -100,7 +100,7 @@ class SendVersion(Effect, tag="send_version"):
 class VerifyVersion(Effect, tag="verify_version"):
     """Verify every byte of a version on disk. Ends in Done or StoreFailed.
 
-    Done has a problem if a byte was not as written; the damage is repaired by then.
+    Done has a problem if a byte was not as written, after the damage is repaired.
     """
 
     version: int

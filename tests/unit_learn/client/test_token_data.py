@@ -3,7 +3,9 @@
 import math
 import os
 
+import numpy as np
 import pytest
+import torch
 from token_texts import texts, write_lines, write_parquet, write_tokenizer
 
 from fsl_async.errors import FslError
@@ -13,6 +15,7 @@ from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.client.token_data import TokenData, run_coder
 from fsl_async.learn.data import packing
 from fsl_async.learn.data.tokenizer import facts_of
+from fsl_async.learn.models.gpt import GPT, GPTConfig
 
 pytest.importorskip("tokenizers", reason="the extra hf is not installed")
 pytest.importorskip("pyarrow", reason="the extra hf is not installed")
@@ -121,3 +124,16 @@ def test_a_stream_goes_on_by_its_kept_state(config, tmp_path, monkeypatch):
     states.write_text("[3")
     assert opened(position=position)[0].packer.resume is None
     assert token_data.KEPT_STATES > 1
+
+
+@pytest.mark.parametrize("count", [2, 9, 17, 18, 8 * 8 + 1, 200])
+def test_a_loss_in_batches_of_windows_is_that_of_each_window(count):
+    """Whole windows are evaluated together; the rest is one of its own."""
+    model = GPT(GPTConfig(layers=1, width=16, heads=2, context=8))
+    tokens = np.random.default_rng(0).integers(0, 256, count, dtype=np.int32)
+    windows = [torch.from_numpy(tokens[at : at + 9])[None].long() for at in range(0, count - 1, 8)]
+    with torch.no_grad():
+        nats = sum(model.loss(one).item() * (one.numel() - 1) for one in windows)
+    assert token_data.token_nats(model, tokens, 8) == pytest.approx(nats, rel=1e-5)
+    with pytest.raises(FslError, match="nothing is held out"):
+        token_data.token_nats(model, tokens[:1], 8)

@@ -220,6 +220,14 @@ def test_the_journal_of_a_simulation_can_be_kept(tmp_path):
     assert all(by_number[line["cause"]]["kind"] != line["kind"] for line in caused)
 
 
+@pytest.mark.parametrize("pace", ["time", "steps", "speed", "own"])
+def test_newest_deltas_are_used_again_at_each_pace(pace):
+    """All but `own` ended with a bug report."""
+    simulation = simulate(clients=3, hours=0.1, pace=pace, latest=True)
+    assert simulation.violations == []
+    assert simulation.invariants.lineage.version > 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
