@@ -78,6 +78,12 @@ class RankGroup:
         """Whether this is rank 0, to which alone the node speaks."""
         return self.place.rank == 0
 
+    def close(self) -> None:
+        """End the group, and its threads: Python aborts where one frees an array after its end."""
+        if self._transfer is not None:
+            self._transfer.join()
+        self._group = None
+
     # --- values ---
 
     def gathered(self, where: str, mine: Any = None) -> list[Any]:

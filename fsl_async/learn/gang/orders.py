@@ -454,3 +454,4 @@ class RankTraining(Training):
                 self.attend()
         with contextlib.suppress(NodeLostError):  # none ends before all have been released
             orders.group.gathered(END)
+        orders.group.close()
