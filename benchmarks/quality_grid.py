@@ -8,6 +8,8 @@ from typing import Any
 from attrs import frozen
 from quality_spec import Spec
 
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP
+
 TUNED_ON, REPORTED_ON = (0, 1, 2), (3, 4, 5)
 """Defaults were chosen on the first seeds; the goals are reported on others."""
 
@@ -164,11 +166,8 @@ def _caps() -> Iterator[Line]:
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"format": "fp32"},
     "e4m3": {"format": "e4m3"},
-    "uniform, step 2^-3.5 rms (default)": {},
-    "uniform, step 2^-1.25 rms": {"step_log2": 5},
-    "uniform, step 2^-1.25 rms, feedback up": {"step_log2": 5, "feedback_up": True},
-    "uniform, step 1 rms": {"step_log2": 0},
-    "uniform, step 1 rms, feedback up": {"step_log2": 0, "feedback_up": True},
+    "uniform, step 0.088": {},
+    "uniform, step 1 (default)": {"up_step": 1.0, "down_step": 1.0},
 }
 
 
@@ -177,7 +176,51 @@ def _formats() -> Iterator[Line]:
         yield Line(("muon", name), clients(4, **changed), clients(4, format="fp32"))
     exact = clients(4, inner="adamw", format="fp32")
     yield Line(("adamw", "fp32"), exact, exact)
-    yield Line(("adamw", "uniform, step 2^-3.5 rms (default)"), clients(4, inner="adamw"), exact)
+    yield Line(("adamw", "uniform, step 0.088"), clients(4, inner="adamw"), exact)
+
+
+def unequal(**changed: Any) -> Make:
+    """Rows of four clients of unequal speeds."""
+    return lambda seed: Spec(seed=seed, steps=UNEQUAL, **{"weighting": "uniform", **changed})
+
+
+def stepped(step: float, count: int = 4, **changed: Any) -> Make:
+    """Rows of clients that code with this step, both ways."""
+    return clients(count, up_step=step, down_step=step, **changed)
+
+
+def _steps() -> Iterator[Line]:
+    for count, inner in ((4, "muon"), (2, "muon"), (8, "muon"), (4, "adamw")):
+        label = f"{count} clients, {inner}, {ROUNDS} rounds"
+        fine = clients(count, inner=inner)
+        yield Line((label, "1 (default)"), stepped(1.0, count, inner=inner), fine)
+    lengths: tuple[tuple[int, tuple[float, ...]], ...] = (
+        (12, (0.5, 1.0, 0.35)),
+        (30, (0.5, 1.0)),
+        (60, (1.0,)),
+        (480, (1.0,)),
+    )
+    for rounds, steps in lengths:
+        every = TOTAL // 4 // rounds
+        for step in steps:
+            usual = step == (SHORT_STEP if rounds < MANY_ROUNDS else 1.0)
+            label = f"4 clients, muon, {rounds} rounds of {every} steps"
+            shown = f"{step:g} (default)" if usual else f"{step:g}"
+            yield Line((label, shown), stepped(step, every=every), clients(4, every=every))
+    for up, down in ((2.0, 1.0), (1.41, 1.41)):
+        made = clients(4, up_step=up, down_step=down)
+        yield Line(
+            (f"4 clients, muon, {ROUNDS} rounds", f"{up:g} up, {down:g} down"), made, clients(4)
+        )
+    late: dict[str, Any] = {"stale": 1}
+    coarse: dict[str, Any] = {"up_step": 1.0, "down_step": 1.0}
+    yield Line(
+        ("one of 4 clients a round late", "1 (default)"),
+        clients(4, **late, **coarse),
+        clients(4, **late),
+    )
+    for label, changed in UNEQUAL_EVENTS.items():
+        yield Line((label, "1 (default)"), unequal(**changed, **coarse), unequal(**changed))
 
 
 UNEQUAL = (29, 29, 15, 7)
@@ -197,10 +240,14 @@ EVENTS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 )
 
 
-def _weights() -> Iterator[Line]:
-    def unequal(**changed: Any) -> Make:
-        return lambda seed: Spec(seed=seed, steps=UNEQUAL, **changed)
+UNEQUAL_EVENTS: Mapping[str, Mapping[str, Any]] = {
+    "29, 29, 15 and 7 steps a round": {},
+    "the same, the slowest joins at half time": {"late_joiner": True},
+    "the same, the fastest dies at three quarters": {"dies": True},
+}
 
+
+def _weights() -> Iterator[Line]:
     for inner, event, happens in EVENTS:
         for name, label in WEIGHTINGS.items():
             made = unequal(inner=inner, weighting=name, **happens)
@@ -282,6 +329,7 @@ def _scale() -> Iterator[Line]:
         yield Line((f"data parallel x {count}, higher rates",), higher, default)
 
 
+FINE = f"a step of {FINE_STEP}"
 PARALLEL = "data parallel, the same inner optimizer"
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -312,6 +360,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "fp32",
         tuple(_formats()),
         (0, 1, 2),
+    ),
+    "steps": Experiment(
+        "Steps of uniform, in root mean squares of a block, and bits a value",
+        ("run", "step"),
+        FINE,
+        tuple(_steps()),
+        REPORTED_ON,
     ),
     "weights": Experiment(
         "Weights of unequal clients (29, 29, 15 and 7 steps in a round)",

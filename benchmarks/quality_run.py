@@ -169,7 +169,7 @@ class Client:
         self.name = f"client-{index}"
         self.every = spec.steps[index]
         orders = Orders()
-        coder = DeltaCoder(spec.codec, feedback=spec.feedback_up)
+        coder = DeltaCoder(spec.codec.spec_up)
         self.learner = Exchange(orders, coder, self._take)
         self.training = Training(orders, self.learner)
         self.training.clock = RunClock(lambda: server.now + self.done / self.every)
@@ -235,7 +235,7 @@ class Server:
         inner = cast("InnerOptimizer", spec.inner)
         outer = OPTIMIZERS[spec.outer](spec.outer_learning_rate, spec.momentum)
         rule = rule_named(spec.aggregation)
-        settings = StoreSettings(1, codec_down=spec.codec, outer=outer, rule=rule)
+        settings = StoreSettings(1, codec_down=spec.codec.spec_down, outer=outer, rule=rule)
         self.store = Store(run_dir, settings)
         self.store.recover()
         self.weighting = weighting_named("uniform" if rule.by_rows else spec.weighting)
@@ -351,7 +351,9 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         ]
         clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
-        joined_groups = Groups([one.store for one in servers], spec.codec, spec.group_momentum)
+        joined_groups = Groups(
+            [one.store for one in servers], spec.codec.spec_down, spec.group_momentum
+        )
         tokens = 0
         for number in range(rounds):
             if spec.late_joiner and number == rounds // 2:

@@ -14,9 +14,9 @@ import attrs
 from attrs import frozen
 from quality_text import HELD_OUT_BYTES, mixed
 
-from fsl_async.config.settings import CodecConfig, OuterConfig
+from fsl_async.config.rules import Format
+from fsl_async.config.settings import FINE_STEP, CodecConfig, OuterConfig
 from fsl_async.config.settings_training import TrainConfig
-from fsl_codecs import CodecSpec
 
 PROTOCOL = 2
 """Rows of another protocol are not comparable, and are ignored."""
@@ -32,7 +32,7 @@ BATCH = 4
 TOTAL_STEPS = 9600
 """Steps of BATCH windows in all: 21 bytes a parameter for "small", as Chinchilla's optimum."""
 
-_TRAIN, _OUTER, _CODEC = TrainConfig(), OuterConfig(), CodecConfig()
+_TRAIN, _OUTER = TrainConfig(), OuterConfig()
 
 
 @frozen(kw_only=True)
@@ -67,9 +67,11 @@ class Spec:
     weighting: str = "batch"
     """Clients of equal steps and batches weigh the same by every rule: `key` leaves it out."""
     aggregation: str = "mean"
-    format: str = _CODEC.up
-    step_log2: int = _CODEC.step_log2
-    feedback_up: bool = _CODEC.feedback_up
+    format: Format = "uniform"
+    up_step: float = FINE_STEP
+    down_step: float = FINE_STEP
+    """Of uniform, in root mean squares of a block. Most tables compare other things than these, and
+    their rows have steps whose errors do not count."""
     stale: int = 0
     """Rounds that the deltas of the last client are late."""
     late_joiner: bool = False
@@ -85,9 +87,11 @@ class Spec:
     device: str = "cpu"
 
     @property
-    def codec(self) -> CodecSpec:
-        """How weights travel, both ways."""
-        return CodecSpec(format=self.format, step_log2=self.step_log2)
+    def codec(self) -> CodecConfig:
+        """How weights travel."""
+        return CodecConfig(
+            up=self.format, down=self.format, up_step=self.up_step, down_step=self.down_step
+        )
 
     @property
     def clients(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quality_grid import (
     EXPERIMENTS,
+    FINE,
     REPORTED_ON,
     Experiment,
     Line,
@@ -19,7 +20,7 @@ from quality_grid import (
 from quality_spec import Spec, code_digest
 
 Rows = Mapping[str, Mapping[str, Any]]
-IN_DOCS = ("goals", "formats")
+IN_DOCS = ("goals", "formats", "steps")
 """Experiments whose tables are in docs/BENCHMARKS.md; `quality.py --table` has all."""
 
 
@@ -77,8 +78,8 @@ def _line(rows: Rows, experiment: Experiment, line: Line) -> str:
 
 
 def _sizes(experiment: Experiment) -> tuple[str, ...]:
-    """Columns of sizes: where formats are compared. Elsewhere all rows have the default's."""
-    return ("bits up", "bits down") if experiment.against == "fp32" else ()
+    """Columns of sizes: where formats or their steps are compared."""
+    return ("bits up", "bits down") if experiment.against in {"fp32", FINE} else ()
 
 
 def _cells(cells: Sequence[str]) -> str:

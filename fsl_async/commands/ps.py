@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 Chosen = dict[str, tuple[str, str | int | None]]
 """Settings that options stand for: key -> (option, value); None: it is not given."""
-FEW_ROUNDS = 60
-"""Below it the model is clearly worse than trained in one place (docs/QUALITY.md)."""
 
 
 def command(options: NodeOptions) -> int:
     """Resolve the configuration, then run the parameter server; returns the exit code."""
     from fsl_async.config.load import resolved
-    from fsl_async.config.recipes import with_implied
+    from fsl_async.config.recipes import planned_rounds, with_implied
+    from fsl_async.config.settings import MANY_ROUNDS
     from fsl_async.config.unused import line_of
     from fsl_async.nodes.ps.own_rules import with_base_rule
     from fsl_async.process.stopper import Stopper, stop_on_signals
@@ -66,9 +65,9 @@ def command(options: NodeOptions) -> int:
         print_config(output, with_implied(filled), own)
         return 0
     rounds = planned_rounds(with_implied(filled))
-    if rounds is not None and rounds < FEW_ROUNDS:
+    if rounds is not None and rounds < MANY_ROUNDS:
         output.warn(
-            f"this run has about {rounds:.0f} rounds; a run should have {FEW_ROUNDS} and more, or"
+            f"this run has about {rounds:.0f} rounds; a run should have {MANY_ROUNDS} and more, or"
             " its model is worse than need be: divide the same training into more rounds, or train"
             " longer"
         )
@@ -131,17 +130,6 @@ def print_config(output: Output, config: Config, threads: str = "") -> None:
     line = f"threads = {config.train.threads}\n"
     text = to_toml(config, comments=False).rstrip()
     output.answer(asdict(config), *text.replace(line, f"{line[:-1]}{threads}\n").split("\n"))
-
-
-def planned_rounds(config: Config) -> float | None:
-    """Rounds of a pretraining run by its limits; None where they set none, and for other runs."""
-    run, sync = config.run, config.sync
-    if config.split.is_on or config.tune.is_on:
-        return None
-    parts = [float(run.rounds)] if run.rounds else []
-    if run.seconds and sync.trigger == "clock":
-        parts.append(run.seconds / sync.every_s)
-    return min(parts) if parts else None
 
 
 def listening_keys(

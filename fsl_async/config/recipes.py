@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
-from fsl_async.config.settings import Config
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP, Config
 from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import method_of
@@ -185,11 +185,6 @@ RECIPES: tuple[Recipe, ...] = (
         "sync.max_staleness": Only((0,), "choose 0 (older versions have other bases)"),
         "sync.weighting": Only(("auto", "tokens", "uniform")),
     }),
-    Recipe(f"rules that change the basis: {', '.join(BASIS_RULES)}",
-           lambda c: _tunes(c, BASIS_RULES),
-           "tune.rule = {tune.rule} merges products of factors", {
-        "codec.feedback_up": Only((False,), "choose false (it is of the basis before)"),
-    }),
 )  # fmt: skip
 
 
@@ -241,6 +236,35 @@ def _check_trigger(config: Config) -> None:
         )
 
 
+def planned_rounds(config: Config) -> float | None:
+    """Rounds of a pretraining run by its limits; None where they set none, and for other runs."""
+    run, sync = config.run, config.sync
+    if config.split.is_on or config.tune.is_on:
+        return None
+    parts = [float(run.rounds)] if run.rounds else []
+    if run.seconds and sync.trigger in {"clock", "auto"}:
+        parts.append(run.seconds / sync.every_s)
+    return min(parts) if parts else None
+
+
+def usual_step(config: Config) -> float:
+    """Return the step of uniform where none is set, in root mean squares of a block."""
+    if config.split.is_on or config.tune.is_on:
+        return FINE_STEP
+    rounds = planned_rounds(config)
+    return SHORT_STEP if rounds is not None and rounds < MANY_ROUNDS else 1.0
+
+
+def keeps_error(config: Config) -> bool:
+    """Whether clients keep what coding loses of a delta, and send it with the next.
+
+    Full weights lose nothing that a later round lacks, and what is kept of factors is of their
+    basis, which some rules change with each version.
+    """
+    changes_basis = config.tune.method == "lora" and config.tune.rule in BASIS_RULES
+    return not config.split.sends_whole and not changes_basis
+
+
 def with_implied(config: Config) -> Config:
     """Add the settings that the kind of run implies: trigger, plain average, staleness, coding.
 
@@ -258,6 +282,10 @@ def with_implied(config: Config) -> Config:
         usual, models = method_of(config.split).trigger, config.split.models
         changes["outer"] = attrs.evolve(config.outer, optimizer="average")
         changes["codec"] = attrs.evolve(config.codec, up=models, down=models)
+    codec, step = changes.get("codec", config.codec), usual_step(config)
+    changes["codec"] = attrs.evolve(
+        codec, up_step=codec.up_step or step, down_step=codec.down_step or step
+    )
     if config.split.sends_whole:
         # Norms of full weights are no lengths of changes.
         changes["guard"] = attrs.evolve(config.guard, clip_median=0.0)

@@ -129,6 +129,16 @@ ACTIVATION_FUNCTIONS = (
 """Activation functions of transformers that need no package but torch."""
 
 
+LEAST_STEP, MOST_STEP = 0.05, 4.0
+"""Of `uniform`, in root mean squares of a block."""
+
+
+def must_be_step(value: float) -> str | None:
+    """Check a step of `uniform`, or 0."""
+    fits = value == 0 or LEAST_STEP <= value <= MOST_STEP
+    return None if fits else f"must be from {LEAST_STEP} to {MOST_STEP:g}, or 0"
+
+
 def must_be_date(value: Any) -> str | None:
     """Check a date with a time zone, in ISO 8601, or no date."""
     if not value:

@@ -12,6 +12,7 @@ made in Python.
 from __future__ import annotations
 
 import ipaddress
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from fsl_async.config.rules import (
     SettingError,
     must_be_directory,
     must_be_name,
+    must_be_step,
     setting,
     span,
 )
@@ -53,6 +55,15 @@ Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
 BLOCK_VALUES = 128
 """Values that share one scale, in formats that have scales."""
+
+FINE_STEP = 0.088
+"""A step of uniform in root mean squares, whose error is that of e4m3: for what is not a change
+that many rounds and clients average."""
+MANY_ROUNDS = 60
+"""A run of fewer has a clearly worse model than training in one place (docs/QUALITY.md), and the
+errors of a step of 1 do not average out."""
+SHORT_STEP = 0.5
+"""A step for runs of fewer."""
 
 _LEAST_SHARE_OF_PERIOD = 0.02
 """Least time between two versions, in sync.every_s: each writes files of the model's size."""
@@ -288,37 +299,34 @@ class CodecConfig:
     down: Format = setting(
         "uniform", "from the parameter server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
-    step_log2: int = setting(
-        14,
-        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; the error of 14"
-        " is that of e4m3",
-        span(least=0, most=40),
+    up_step: float = setting(
+        0.0,
+        "step of uniform in deltas, in root mean squares of a block, 0.05 to 4; 0 = by the run: 1"
+        f" in pretraining, {SHORT_STEP} below {MANY_ROUNDS} planned rounds, else {FINE_STEP}",
+        must_be_step,
     )
+    down_step: float = setting(0.0, "the same of versions", must_be_step)
     threads: int = setting(
         2,
         "threads of each node that decode chunks; at the parameter server they also write versions",
         span(least=1, most=256),
     )
-    feedback_up: bool = setting(
-        False,
-        "error feedback at clients: the coding error of a delta is added to the next (4 bytes a"
-        " parameter); the parameter server always does so with its updates",
-    )
 
     @property
     def spec_up(self) -> CodecSpec:
         """The coding of deltas."""
-        return self._spec(self.up)
+        return self._spec(self.up, self.up_step)
 
     @property
     def spec_down(self) -> CodecSpec:
         """The coding of updates."""
-        return self._spec(self.down)
+        return self._spec(self.down, self.down_step)
 
-    def _spec(self, name: Format) -> CodecSpec:
+    def _spec(self, name: Format, step: float) -> CodecSpec:
         from fsl_codecs import CodecSpec
 
-        return CodecSpec(format=name, block_values=BLOCK_VALUES, step_log2=self.step_log2)
+        quarters = round(-4 * math.log2(step or FINE_STEP))
+        return CodecSpec(format=name, block_values=BLOCK_VALUES, step_log2=quarters)
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,8 @@ import attrs
 
 from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.recipes import with_implied
-from fsl_async.config.settings import TABLES, Config
+from fsl_async.config.settings import TABLES, CodecConfig, Config
+from fsl_async.config.settings_training import SplitConfig
 from fsl_async.roles.split.methods import METHODS, Method
 
 Condition = Callable[[Config], bool]
@@ -31,10 +32,9 @@ def _has_images(config: Config) -> bool:
     return config.model.family in {"resnet18", "small-cnn"}
 
 
-def _formats(config: Config) -> set[str]:
-    """Number formats in which this run codes values."""
-    codec, split = config.codec, config.split
-    return {codec.up, codec.down, *((split.up, split.down) if split.has_server else ())}
+def _split(config: Config) -> SplitConfig | CodecConfig:
+    """Return the table with the number formats of what crosses the cut, where there is one."""
+    return config.split if config.split.has_server else config.codec
 
 
 def _schedule(config: Config) -> str:
@@ -82,10 +82,10 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: c.outer.aggregation not in {"mean", "latest"}),
     ("codec.up codec.down", "no split.method: split.models, split.up and split.down count",
      lambda c: not c.split.is_on),
-    ("codec.up codec.feedback_up", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
-    ("codec.feedback_up", "a format other than fp32, which loses nothing",
-     lambda c: c.codec.up != "fp32"),
-    ("codec.step_log2", "the format uniform", lambda c: "uniform" in _formats(c)),
+    ("codec.up codec.up_step", "gradients: scalars are sent", lambda c: not _by_scalars(c)),
+    ("codec.up_step", "the format uniform", lambda c: "uniform" in {c.codec.up, _split(c).up}),
+    ("codec.down_step", "the format uniform",
+     lambda c: "uniform" in {c.codec.down, _split(c).down}),
     ("exchange.buffers", "pretraining: buffers of a base are frozen, those of a cut model sent",
      _pretrains),
     # The data and the model of built-in tasks.

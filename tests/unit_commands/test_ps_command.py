@@ -2,9 +2,8 @@
 
 import pytest
 
-from fsl_async.commands.ps import planned_rounds
 from fsl_async.config.load import load
-from fsl_async.config.recipes import with_implied
+from fsl_async.config.recipes import planned_rounds, with_implied
 
 
 @pytest.mark.parametrize(

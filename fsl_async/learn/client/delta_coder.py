@@ -1,11 +1,7 @@
-"""Coding of deltas, chunk by chunk, with error feedback: the loss of one is added to the next.
+"""Coding of deltas, chunk by chunk, with what coding loses."""
 
-Error feedback: Seide et al., "1-bit stochastic gradient descent and its application to
-data-parallel distributed training of speech DNNs", 2014. It needs one more vector of the model's
-size, and makes coarse formats usable, whose error would otherwise be lost in every round.
-"""
-
-from attrs import define, field
+import numpy as np
+from attrs import define, field, frozen
 
 from fsl_async.learn.client.ports import Vector
 from fsl_codecs import CodecSpec, bound, encode_into, new_vector
@@ -13,33 +9,56 @@ from fsl_codecs import CodecSpec, bound, encode_into, new_vector
 LOSSLESS = CodecSpec(format="fp32")
 
 
+@frozen(eq=False)
+class Lost:
+    """What coding has lost of a chunk.
+
+    values: what its frame lacks, float32 (n,); both add up to the difference. They are in memory
+    that the next call uses again. square, of: sum of the squares of these values, and of the
+    difference.
+    """
+
+    values: Vector
+    square: float
+    of: float
+
+
 @define(eq=False)
 class DeltaCoder:
     """Codes differences of vectors. Not thread-safe; each chunk of a delta is coded once.
 
-    whole: deltas are not differences but the weights themselves (docs/adr/0045); the learner looks
-    at it.
+    keeps_error: what coding loses of a delta is to be sent with the next one; the exchange does it.
+    whole: deltas are not differences but the weights themselves (docs/adr/0045), whose loss stays
+    where it is; the exchange looks at it, too.
     """
 
     spec: CodecSpec = LOSSLESS
-    feedback: bool = field(default=False, kw_only=True)
+    keeps_error: bool = field(default=True, kw_only=True)
     whole: bool = field(default=False, kw_only=True)
-    residual: Vector | None = field(default=None, init=False)
-    """The loss so far, float32, all values of the model; None while there can be none."""
-    _scratch: bytearray = field(factory=bytearray, init=False)
+    _frame: bytearray = field(factory=bytearray, init=False)
+    _difference: Vector = field(factory=lambda: new_vector(0), init=False)
+    _lost: Vector = field(factory=lambda: new_vector(0), init=False)
 
-    def encode(self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int) -> bytes:
-        """A frame of minuend - subtrahend (None: zero), values start to stop; NaN is kept."""
-        if self.feedback and self.residual is None and self.spec.format != LOSSLESS.format:
-            self.residual = new_vector(len(minuend))
-        needed = bound(stop - start, self.spec)
-        if len(self._scratch) < needed:
-            self._scratch = bytearray(needed)
-        size = encode_into(
-            minuend[start:stop],
-            self._scratch,
-            self.spec,
-            reference=None if subtrahend is None else subtrahend[start:stop],
-            residual=None if self.residual is None else self.residual[start:stop],
-        )
-        return bytes(memoryview(self._scratch)[:size])
+    def encode(
+        self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int
+    ) -> tuple[bytes, Lost | None]:
+        """Code values `start` to `stop` of minuend - subtrahend (None: zero); NaN is kept.
+
+        Returns the frame, and what it lacks; None where nothing is to be kept.
+        """
+        values, minuend = stop - start, minuend[start:stop]
+        needed = bound(values, self.spec)
+        if len(self._frame) < needed:
+            self._frame = bytearray(needed)
+        reference = None if subtrahend is None else subtrahend[start:stop]
+        if not self.keeps_error or reference is None or self.spec.format == LOSSLESS.format:
+            size = encode_into(minuend, self._frame, self.spec, reference=reference)
+            return bytes(memoryview(self._frame)[:size]), None
+        if len(self._lost) < values:
+            self._difference, self._lost = new_vector(values), new_vector(values)
+        difference, lost = self._difference[:values], self._lost[:values]
+        np.subtract(minuend, reference, out=difference)
+        lost.fill(0.0)
+        size = encode_into(difference, self._frame, self.spec, residual=lost)
+        squares = float(np.dot(lost, lost)), float(np.dot(difference, difference))
+        return bytes(memoryview(self._frame)[:size]), Lost(lost, *squares)

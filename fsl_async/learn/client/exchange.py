@@ -6,35 +6,40 @@ hashes).
 
 Vectors, all fp32 on the CPU, each the size of the model:
     base       Theta_v, what the parameter server holds, to the bit
-    reference  r, from where unsent work is measured: the last snapshot, or the base the model was
-               moved onto
+    reference  r, from where unsent work is measured: the last snapshot with what coding has lost
+               of its delta, or the base the model was moved onto
     spare      the one that is free, kept for the next snapshot
     global     in a run of several groups, the newest weights of all of them that came here: their
                next version leads from those, not from the base
-    residual   with error feedback, the coder's: what coding has lost of the deltas so far
-A vector is never written while something refers to it. So between syncs, and in the usual order
-(snapshot, send, fetch, rebase), there are two of them besides the model; three while a full version
-is fetched, or when a second snapshot is taken before the first is coded. Groups cost one more: the
-global weights, which are the base until the next version. On top of them come coded
-chunks: of a delta until drop_delta, of an update until finish_fetch.
+Only the coding of its own delta writes a vector while something refers to it. So between syncs, and
+in the usual order (snapshot, send, fetch, rebase), there are two of them besides the model; three
+while a full version is fetched, or when a second snapshot is taken before the first is coded.
+Groups cost one more: the global weights, which are the base until the next version. On top of them
+come coded chunks: of a delta until drop_delta, of an update until finish_fetch.
 
 The arithmetic, with theta the model's weights:
     snapshot   u = theta;  delta = r - u, or u itself where the run exchanges full weights
                (docs/adr/0045);  r <- u;  of buffers u itself in every run, coded without loss
+    coding     sent = decode(encode(delta));  r <- r + (delta - sent), chunk by chunk, in the
+               snapshot's own vector; not of full weights
     rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
 A round of zeroth order has scalars for a delta (fsl_async.store.deltas.seed_step) and no snapshot:
 r stays, and the next rebase takes Theta_new as it is, since the version replaces the round's steps.
 
-Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it
-is: it does not depend on the version that others hold. So in any order of snapshots and rebases
-everything trained is in exactly one delta or still unsent. Two things are lost, and both are meant
-to be: a delta that is declined or dropped is not sent again (its work was measured from a base that
-the run does not accept), and a rebase with `discard`, or one of weights that are no longer finite,
-takes Theta_new as it is.
+Unsent work is r - theta. A snapshot hands it to a delta; what coding loses of that is unsent again
+(error feedback as in 1-bit SGD, Seide et al. 2014, but kept in the client's weights instead of a
+vector: docs/adr/0172); a rebase leaves it as it is: it does not depend on the version that others
+hold. So in any order of snapshots and rebases everything trained is in exactly one delta or still
+unsent: sent + kept = trained, as fp32 adds them. A delta is coded after the ones before it, and all
+are coded before the model moves, since each is measured from what coding has left. Two things are
+lost, and both are meant to be: a delta that is declined or dropped is not sent again (its work was
+measured from a base that the run does not accept), and a rebase with `discard`, or one of weights
+that are no longer finite, takes Theta_new as it is.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -57,6 +62,7 @@ from fsl_async.learn.client.ports import (
     Work,
 )
 from fsl_async.roles.messages import MAX_BYTES
+from fsl_async.roles.sync.delta import UNSENT
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.disk.chunk_pool import ChunkPool
@@ -80,6 +86,9 @@ class _Delta:
     """The snapshot; None where that is the minuend."""
     coded: list[bytes | None]
     missing: int
+    lost: float = 0.0
+    """Sum of the squares of what coding has lost so far, and of what was coded."""
+    of: float = 0.0
 
 
 class Exchange:
@@ -128,12 +137,13 @@ class Exchange:
         self._deltas: dict[int, _Delta] = {}
         self._fetch: Fetch | Replay | None = None
         self._coding = threading.Lock()  # held while a delta's chunk is coded
+        self._unsent: float | None = None  # of the delta coded last: what it lacks, in its norms
 
     def configure(
         self,
         spec: CodecSpec,
         *,
-        feedback: bool,
+        keeps_error: bool,
         whole: bool,
         threads: int | None = None,
         directions: Directions | None = None,
@@ -145,7 +155,7 @@ class Exchange:
         versions are scalars too.
         """
         self.directions, self.only_scalars = directions, only_scalars
-        self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
+        self.coder.spec, self.coder.keeps_error, self.coder.whole = spec, keeps_error, whole
         if threads is not None:
             self.pool.threads = threads
 
@@ -164,11 +174,11 @@ class Exchange:
         self._on_event(Attached(manifest.fingerprint, manifest.values))
 
     def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nothing writes the vector.
+        """Take a snapshot for delta `sequence`; from here on only its coding writes the vector.
 
         None: the delta is `work.scalars`. Raises TaskError where these are not those of a round.
         """
-        moved = True
+        moved, facts = True, dict(work.facts)
         if snapshot is None:
             frame = self._seeds_frame(work.scalars)
             with self._lock:
@@ -185,6 +195,8 @@ class Exchange:
             assert before is not None
             moved = not work.steps or _has_moved(self._known_manifest(), before, snapshot)
             self._put_vectors(sequence, snapshot, is_finite=work.finite)
+            if self._unsent is not None and math.isfinite(self._unsent):
+                facts[UNSENT] = round(self._unsent, 4)
         self._on_event(
             Snapshotted(
                 sequence,
@@ -192,7 +204,7 @@ class Exchange:
                 work.tokens,
                 work.steps,
                 dict(work.metrics),
-                dict(work.facts),
+                facts,
                 moved,
             )
         )
@@ -226,6 +238,8 @@ class Exchange:
 
     def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
         """Call `move` once while nothing writes the base, and not if the base is incomplete."""
+        if not discard:
+            self._finish_deltas()
         with self._moving:
             with self._lock:
                 wanted = self._next_move(discard=discard)
@@ -472,38 +486,65 @@ class Exchange:
         Raises LearnerError for a delta that was dropped.
         """
         with self._coding:
-            with self._lock:
-                delta = self._deltas.get(sequence)
-                if delta is None:
-                    raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
-                coded = delta.coded[index]
-                if coded is not None:
-                    return coded
-                minuend, subtrahend = delta.minuend, delta.subtrahend
-            assert minuend is not None
-            start, stop = self._known_manifest().chunk_range(index)
-            if self._known_manifest().is_buffer(index):
-                snapshot = minuend if subtrahend is None else subtrahend
-                frame = encode(snapshot[start:stop], LOSSLESS)
-            else:
-                frame = self.coder.encode(minuend, subtrahend, start, stop)
-            with self._lock:
-                # Dropped meanwhile, its vectors may have been written again: the frame is no good.
-                if self._deltas.get(sequence) is not delta:
-                    raise LearnerError(f"delta {sequence} was dropped while it was coded")
-                delta.coded[index] = frame
-                delta.missing -= 1
-                if not delta.missing:
-                    self._uncouple(delta)
+            frame = self._coded(sequence, index)
+        if frame is None:
+            raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
         return frame
+
+    def _coded(self, sequence: int, index: int) -> bytes | None:
+        """With _coding held: see `encode_delta`. None: the delta is not here, or not any more."""
+        with self._lock:
+            delta = self._deltas.get(sequence)
+            if delta is None:
+                return None
+            coded = delta.coded[index]
+            if coded is not None:
+                return coded
+            minuend, subtrahend = delta.minuend, delta.subtrahend
+            assert minuend is not None
+            before = [
+                number
+                for number, other in self._deltas.items()
+                if other.subtrahend is minuend and other.coded[index] is None
+            ]
+        for number in before:  # its coding writes what this one is measured from
+            self._coded(number, index)
+        start, stop = self._known_manifest().chunk_range(index)
+        lost = None
+        if self._known_manifest().is_buffer(index):
+            snapshot = minuend if subtrahend is None else subtrahend
+            frame = encode(snapshot[start:stop], LOSSLESS)
+        else:
+            frame, lost = self.coder.encode(minuend, subtrahend, start, stop)
+        with self._lock:
+            # Dropped meanwhile, its vectors may have another use: the frame is no good.
+            if self._deltas.get(sequence) is not delta:
+                return None
+            if lost is not None:
+                assert subtrahend is not None
+                subtrahend[start:stop] += lost.values
+                delta.lost += lost.square
+                delta.of += lost.of
+            delta.coded[index] = frame
+            delta.missing -= 1
+            if not delta.missing:
+                self._uncouple(delta)
+                self._unsent = math.sqrt(delta.lost / delta.of) if delta.of else None
+        return frame
+
+    def _finish_deltas(self) -> None:
+        """Code what is left of all deltas."""
+        with self._lock:
+            unfinished = [sequence for sequence, delta in self._deltas.items() if delta.missing]
+        for sequence in unfinished:
+            self.finish_encoding(sequence)
 
     def finish_encoding(self, sequence: int) -> None:
         """Code what is left of a delta, which frees its vectors. Does nothing for a dropped one."""
         for index in range(self.delta_frames(sequence)):
-            with self._lock:
-                if sequence not in self._deltas:
+            with self._coding:
+                if self._coded(sequence, index) is None:
                     return
-            self.encode_delta(sequence, index)
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
         """Take one chunk of the version being fetched; the same chunk twice is ignored.
@@ -524,11 +565,8 @@ class Exchange:
         Raises LearnerError where chunks are missing; the base is then untouched and the fetch goes
         on.
         """
-        with self._lock:
-            unfinished = [sequence for sequence, delta in self._deltas.items() if delta.missing]
         # Coding frees their vectors: less memory, and most often an update in place.
-        for sequence in unfinished:
-            self.finish_encoding(sequence)
+        self._finish_deltas()
         with self._moving:
             with self._lock:
                 fetch = self._fetch

@@ -23,6 +23,7 @@ from fsl_async.accounting.sizes import Direction
 from fsl_async.accounting.traffic import TrafficNotes
 from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
+from fsl_async.config.recipes import keeps_error
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import METRICS, receivers_of
 from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, RefusedError, one_line
@@ -79,7 +80,7 @@ def configure_exchange(exchange: Exchange, config: Config) -> None:
     """Have a client code its deltas, and decode versions, as its run does."""
     exchange.configure(
         config.codec.spec_up,
-        feedback=config.codec.feedback_up,
+        keeps_error=keeps_error(config),
         whole=config.split.sends_whole,
         threads=config.codec.threads,
         directions=directions_of(config),

@@ -222,7 +222,7 @@ class SplitClientShell(Shell):
             source = self._sources[key.position] = Outgoing(
                 lambda: self.training.payload(key.position),
                 Flow(category, Direction.UP, settings.split.up),
-                settings.codec.step_log2,
+                settings.codec.spec_up.step_log2,
                 self.worker,
                 self.traffic,
             )

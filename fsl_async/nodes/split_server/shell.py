@@ -223,7 +223,11 @@ class SplitServerShell(Shell):
 
     def _outgoing(self, give: Callable[[], Payload | None], flow: Flow) -> Outgoing:
         return Outgoing(
-            give, flow, self.machine.config.codec.step_log2, self.workers.code, self.traffic
+            give,
+            flow,
+            self.machine.config.codec.spec_down.step_log2,
+            self.workers.code,
+            self.traffic,
         )
 
     def _send_answer(self, effect: split.SendAnswer, number: int) -> None:

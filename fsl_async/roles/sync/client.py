@@ -18,9 +18,10 @@ Rules
 - A call is valid in its session only; the parameter server repeats it to a client that it still
   waits for.
 - After the last call nothing more is merged, so the training thread is held at its snapshot until
-  the run's last version arrives: no work is wasted, and the user's loop ends with the run's
-  weights. The thread resumes if there was nothing to send, if the delta is refused, and if the
-  session is lost, because the parameter server may stay away for long.
+  the run's last version arrives: no work is wasted, and the user's loop ends with exactly the run's
+  weights, without what coding has kept back of the last delta. The thread resumes if there was
+  nothing to send, if the delta is refused, and if the session is lost, because the parameter server
+  may stay away for long.
 - A turn asks for a full round: the client trains it once, from the version that the turn names, and
   is held at its end until the resulting version arrives, even while the parameter server is away. A
   turn that is repeated in a new session is the same turn.
@@ -395,7 +396,9 @@ class ClientMachine(RoleMachine):
     def _rebase(self) -> list[Effect]:
         self.busy = "rebasing"
         discard, self.discard = self.discard, False
-        return [do.Rebase(self.base.version, discard)]
+        # After the last call nothing more is sent: the run's weights are those of all clients.
+        ends = self.held is not None and self.held.last
+        return [do.Rebase(self.base.version, discard or ends)]
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
         self.busy = None
