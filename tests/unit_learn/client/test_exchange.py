@@ -530,13 +530,13 @@ def test_a_delta_dropped_while_it_is_coded_leaves_its_vector_alone(monkeypatch):
     model.add(np.random.default_rng(0).standard_normal(600).astype(np.float32))
     client.exchange.request_snapshot(1)
     client.step()
-    code = client.exchange.coder.encode
+    code = DeltaCoder.encode
 
     def dropped(*given):
         client.exchange.drop_delta(1)
         return code(*given)
 
-    monkeypatch.setattr(client.exchange.coder, "encode", dropped)
+    monkeypatch.setattr(DeltaCoder, "encode", dropped)
     with pytest.raises(LearnerError, match="delta 1 is not here"):
         client.exchange.encode_delta(1, 0)
     monkeypatch.undo()
