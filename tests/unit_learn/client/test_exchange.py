@@ -542,3 +542,33 @@ def test_a_delta_dropped_while_it_is_coded_leaves_its_vector_alone(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK_VALUES)
     assert taken_nothing(client)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_deltas_are_coded_in_order_and_before_the_model_moves(begun):
+    """Each is measured from what coding has left of the ones before, and so is the model."""
+    model = Weights(CHUNK_VALUES + 9)
+    client = attached(model, BF16)
+    server = Server(model.numbers())
+    sent = []
+
+    def train(sequence):
+        model.add(1001.0)
+        client.exchange.request_snapshot(sequence)
+        client.step()
+
+    train(1)
+    server.merge(np.zeros(len(model.numbers()), np.float32))
+    digest = server.give(client, 1, "update")  # delta 1 is coded; the model has not moved
+    train(2)
+    train(3)
+    if begun:
+        client.exchange.encode_delta(3, 1)
+    client.exchange.request_rebase(1, digest)
+    client.training.attend()
+    for sequence in (3, 2, 1):
+        frames = [client.exchange.encode_delta(sequence, index) for index in range(2)]
+        sent.append(np.concatenate([decode(frame) for frame in frames]))
+    lacks = 3 * -1001.0 - sum(sent)
+    assert lacks.any()
+    np.testing.assert_array_equal(model.numbers(), -lacks)
