@@ -248,7 +248,10 @@ class Simulation(Run):
         self.disk = MemoryDisk()
         self.run_dir = Path("/") / (prefix or "run")
         lineage = Lineage(
-            self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
+            self.config.codec.spec_down,
+            self.manifest,
+            exact=self.config.codec.up == "fp32",
+            reuse=self.config.sync.staleness_limit,
         )
         self.invariants = Invariants(lineage, world.violated)
         self.server = f"{prefix}{SERVER_NAME}"

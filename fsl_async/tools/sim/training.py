@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from attrs import Factory, define, field, frozen, mutable
 
 from fsl_async.files.memory_files import Killed
@@ -32,12 +33,15 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools.sim.settings import STEP_S
 from fsl_async.tools.sim.world import ProcessClock
+from fsl_codecs import decode
 from fsl_transport import Scheduler
 
 T = TypeVar("T")
 MANIFEST = Manifest.from_shapes([("weights", (6,))], buffers=[("buffers", (2,))])
 """Two chunks: one of weights, one of buffers."""
 TOKENS_PER_STEP = 4096
+TOLERANCE = 0.25
+"""By how much of a step's work a delta may differ from its steps: fp32 rounds each rebase."""
 
 
 @frozen
@@ -66,7 +70,12 @@ class Sent:
     frames: dict[int, dict[int, bytes]] = field(factory=dict)
     """The frames of a delta, by index, as they were sent."""
     expected: dict[int, Vector] = field(factory=dict)
-    """The weights of a delta by its steps; rounding makes it differ a little."""
+    """The weights of a delta by its steps, and by what coding has kept of the ones before; rounding
+    makes it differ a little."""
+    unsent: npt.NDArray[np.float64] = field(factory=lambda: np.zeros(0))
+    """Trained and not sent, float64 (weights,), by the steps and by the frames of deltas from
+    `first` on. Empty: not known."""
+    first: int = 0
 
 
 class WatchedExchange(Exchange):
@@ -78,11 +87,31 @@ class WatchedExchange(Exchange):
         super().__init__(training, on_event=on_event)
         self._sent = sent
 
-    def encode_delta(self, sequence: int, index: int) -> bytes:
-        """See `Exchange.encode_delta`."""
-        frame = super().encode_delta(sequence, index)
-        before = self._sent.frames.setdefault(sequence, {}).setdefault(index, frame)
-        assert frame == before, "a delta is coded once"
+    def unsent(self, values: Vector) -> Vector | None:
+        """Return r - theta of the weights, where no delta is being coded."""
+        reference, manifest = self._reference, self.manifest
+        if reference is None or manifest is None or any(d.missing for d in self._deltas.values()):
+            return None
+        return reference[: manifest.weights] - values[: manifest.weights]
+
+    def drop_delta(self, sequence: int) -> None:
+        """See `Exchange.drop_delta`. What is not coded is lost."""
+        delta = self._deltas.get(sequence)
+        if delta is not None and delta.missing:
+            self._sent.unsent = np.zeros(0)
+        super().drop_delta(sequence)
+
+    def _coded(self, sequence: int, index: int) -> bytes | None:
+        frame, sent = super()._coded(sequence, index), self._sent
+        if frame is None:
+            return None
+        frames, manifest = sent.frames.setdefault(sequence, {}), self.manifest
+        assert manifest is not None
+        if index not in frames and sequence >= sent.first and len(sent.unsent):
+            start, stop = manifest.chunk_range(index)
+            if start < manifest.weights:
+                sent.unsent[start:stop] -= decode(frame)
+        assert frame == frames.setdefault(index, frame), "a delta is coded once"
         return frame
 
 
@@ -138,7 +167,7 @@ class VirtualTraining(Trainer):
         self.own_manifest = manifest
         self.unit = unit
         self.sent = Sent(unit)
-        self.exchange: Exchange = self.exchange_type(self, on_event, self.sent)
+        self.exchange: WatchedExchange = self.exchange_type(self, on_event, self.sent)
         self.sent_steps = 0
         """Steps that are in some delta."""
         self.refused: str | None = None
@@ -257,9 +286,24 @@ class VirtualTraining(Trainer):
         begin, self._settled = self._settled, self.steps
         steps = self._settled - begin
         self.sent_steps += steps
-        self.sent.expected[order.sequence] = -self.work(begin, self._settled)
+        self.sent.expected[order.sequence] = self._owed(-self.work(begin, self._settled))
         self._await_pace()
         self._put(order.sequence, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True))
+
+    def _owed(self, trained: Vector) -> Vector:
+        """Return what the next delta must hold: what was trained, and what coding has kept.
+
+        Sent and kept must be all that was trained, which is asserted.
+        """
+        sent, found = self.sent, self.exchange.unsent(self.values)
+        if not len(sent.unsent):
+            sent.unsent = trained.astype(np.float64) if found is None else found.astype(np.float64)
+            return trained
+        sent.unsent += trained
+        if found is not None:
+            assert np.abs(found - sent.unsent).max() <= TOLERANCE * self.unit, "work is lost"
+            sent.unsent = found.astype(np.float64)
+        return sent.unsent.astype(np.float32)
 
     def _put(self, sequence: int, work: Work) -> None:
         """Give the exchange a snapshot of the values."""
@@ -277,6 +321,8 @@ class VirtualTraining(Trainer):
         if move.how == "take":
             self.values[:] = move.base
             dropped, self._settled = self.unsent_tokens, self.steps
+            self.sent.unsent = np.zeros(self.own_manifest.weights)
+            self.sent.first = max(self.sent.expected, default=0) + 1
         elif move.how == "move":
             self.values[:] = move.base + (self.values - move.reference)
         if self._started_at is None:

@@ -307,8 +307,8 @@ STUCK_S = 300.0
 KEPT_COMMITS = 3
 HEARTBEAT_S = 20.0
 """Two are the time in which a client on a slow link must take the last version."""
-FINE = "codec.step_log2=40"
-"""Codes versions so finely that a product shows what it is made of."""
+FINE = "codec.down=fp32"
+"""A product then shows what it is made of."""
 
 
 SETTINGS = {
