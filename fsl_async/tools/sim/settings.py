@@ -155,7 +155,6 @@ class SimulationSettings:
                 f"store.keep_versions={self.keep_versions}",
                 f"session.heartbeat_every_s={heartbeat_s}",
                 f"session.expire_after_s={3 * heartbeat_s}",
-                "codec.up=fp32",  # so that a delta can be compared with the work of its steps
                 *pace,
                 *more,
             ],

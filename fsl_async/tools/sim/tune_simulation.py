@@ -307,12 +307,12 @@ STUCK_S = 300.0
 KEPT_COMMITS = 3
 HEARTBEAT_S = 20.0
 """Two are the time in which a client on a slow link must take the last version."""
-FINE = "codec.down=fp32"
+EXACT = ["codec.up=fp32", "codec.down=fp32"]
 """A product then shows what it is made of."""
 
 
 SETTINGS = {
-    "lora": ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", FINE],
+    "lora": ["tune.method=lora", "tune.rule=flexlora", "tune.rank=2", *EXACT],
     "zeroth": ["tune.method=zeroth", "tune.zo_history=8"],
 }
 """Mode -> settings of the run."""
