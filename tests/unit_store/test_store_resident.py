@@ -19,10 +19,6 @@ from fsl_async.store.vectors import memory
 from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints, flat_name
 
-CHUNK = 20
-"""A model of several chunks."""
-
-
 MOMENTUM = flat_name("momentum")
 MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))], [("mean", (25,))])
 
@@ -531,21 +527,6 @@ def test_damaged_memory_gets_no_checkpoint(make_run):
     run.store.finish_snapshot()
     assert wholes(run) == [0]
     assert any("not in memory as it was made" in line for line in lines)
-
-
-def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
-    """The disk has no room for checkpoints for longer than versions are remembered."""
-    run = resident(make_run, keep_versions=1, snapshot_every=1)
-    run.start()
-    run.store._open.newest.snapshots._files = Full("snapshot")
-    many = run.settings.remembered_versions + 10
-    for version in range(1, many + 1):
-        run.round(version, "a")
-    assert len(list((run.root / "spool").iterdir())) == many
-    momentum = run.store._open.newest.vectors.named[MOMENTUM].copy()
-    run.open(Full("snapshot"))
-    assert not any("begin again" in line for line in run.store.notices)
-    assert np.array_equal(run.store._open.newest.vectors.named[MOMENTUM], momentum)
 
 
 def test_a_version_may_become_whole_while_it_is_read(make_run):
