@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fsl_async.config.address import Address
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.ps.store_jobs import ParameterServerContext
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.store.commit.groups_store import GroupsStore
 
@@ -63,17 +63,17 @@ class GroupsShell:
     """
 
     _config: Config
-    _group: ParameterServerShell
+    _group: ParameterServerContext
     _dialer: Dialer | None = None
     _helper: Helper = ReductionProcess
 
     def __attrs_post_init__(self) -> None:
-        server = self._group
-        self._say, self._scheduler, self._listener = server.say, server.scheduler, server.endpoint
+        group = self._group
+        self._say, self._scheduler, self._listener = group.say, group.scheduler, group.endpoint
         self.machine = GroupMember(self._config)
         self._keys = {name: place.key for name, place in self._config.groups.servers.items()}
         """Public keys of the servers in the roster; empty ones without encryption."""
-        self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
+        self.node = Node(self.machine, self._scheduler, self._execute, group.journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._reduction_failed)
@@ -88,7 +88,7 @@ class GroupsShell:
         self._redial: tp.Cancellable | None = None
         self._is_closed = False
         self._refusals: set[str] = set()
-        feed = server.node.feed
+        feed = group.node.feed
         self._executors: dict[type, Callable[[Any], None]] = {
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
@@ -525,17 +525,17 @@ def check_keys(servers: Mapping[str, Address], *, has_keys: bool) -> None:
 
 
 def join_groups(
-    shell: ParameterServerShell,
+    group: ParameterServerContext,
     config: Config,
     *,
     writer: JournalWriter,
     keys: KeysFolder | None,
 ) -> GroupsShell | None:
-    """Make the shell take part in global rounds; None without a roster. Raises FslError."""
+    """Make a group's part in global rounds; None without a roster. Raises FslError."""
     if not config.groups.is_on:
         return None
     groups, name, loop = config.groups, config.run.name, asyncio.get_running_loop()
-    check_history(config, shell.store.version, shell.store.groups.state)
+    check_history(config, group.store.version, group.store.groups.state)
     check_keys(groups.servers, has_keys=keys is not None)
     dialer: Dialer | None = None
     if not config.leads:
@@ -548,7 +548,7 @@ def join_groups(
             name,
             scheduler=loop,
             journal=writer,
-            log=lambda line: shell.say(Note(line, "warning")),
+            log=lambda line: group.say(Note(line, "warning")),
             is_reserved=True,
         )
         try:
@@ -561,5 +561,4 @@ def join_groups(
                 link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
             )
 
-    shell.groups = GroupsShell(config, shell, dialer)
-    return shell.groups
+    return GroupsShell(config, group, dialer)

@@ -76,7 +76,7 @@ class GroupSimulation(Simulation):
         helper = functools.partial(
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
-        self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
+        self.shell = shell.groups = GroupsShell(self.config, shell.context, dialer, helper)
         self._check_events(self.shell.node, self._after_groups)
 
     def _after_server(
