@@ -26,7 +26,7 @@ from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.groups.member import COORDINATOR, GroupMember
-from fsl_async.roles.machine import Effect, Event, Note, Received, Send
+from fsl_async.roles.machine import Done, Effect, Event, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
@@ -99,15 +99,12 @@ class GroupsShell:
             do.StartReduction: self._start_reduction,
             do.KillReduction: lambda _: self._kill_reduction(),
             do.PassAddress: self._pass_address,
-            do.KeepAttempt: lambda e: self._run(
-                lambda: self._store.keep_attempt(e.round, e.attempt),
-                lambda _: ev.AttemptKept(e.attempt),
-                ev.LedgerFailed,
+            do.KeepAttempt: lambda e: self._keep(
+                e, lambda: self._store.keep_attempt(e.round, e.attempt)
             ),
-            do.KeepDecision: lambda e: self._run(
+            do.KeepDecision: lambda e: self._keep(
+                e,
                 lambda: self._store.keep_decision(e.round, e.attempt, e.digest, e.contributors),
-                lambda _: ev.DecisionKept(e.round, e.attempt),
-                ev.LedgerFailed,
             ),
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
@@ -148,7 +145,9 @@ class GroupsShell:
         failed: Callable[[str], None],
     ) -> None:
         """Run a job of the store. failed: takes the reason."""
-        self._group.worker.submit(job, done, lambda error: failed(str(error)))
+        self._group.worker.submit(
+            job, done, lambda error: failed(str(error) or type(error).__name__)
+        )
 
     def _run(
         self,
@@ -159,6 +158,10 @@ class GroupsShell:
         """Run a job of the store, and feed the event that it ends in."""
         feed = self.node.feed
         self._submit(job, lambda found: feed(done(found)), lambda reason: feed(failed(reason)))
+
+    def _keep(self, effect: Effect, job: Callable[[], None]) -> None:
+        """Write a line of the ledger."""
+        self._run(job, lambda _: Done(effect), lambda reason: Done(effect, reason))
 
     # --- the group ---
 

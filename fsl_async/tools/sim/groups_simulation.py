@@ -21,7 +21,7 @@ from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups.coordinator import CoordinatorPhase
 from fsl_async.roles.groups.member import MemberPhase
-from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.machine import Done, Effect, Event
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
@@ -107,8 +107,8 @@ class GroupSimulation(Simulation):
         # A process that died before it knew of its cut finds it on disk.
         if isinstance(event, ev.CutTaken | ev.GroupsRecovered) and event.cut is not None:
             rounds.offers(self.name, event.cut)
-        if isinstance(event, ev.DecisionKept):
-            rounds.decided(event.attempt)
+        if isinstance(event, Done) and isinstance(event.of, do.KeepDecision) and not event.problem:
+            rounds.decided(event.of.attempt)
         elif isinstance(event, ev.GroupsRecovered) and event.decided is not None:
             rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:
