@@ -118,10 +118,10 @@ _use_numbers_again = defect(GroupsState, "attempted")(lambda *_: None)
 
 
 @defect(Store, "adopt_global")
-def _adopt_as_counted(original, self, *given, counted, keeps_momentum):
+def _adopt_as_counted(original, self, *given, counted):
     """A group takes its cut for one that was in the round, or the other way round."""
     counted = not counted and self.groups._state.cut is not None
-    return original(self, *given, counted=counted, keeps_momentum=keeps_momentum)
+    return original(self, *given, counted=counted)
 
 
 _forget_what_was_gained = defect(GroupsStore, "_reference")(lambda *_: None)
