@@ -11,7 +11,10 @@ from attrs import evolve
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child
 from fsl_async.errors import FslError
+from fsl_async.observe.journal_lines import body_of, line_of, read_line
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.groups.effects import KeepAttempt, KeepDecision
+from fsl_async.roles.machine import Done
 from fsl_async.tools.demo import groups, pretrain, runner, split
 from fsl_async.tools.demo.scenario import Choices, Node, Stage
 
@@ -22,6 +25,15 @@ SERVES = (
 )
 WAITS = "import time; time.sleep(60)"
 DIES = "import sys; sys.exit('error: torch has no Muon')"
+
+
+def test_a_decision_counts_once_its_line_is_in_the_ledger():
+    """The demo of groups waits for decisions; without any it would end as a failure."""
+    rounds, decision = groups.GlobalRounds(), KeepDecision(1, 1, "d", {"north": (0, 9)})
+    for item in (Done(KeepAttempt(0, 1)), decision, Done(decision, "disk full"), Done(decision)):
+        kind, body = body_of(item)
+        rounds.see("north", read_line(line_of('"n":1', "event", kind, None, body).encode()))
+    assert len(rounds.decided) == 1
 
 
 @pytest.mark.parametrize("make", [pretrain.pretrain, split.split, groups.groups])
