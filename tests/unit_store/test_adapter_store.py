@@ -27,6 +27,9 @@ from fsl_async.store.rules.outer import Growing
 from fsl_async.store.versions.checkpoint import OWED, WEIGHTS
 from fsl_codecs import encode
 
+CHUNK = 64
+"""Modules that begin and end within chunks, and lie across several."""
+
 
 def test_a_site_of_gradients_cannot_pass_for_one_of_losses(tuning):
     """Averaged within an order of its own, it would weigh as much as all others together."""

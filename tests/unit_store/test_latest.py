@@ -15,6 +15,9 @@ from fsl_async.store.rules.outer import Average
 from fsl_async.store.versions.checkpoint import UPDATE, WEIGHTS, flat_name
 from fsl_codecs import CodecSpec
 
+CHUNK = 32
+"""Several chunks, the last one shorter."""
+
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
 LIMIT = 4
 OPTIONS = {

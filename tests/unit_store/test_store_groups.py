@@ -18,6 +18,9 @@ from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.outer import Nesterov
 from fsl_codecs import CodecSpec, decode, encode
 
+CHUNK = 32
+"""Two chunks per vector, so that every loop over chunks is a loop."""
+
 LOSSY = CodecSpec(format="e4m3", entropy=False)
 NESTEROV = Nesterov(0.7, 0.9)
 

@@ -19,6 +19,10 @@ from fsl_async.store.vectors import memory
 from fsl_async.store.vectors.read_version import read_version
 from fsl_async.store.versions.checkpoint import WEIGHTS, Checkpoints, flat_name
 
+CHUNK = 20
+"""A model of several chunks."""
+
+
 MOMENTUM = flat_name("momentum")
 MODEL = Manifest.from_shapes([("w", (9, 10)), ("b", (7,))], [("mean", (25,))])
 
