@@ -216,3 +216,32 @@ def test_a_lost_delta_is_not_used_again(play, damage):
     assert any("b/1/0/1 is not used again" in line for line in made.run.store.notices)
     del made.latest["b"]
     made.commit(3, ["a"])
+
+
+def test_a_crash_at_any_call_of_a_commit_keeps_old_deltas(make_run, tmp_path):
+    """The next start uses again what the version would have, and makes the same weights."""
+    made = Play(make_run("run", MODEL, **OPTIONS | {"keep_versions": 1})).start()
+    for version, names in enumerate(GAPS[:4], start=1):
+        made.commit(version, names)
+    run, before, merged = made.run, dict(made.latest), [merged_of(DeltaKey("c", 1, 4, 5), 0.2)]
+    reused, expected = made.reused(5, ["c"]), made.expected
+
+    def play(files):
+        made.latest, made.expected = dict(before), expected
+        run.open(files)
+        files.faults.at += len(files.faults.calls)
+        made.commit(5, GAPS[4])
+
+    digests = []
+    for recovered in run.deaths(play, powers=(None, "all")):
+        if recovered.version == 4:
+            assert {one.key.client for one in recovered.latest} == {"a", "b", "c"}
+            if not recovered.pending:
+                run.send(merged[0].key, noise(5, "c"))
+            run.store.commit(5, merged, 7.0 / 3, reused=reused)
+        digests.append(run.store.digest)
+        assert {one.key.client for one in run.open(run.files).latest} == {"a", "b", "c"}
+        run.files.disk.write_to(tmp_path, run.root)
+        assert audit_run(tmp_path).is_clean
+    assert len(digests) > 20
+    assert len(set(digests)) == 1

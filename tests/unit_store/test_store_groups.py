@@ -449,3 +449,11 @@ def test_a_crash_at_a_call_changes_no_outcome(make_run, way):
     """Killed, without power, or with a full disk: the same end to the bit."""
     begin = 1 + WAYS.index(way)
     assert check_crashes(make_run, range(begin, 10_000, 11), way, late=bool(begin % 2)) > 10
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_crash_at_any_call_changes_no_outcome(make_run, way, late):
+    """The same for every call."""
+    assert check_crashes(make_run, range(1, 10_000), way, late=late) > 100
