@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,39 +28,6 @@ def refused(process, *words):
     assert "Traceback" not in process.text
     for word in words:
         assert word in errors[0], errors[0]
-
-
-def test_a_port_in_use_is_named(site):
-    """The most common mistake: a parameter server runs already."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = site.start("--role", "ps", "--run-dir", site.run_dir, f"127.0.0.1:{port}")
-        refused(server, "port in use", str(port))
-    assert not site.run_dir.exists(), "no folder is left by a process that never listened"
-    elsewhere = site.start(
-        "--role", "ps", "--insecure", "--run-dir", site.run_dir, "192.0.2.7:7100"
-    )
-    refused(elsewhere, "cannot listen at tcp://192.0.2.7:7100")
-    assert not site.run_dir.exists()
-
-
-def test_a_run_directory_in_use_is_refused(site):
-    """Two parameter servers in one directory would make two lineages."""
-    site.server()
-    site.address = "127.0.0.1:0"
-    second = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
-    refused(second, str(site.run_dir))
-
-
-def test_another_model_is_refused_with_both_shapes(site):
-    """The line says which tensor differs; the run of the others goes on."""
-    site.server()
-    site.client("a")
-    site.wait_version(1)
-    wide = site.client("b", "wide")
-    refused(wide, "weight", "3x1", "5x1")
-    at = max(one["version"] for one in site.ledger("version"))
-    site.wait_version(at + 1)
 
 
 def test_an_error_of_a_task_is_attributed_to_the_task(site):
