@@ -146,7 +146,7 @@ def violation_in(reason: str) -> str:
 
 
 _EARLY_CHUNKS = 4
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 3 << 19
 """Upper bound of a chunk's bytes in fp32."""
 
 
