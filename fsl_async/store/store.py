@@ -552,9 +552,12 @@ class Store:
         return self._open.groups
 
     def adopt_global(
-        self, decision: Decision, *, counted: bool, keeps_momentum: bool
+        self, decision: Decision, *, counted: bool, keeps_momentum: bool = True
     ) -> VersionCommitted:
-        """Make the next version of global weights; see `GroupsStore.make_version`."""
+        """Make the next version of global weights; see `GroupsStore.make_version`.
+
+        keeps_momentum: runs keep it; false measures the alternative (docs/BENCHMARKS.md).
+        """
         if self.version < 0:
             self.start_run("run")
         groups = self._open.groups

@@ -203,11 +203,7 @@ class GroupsShell:
         begun_at, store, decision = self._scheduler.time(), self._group.store, effect.decision
 
         def adopt() -> tuple[VersionCommitted, ev.GroupsRecovered]:
-            made = store.adopt_global(
-                decision,
-                counted=effect.counted,
-                keeps_momentum=self._config.groups.momentum == "keep",
-            )
+            made = store.adopt_global(decision, counted=effect.counted)
             return made, store.groups.state
 
         def done(found: tuple[VersionCommitted, ev.GroupsRecovered]) -> None:

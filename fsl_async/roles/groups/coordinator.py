@@ -22,7 +22,7 @@ Rules
   due when it is back.
 
     state      event or message               -> state       effects
-    any        GroupsRecovered                     IDLE        timer "every"
+    any        GroupsRecovered                     IDLE
     IDLE       due, two members here             POLLING     Send Poll
     POLLING    Promise of all, timer "grace"     FORMING     KeepAttempt
     POLLING    timer "grace", too few            IDLE        timer "again"
@@ -121,7 +121,7 @@ class GroupsCoordinator(RoleMachine):
         """When the next attempt may begin."""
         self.deadlines = Deadlines()
         self.handlers = {
-            ev.GroupsRecovered: self._recovered,
+            ev.GroupsRecovered: lambda event, _: self._recovered(event),
             ev.Adopted: lambda event, _: self._begun(event.decision),
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
             do.KeepAttempt: self._attempt_kept,
@@ -146,10 +146,6 @@ class GroupsCoordinator(RoleMachine):
     def timer(self, name: str, now: float) -> list[Effect]:
         """Take one due deadline."""
         match name:
-            case "every":
-                self.deadlines.set("every", now + self.groups.every_s)
-                self.is_due = self.is_due or bool(self.versions)
-                return self._begin(now)
             case "again":
                 return [*self._begin(now), *self._let_go(now)]
             case "end":
@@ -160,12 +156,10 @@ class GroupsCoordinator(RoleMachine):
                 late = sorted(set(self._names()) - self.reports.keys())
                 return self._drop(f"no report from {', '.join(late)}", now, late)
 
-    def _recovered(self, event: ev.GroupsRecovered, now: float) -> list[Effect]:
+    def _recovered(self, event: ev.GroupsRecovered) -> list[Effect]:
         self.decided, self.attempt = event.decided, event.attempt
         self.counted = dict(event.counted)
         self.is_due = event.cut is not None  # a round that this process did not see decided
-        if self.groups.every_s:
-            self.deadlines.set("every", now + self.groups.every_s)
         return []
 
     def _begun(self, first: ev.Decision) -> list[Effect]:
@@ -268,7 +262,7 @@ class GroupsCoordinator(RoleMachine):
             return []
         self._versions_of[peer] = version
         made = self.versions[peer] = self.versions.get(peer, 0) + 1
-        if not self.groups.every_s and made >= self.groups.every:
+        if made >= self.groups.every:
             self.is_due = True
         return self._begin(now)
 
