@@ -36,6 +36,8 @@ ALWAYS = (
     "store.keep_versions=2",
     # One thread, and no limit by norms: a sum of squares depends on the processor in its last bit.
     "codec.threads=1",
+    "codec.up_step=0.088",
+    "codec.down_step=0.088",
     "guard.clip_median=0",
 )
 
