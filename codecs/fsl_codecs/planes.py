@@ -303,15 +303,21 @@ def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> 
 
 
 def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
-    """Read what `write_plan` wrote; FrameError if it cannot have written it."""
+    """Read what `write_plan` wrote; FrameError if it cannot have written it.
+
+    Of a sparse split, the planes are not read.
+    """
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
-    widths = number_format.splits[split_index].widths
-    return ChunkPlan(split_index, tuple(_read_plane(reader, width) for width in widths))
+    split = number_format.splits[split_index]
+    if split.sparse:
+        return ChunkPlan(split_index, ())  # each plane's head is before its symbols
+    return ChunkPlan(split_index, tuple(read_plane(reader, width) for width in split.widths))
 
 
-def _read_plane(reader: Reader, width: int) -> PlanePlan:
+def read_plane(reader: Reader, width: int) -> PlanePlan:
+    """Read the head of a plane of `width` bits."""
     kind = reader.byte()
     if kind == RAW:
         return PlanePlan(width, bytes((kind,)), 0)

@@ -81,9 +81,17 @@ def quantise(values: Float32Array, run_values: int, step_log2: int) -> tuple[Byt
     with np.errstate(under="ignore"):
         quarters = _mean_square_quarters(rows, exponents)
         steps = np.clip(quarters - step_log2, LOWEST_STEP, HIGHEST_STEP)
-        rounded = np.rint(rows * power_values(-steps)[:, None]).reshape(-1)[: values.size]
-    codes = np.where(np.abs(rounded) <= LARGEST, rounded + ZERO_CODE, ESCAPE).astype(np.uint8)
-    return codes, steps
+    return codes_of(rows, steps)[: values.size], steps
+
+
+def codes_of(rows: Float32Array, steps: StepArray) -> ByteArray:
+    """Codes (runs * B,) of values (runs, B) in steps of k (runs,)."""
+    with np.errstate(under="ignore"):
+        rounded = np.rint(rows * power_values(-steps)[:, None]).reshape(-1)
+    codes: ByteArray = np.where(
+        np.abs(rounded) <= LARGEST, rounded + ZERO_CODE, ESCAPE
+    ).astype(np.uint8)
+    return codes
 
 
 def dequantise(codes: ByteArray, steps: StepArray, run_values: int, out: Float32Array) -> None:

@@ -33,6 +33,41 @@ inline int trailing_zeros(std::uint64_t word) {
 #endif
 }
 
+// The number of bits set in `words` words.
+inline std::size_t count_ones(const std::uint64_t* bitmap, std::size_t words) {
+  std::size_t ones = 0;
+  for (std::size_t i = 0; i < words; ++i) {
+#if defined(__GNUC__)
+    ones += static_cast<std::size_t>(__builtin_popcountll(bitmap[i]));
+#else
+    for (std::uint64_t bits = bitmap[i]; bits != 0; bits &= bits - 1) ++ones;
+#endif
+  }
+  return ones;
+}
+
+// Which runs of `run_values` values (a power of two from 16) have some bit in a bitmap of `count`.
+class RunsInUse {
+ public:
+  RunsInUse(const std::uint64_t* bitmap, std::size_t count, std::size_t run_values)
+      : bytes_(reinterpret_cast<const std::uint8_t*>(bitmap)),
+        end_((count + 7) / 8),
+        step_(run_values / 8) {}
+
+  bool operator()(std::size_t run) const {
+    const std::size_t first = run * step_;
+    const std::size_t last = first + step_ < end_ ? first + step_ : end_;
+    std::uint8_t bits = 0;
+    for (std::size_t i = first; i < last; ++i) bits = static_cast<std::uint8_t>(bits | bytes_[i]);
+    return bits != 0;
+  }
+
+ private:
+  const std::uint8_t* bytes_;
+  std::size_t end_;
+  std::size_t step_;
+};
+
 // Calls put(index, place) for each bit set in a bitmap of `words` words, in order; returns their
 // number. It may put one place too many at an index before it puts the right one there, or after
 // the last. Fast for few bits: their places are unpredictable, so nonzero words are found before

@@ -181,7 +181,7 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const bool is_dominated = largest > request.sampled >> 2;
   const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together,
                              goes_together || is_dominated};
-  for (int index = 0; index < std::min(format.splits, 3); ++index) {
+  for (int index = 0; index < 3; ++index) {
     if (!promising[index] || format.split[index].group > 1) continue;
     ChunkPlan& tried = index == 0 ? *best : *candidate;
     split_counts(codes, format.split[index], scratch);
@@ -213,6 +213,24 @@ const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::u
   tried.cost_bits +=
       16 * blocks_of(request.values, kBlockValues) + 8 * request.values * listed / request.sampled;
   return tried.cost_bits < best.cost_bits ? tried : best;
+}
+
+const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* symbols,
+                             const std::size_t* sizes, bool everything, const ChunkPlan* best,
+                             PlanScratch& scratch) {
+  ChunkPlan& tried = scratch.plans[best == &scratch.plans[0] ? 1 : 0];
+  tried.split_index = format.splits - 1;
+  tried.cost_bits = 8;
+  for (std::size_t p = 0; p < 2 + format.planes_of_codes(); ++p) {
+    if (sizes[p] == 0) continue;
+    const std::size_t sampled =
+        count_sample(symbols[p], sizes[p], 1, everything, scratch.counts[0]);
+    add_up(scratch.counts[0]);
+    plan_plane({format, sizes[p], sampled}, {scratch.counts[0].tables[0], 8}, tried.own[p],
+               tried.planes[p]);
+    tried.cost_bits += tried.planes[p].cost_bits;
+  }
+  return tried;
 }
 
 }  // namespace fsl

@@ -23,8 +23,8 @@ struct PlanePlan {
 struct ChunkPlan {
   int split_index;
   std::uint64_t cost_bits;
-  PlanePlan planes[kMaximumPlanes];
-  CodeTable own[kMaximumPlanes];  // the chunk's own tables, to which `planes` points
+  PlanePlan planes[kSparsePlanes];
+  CodeTable own[kSparsePlanes];  // the chunk's own tables, to which `planes` points
 };
 
 // Symbol counts, as the sum of four tables.
@@ -60,5 +60,10 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch);
 // sampled: symbols that are counted in scratch.counts[0].
 const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::uint64_t sampled,
                              const ChunkPlan& best, PlanScratch& scratch);
+
+// The plan of a sparse split, from the symbols of its planes; written where `best` is not.
+const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* symbols,
+                             const std::size_t* sizes, bool everything, const ChunkPlan* best,
+                             PlanScratch& scratch);
 
 }  // namespace fsl

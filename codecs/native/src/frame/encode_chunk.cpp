@@ -52,6 +52,18 @@ bool ChunkEncoder::quantise(ChunkCodes& codes) {
   return true;
 }
 
+// Makes the steps of uniform those of a sparse chunk.
+void ChunkEncoder::coarsen(ChunkCodes& codes) {
+  codes.count = 0;
+  ChunkQuantiser quantiser(kernels_, settings_, codes);
+  for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
+    const std::size_t size = std::min(kBlockValues, count_ - offset);
+    const float* const x = values(offset, size);
+    quantiser.coarsen(x, size, scratch_.positions);
+    if (source_.residual != nullptr) quantiser.leave(x, residual(offset));
+  }
+}
+
 Encoded ChunkEncoder::write_raw(std::uint8_t* out) {
   seen_ = {};
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
@@ -108,8 +120,17 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
   PayloadWriter writer(kernels_, settings_, codes, nothing_summed_.value, ahead(), scratch_);
   std::size_t bytes = 0;
+  bool is_sparse = false;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
-    const ChunkPlan& plan = writer.plan(everything != 0);
+    const ChunkPlan* found = is_sparse ? nullptr : &writer.plan(everything != 0);
+    if (found != nullptr && format_.split[found->split_index].sparse) {
+      is_sparse = true;
+      if (format_.is_uniform()) {
+        coarsen(codes);
+        found = nullptr;
+      }
+    }
+    const ChunkPlan& plan = found != nullptr ? *found : writer.plan_again(everything != 0);
     if (plan.cost_bits >= static_cast<std::uint64_t>(format_.code_bits) * count_) break;
     std::size_t raw_bytes = 0;
     const Attempt attempt = writer.write_coded(plan, out, bytes, raw_bytes);

@@ -39,6 +39,7 @@ class ChunkEncoder {
   }
   Ahead ahead() const;
   bool quantise(ChunkCodes& codes);
+  void coarsen(ChunkCodes& codes);
   Encoded write_raw(std::uint8_t* out);
   Encoded write_constant(std::uint8_t* out);
   bool is_constant() const { return seen_.differing_bits == 0; }

@@ -216,6 +216,18 @@ struct Kernels {
   void (*ungroup)(const std::uint8_t* symbols, std::size_t count, int size,
                   const std::uint8_t*& listed, std::uint8_t* codes);
 
+  // Sets bit i % 64 of bitmap[i / 64] if bytes[i] is not `zero`; bits past `count` are 0. And the
+  // inverse of mark() and pick(): the picked bytes go where bits are set, `zero` elsewhere.
+  void (*mark)(const std::uint8_t* bytes, std::size_t count, std::uint8_t zero,
+               std::uint64_t* bitmap);
+  void (*spread)(const std::uint8_t* picked, const std::uint64_t* bitmap, std::size_t count,
+                 std::uint8_t zero, std::uint8_t* bytes);
+
+  // Makes the steps of runs with zeros larger (docs/WIRE.md, "Sparse chunks"), and writes their
+  // codes again. Returns the number of values whose code is the escape.
+  std::size_t (*coarsen_uniform)(const float* x, std::size_t count, std::size_t block_values,
+                                 std::uint8_t* codes, std::int16_t* steps);
+
   // Writes the codes' values, which may be infinite with the highest scale; codes that are not
   // numbers give arbitrary values.
   void (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales,

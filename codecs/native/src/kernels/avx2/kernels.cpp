@@ -28,6 +28,7 @@
 #include "kernels/avx2/values.hpp"
 #include "kernels/avx2/lanes.hpp"
 #include "kernels/avx2/groups.hpp"
+#include "kernels/avx2/sparse.hpp"
 #include "kernels/avx2/crc.hpp"
 
 namespace fsl {
@@ -55,6 +56,9 @@ constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum,
       join,
       group,
       ungroup,
+      mark,
+      plain::spread,
+      coarsen_uniform,
       dequantise_float8,
       dequantise_uniform,
       join_bfloat16,

@@ -33,6 +33,7 @@
 #include "kernels/avx512/ranks.hpp"
 #include "kernels/avx512/lanes.hpp"
 #include "kernels/avx512/groups.hpp"
+#include "kernels/avx512/sparse.hpp"
 #include "kernels/avx512/values.hpp"
 #include "kernels/avx512/read_values.hpp"
 
@@ -57,6 +58,9 @@ const Kernels kAvx512Kernels = {
     join,
     group,
     ungroup,
+    mark,
+    spread,
+    coarsen_uniform,
     dequantise_float8,
     dequantise_uniform,
     join_bfloat16,
