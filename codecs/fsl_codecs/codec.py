@@ -74,7 +74,7 @@ from .quantised import (
 )
 from .reader import Reader
 from .scales import read_scales, write_scales
-from .sparse import coarsened, is_promising, plan_sparse, read_sparse, runs_in_use, write_sparse
+from .sparse import is_cheap, looks_sparse, plan_sparse, read_sparse, runs_in_use, write_sparse
 
 MAXIMUM_THREADS = 64
 """Most threads that a call may ask for."""
@@ -293,13 +293,11 @@ def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, byt
     if largest >= number_format.escape_magnitude:
         return raw_fp32
 
-    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
-    coded = None
-    if spec.entropy:
-        blocks, coded = _coded(values, blocks, spec)
-    raw_codes = _raw_codes(blocks, number_format)
-    if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
+    coded = _coded(values, spec) if spec.entropy else None
+    if coded is not None:
         return CODED, nonfinite, coded
+    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
+    raw_codes = _raw_codes(blocks, number_format)
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
         return raw_fp32
     return RAW_CODES, nonfinite, raw_codes
@@ -315,38 +313,38 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
     return b"".join(pieces)
 
 
-def _coded(
-    values: Float32Array, blocks: list[Quantised], spec: CodecSpec
-) -> tuple[list[Quantised], bytes | None]:
-    """The chunk's inner blocks, other ones if it is sparse, and the payload of mode `coded`.
-
-    The payload is None if the plan estimates no saving.
-    """
+def _coded(values: Float32Array, spec: CodecSpec) -> bytes | None:
+    """The payload of mode `coded`; None if coding does not pay."""
     number_format = format_named(spec.format)
+    settings = number_format, spec.block_values, spec.step_log2
+    is_sparse = looks_sparse(values)
+    blocks = quantise(values, *settings, sparse=is_sparse)
     words = np.concatenate([block.words for block in blocks])
-    is_sparse = False
     for everything in (False, True):
-        if not is_sparse:
-            sample = Sample(words, words.size) if everything else sample_of(words)
-            plan = plan_chunk(sample, number_format)
-            if is_promising(words, sample, number_format):
-                sparse = plan_sparse(words, number_format, everything=everything)
-                is_sparse = sparse.cost_bits < plan.cost_bits
-            if is_sparse and number_format.name == "uniform":
-                blocks = [
-                    coarsened(block, values[at : at + BLOCK_SYMBOLS], spec.block_values)
-                    for at, block in zip(range(0, values.size, BLOCK_SYMBOLS), blocks, strict=True)
-                ]
-                words = np.concatenate([block.words for block in blocks])
         if is_sparse:
             plan = plan_sparse(words, number_format, everything=everything)
+            is_sparse = is_cheap(plan, words, number_format) or (
+                plan.cost_bits < _plan_others(words, number_format, everything).cost_bits
+            )
+            if not is_sparse:
+                blocks = quantise(values, *settings)
+                words = np.concatenate([block.words for block in blocks])
+        if not is_sparse:
+            plan = _plan_others(words, number_format, everything)
         if plan.cost_bits >= number_format.code_bits * words.size:
-            break
+            return None
         try:
-            return blocks, _coded_as(plan, words, blocks, spec)
+            coded = _coded_as(plan, words, blocks, spec)
         except ConstantPlaneError:
             continue
-    return blocks, None
+        raw_codes = _raw_codes(blocks, number_format)
+        return coded if len(coded) <= min(len(raw_codes), 4 * values.size) else None
+    raise AssertionError("a plan of everything fits everything")
+
+
+def _plan_others(words: WordArray, number_format: Format, everything: bool) -> ChunkPlan:
+    sample = Sample(words, words.size) if everything else sample_of(words)
+    return plan_chunk(sample, number_format)
 
 
 def _coded_as(

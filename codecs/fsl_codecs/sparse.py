@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FrameError
-from .formats import ByteArray, Float32Array, Format, Split, WordArray, rows_of
+from .formats import ByteArray, Float32Array, Format, Split, WordArray
+from .groups import is_listed
 from .planes import (
     BlockReader,
     ChunkPlan,
@@ -34,12 +35,16 @@ from .planes import (
     write_streams,
     write_words,
 )
-from .quantised import BLOCK_SYMBOLS, Quantised
+from .quantised import BLOCK_SYMBOLS
 from .reader import Reader
-from .uniform import HIGHEST_STEP, STEP_OFFSET, codes_of
 
 _BYTES: Final = Format("bytes", -1, 8, (Split(False, (8,)),), 0)
 """A plane of whole bytes, as the rules for planes of codes take it."""
+
+_SAMPLED_RUN: Final = 16
+_SAMPLED_EVERY: Final = 127
+_MANY_LANES_FROM: Final = 4096
+"""Number of symbols; of other splits 16,384. Few lanes are slow, many take 224 bytes more."""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -62,39 +67,26 @@ def plan_sparse(words: WordArray, number_format: Format, *, everything: bool) ->
             continue
         sample = Sample(symbols, symbols.size) if everything else sample_of(symbols)
         counts = np.bincount(sample.words, minlength=256)
-        plans.append(plan_plane(Counted(counts, 8, sample.words.size, symbols.size)))
+        plans.append(plan_plane(Counted(counts, 8, sample.words.size, symbols.size, _MANY_LANES_FROM)))
     return ChunkPlan(len(number_format.splits) - 1, tuple(plans))
 
 
-def is_promising(words: WordArray, sample: Sample, number_format: Format) -> bool:
-    """Whether to plan code words (n,) as sparse.
+def looks_sparse(values: Float32Array) -> bool:
+    """Whether more than half of values (n,) are zero, in every 127th run of 16."""
+    starts = range(0, values.size, _SAMPLED_EVERY * _SAMPLED_RUN)
+    sampled = np.concatenate([values[start : start + _SAMPLED_RUN] for start in starts])
+    return 2 * int(np.count_nonzero(sampled)) < sampled.size
 
-    More than half of the sample's first plane has to be that of zeros. Large steps make zeros of
-    dense values too: of uniform, a quarter of the chunk's groups of 8 codes have to be zeros.
+
+def is_cheap(plan: ChunkPlan, words: WordArray, number_format: Format) -> bool:
+    """Whether other splits of code words (n,) are not worth a comparison.
+
+    They take at least a bit a symbol; groups of 4 also 9 for a code that they list.
     """
-    first = cut(sample.words, number_format.splits[-1], number_format.code_bits)[0]
-    if np.count_nonzero(first == number_format.zero_code) <= sample.words.size >> 1:
-        return False
-    mask = np.packbits(words != number_format.zero_code)
-    is_uniform = number_format.name == "uniform"
-    return not is_uniform or 4 * int(np.count_nonzero(mask)) <= 3 * mask.size
-
-
-def coarsened(block: Quantised, values: Float32Array, run_values: int) -> Quantised:
-    """Uniform codes of an inner block's values (n,) in the steps of a sparse chunk.
-
-    A run of which c of B values are not zero has a step that is larger by sqrt(B / c), about: that
-    of the root mean square of these values.
-    """
-    assert block.scales is not None
-    rows = rows_of(values, run_values)
-    counts = np.count_nonzero(rows, axis=1)
-    # The largest d with c * c * 2**d <= B * B; frexp gives the number of bits of an integer.
-    larger = 2 * (run_values.bit_length() - 1) - np.frexp(np.maximum(counts**2 - 1, 0))[1]
-    steps = block.scales - STEP_OFFSET + np.where(counts > 0, larger, 0)
-    steps = np.minimum(steps, HIGHEST_STEP)
-    codes = codes_of(rows, steps)[: values.size]
-    return Quantised(codes, steps + STEP_OFFSET, values[codes == 0])
+    least = words.size * number_format.code_bytes
+    if number_format.name == "uniform":
+        least = words.size // 4 + 9 * int(np.count_nonzero(is_listed(words, 4)))
+    return plan.cost_bits <= least
 
 
 def write_sparse(
@@ -110,7 +102,7 @@ def write_sparse(
             continue
         alone = ChunkPlan(0, (plane,))
         pieces.append(plane.head)
-        write_streams(symbols, _BYTES, alone, pieces)
+        write_streams(symbols, _BYTES, alone, pieces, _MANY_LANES_FROM)
         for start in range(0, symbols.size, BLOCK_SYMBOLS):
             write_words(symbols[start : start + BLOCK_SYMBOLS], _BYTES, alone, pieces)
 
@@ -148,7 +140,7 @@ def _read_plane(reader: Reader, count: int) -> ByteArray:
     if count == 0:
         return np.zeros(0, dtype=np.uint8)
     plan = ChunkPlan(0, (read_plane(reader, 8),))
-    streams = read_streams(reader, _BYTES, plan, count)
+    streams = read_streams(reader, _BYTES, plan, count, _MANY_LANES_FROM)
     blocks = []
     for start in range(0, count, BLOCK_SYMBOLS):
         size = min(BLOCK_SYMBOLS, count - start)

@@ -33,19 +33,6 @@ inline int trailing_zeros(std::uint64_t word) {
 #endif
 }
 
-// The number of bits set in `words` words.
-inline std::size_t count_ones(const std::uint64_t* bitmap, std::size_t words) {
-  std::size_t ones = 0;
-  for (std::size_t i = 0; i < words; ++i) {
-#if defined(__GNUC__)
-    ones += static_cast<std::size_t>(__builtin_popcountll(bitmap[i]));
-#else
-    for (std::uint64_t bits = bitmap[i]; bits != 0; bits &= bits - 1) ++ones;
-#endif
-  }
-  return ones;
-}
-
 // Which runs of `run_values` values (a power of two from 16) have some bit in a bitmap of `count`.
 class RunsInUse {
  public:

@@ -48,7 +48,7 @@ void set_head(PlanePlan& plan, std::uint8_t kind, const CodeTable* table, std::u
 // The plane's estimated bits with its own table.
 std::uint64_t cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& own) {
   const std::uint64_t data = request.values * own.bits_of(plane.counts) / request.sampled;
-  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values) + data;
+  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values, request.many_from) + data;
 }
 
 void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, PlanePlan& plan) {
@@ -216,9 +216,8 @@ const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::u
 }
 
 const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* symbols,
-                             const std::size_t* sizes, bool everything, const ChunkPlan* best,
-                             PlanScratch& scratch) {
-  ChunkPlan& tried = scratch.plans[best == &scratch.plans[0] ? 1 : 0];
+                             const std::size_t* sizes, bool everything, PlanScratch& scratch) {
+  ChunkPlan& tried = scratch.sparse;
   tried.split_index = format.splits - 1;
   tried.cost_bits = 8;
   for (std::size_t p = 0; p < 2 + format.planes_of_codes(); ++p) {
@@ -226,8 +225,8 @@ const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* sy
     const std::size_t sampled =
         count_sample(symbols[p], sizes[p], 1, everything, scratch.counts[0]);
     add_up(scratch.counts[0]);
-    plan_plane({format, sizes[p], sampled}, {scratch.counts[0].tables[0], 8}, tried.own[p],
-               tried.planes[p]);
+    plan_plane({format, sizes[p], sampled, kManyLanesFromSparse}, {scratch.counts[0].tables[0], 8},
+               tried.own[p], tried.planes[p]);
     tried.cost_bits += tried.planes[p].cost_bits;
   }
   return tried;

@@ -13,7 +13,8 @@ Status ChunkDecoder::read_whole_plane(std::size_t count, std::uint8_t* symbols) 
   ChunkPlan& plan = scratch_.plan.plans[0];
   Status status = read_plane_head(8, plan.planes[0], plan.own[0]);
   if (status.ok() && plan.planes[0].table != nullptr)
-    status = streams_[0].open(*plan.planes[0].table, count, position_, end_, scratch_.lanes[0]);
+    status = streams_[0].open(*plan.planes[0].table, count, position_, end_, scratch_.lanes[0],
+                              kManyLanesFromSparse);
   for (std::size_t offset = 0; offset < count && status.ok(); offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count - offset);
     status = open_plane(0, size);
@@ -40,7 +41,7 @@ Status ChunkDecoder::open_sparse() {
   if (!status.ok()) return status;
   std::fill(upper + upper_bytes, upper + 8 * upper_words, std::uint8_t{0});
   if (groups % 64 != 0 && upper_bits[upper_words - 1] >> groups % 64 != 0) return {Fault::kMaskEnd};
-  const std::size_t bytes = count_ones(upper_bits, upper_words);
+  const std::size_t bytes = kernels_.count_ones(upper_bits, upper_words);
   std::uint8_t* const shown = masks + mask_bytes;
   status = read_whole_plane(bytes, shown);
   if (!status.ok()) return status;
@@ -49,7 +50,7 @@ Status ChunkDecoder::open_sparse() {
   kernels_.spread(shown, upper_bits, groups, 0, masks);
   if (chunk_.count % 64 != 0 && mask_[mask_words - 1] >> chunk_.count % 64 != 0)
     return {Fault::kMaskEnd};
-  const std::size_t codes = count_ones(mask_, mask_words);
+  const std::size_t codes = kernels_.count_ones(mask_, mask_words);
   const std::size_t planes = format_.planes_of_codes();
   const std::size_t words = blocks_of(codes, 64);
   const std::size_t plane_bytes = 64 * words + kSlackBytes;
@@ -64,16 +65,13 @@ Status ChunkDecoder::open_sparse() {
     kernels_.mark(symbols, codes, format_.zero_code(), found + words);
     for (std::size_t word = 0; word < words; ++word) found[word] |= found[words + word];
   }
-  return count_ones(found, words) == codes ? Status{} : Status{Fault::kMaskCode};
+  return kernels_.count_ones(found, words) == codes ? Status{} : Status{Fault::kMaskCode};
 }
 
 void ChunkDecoder::read_sparse(std::size_t count, const Piece& piece) {
   const std::uint64_t* const mask = mask_ + sparse_offset_ / 64;
-  const std::size_t codes = count_ones(mask, blocks_of(count, 64));
-  for (std::size_t p = 0; p < format_.planes_of_codes(); ++p) {
-    kernels_.spread(picked_[p], mask, count, format_.zero_code(), piece.planes[p]);
-    picked_[p] += codes;
-  }
+  for (std::size_t p = 0; p < format_.planes_of_codes(); ++p)
+    picked_[p] += kernels_.spread(picked_[p], mask, count, format_.zero_code(), piece.planes[p]);
   sparse_offset_ += count;
 }
 

@@ -22,18 +22,17 @@ const ChunkPlan& PayloadWriter::plan(bool everything) {
   }
   const PlanRequest request = {format_, codes_.count, sampled};
   const ChunkPlan* best = &plan_chunk(request, scratch_.plan);
-  const std::uint32_t zeros = scratch_.plan.counts[0].tables[0][format_.zero_code()];
+  if (!format_.is_uniform()) return *best;
   // Groups are tried where enough codes are zero: a fourth, for groups of four half of them.
-  for (int index = 2; format_.is_uniform() && index < 4; ++index) {
+  const std::uint32_t zeros = scratch_.plan.counts[0].tables[0][kZeroCode];
+  for (int index = 2; index < 4; ++index) {
     const int size = format_.split[index].group;
     if (zeros <= sampled >> (3 - size / 2)) break;
     const std::size_t symbols =
         count_sample(group(index).symbols, codes_.count, size, everything, scratch_.plan.counts[0]);
     best = &plan_groups(request, index, symbols, *best, scratch_.plan);
   }
-  if (!is_promising(zeros, sampled)) return *best;
-  const ChunkPlan& sparse = plan_marked(everything, best);
-  return sparse.cost_bits < best->cost_bits ? sparse : *best;
+  return *best;
 }
 
 // Both groups' symbols and bitmaps take as many bytes as the codes, and slack.

@@ -8,8 +8,8 @@
 
 namespace fsl {
 
-// The masks; both are padded with zeros to whole words.
-std::size_t PayloadWriter::mark() {
+// Makes the masks, padded with zeros to whole words, and the planes' symbols.
+const ChunkPlan& PayloadWriter::plan_sparse(bool everything) {
   const std::size_t words = blocks_of(codes_.count, 64);
   const std::size_t groups = blocks_of(codes_.count, 8);
   const std::size_t planes = format_.planes_of_codes();
@@ -19,7 +19,7 @@ std::size_t PayloadWriter::mark() {
   std::uint8_t* memory =
       scratch_.sparse.at_least(2 * mask_bytes + upper_bytes + planes * plane_bytes);
   mask_ = reinterpret_cast<std::uint64_t*>(memory);
-  upper_mask_ = reinterpret_cast<std::uint64_t*>(memory += mask_bytes);
+  std::uint64_t* const upper = reinterpret_cast<std::uint64_t*>(memory += mask_bytes);
   picked_[1] = memory += upper_bytes;
   picked_[2] = memory += mask_bytes;
   for (std::size_t p = 1; p < planes; ++p) picked_[2 + p] = memory += plane_bytes;
@@ -29,30 +29,25 @@ std::size_t PayloadWriter::mark() {
     kernels_.mark(codes_.planes[p], codes_.count, 0, also);
     for (std::size_t word = 0; word < words; ++word) mask_[word] |= also[word];
   }
-  kernels_.mark(reinterpret_cast<const std::uint8_t*>(mask_), groups, 0, upper_mask_);
-  picked_[0] = reinterpret_cast<std::uint8_t*>(upper_mask_);
+  const std::uint8_t* const mask = reinterpret_cast<const std::uint8_t*>(mask_);
+  kernels_.mark(mask, groups, 0, upper);
+  picked_[0] = reinterpret_cast<std::uint8_t*>(upper);
   sizes_[0] = blocks_of(groups, 8);
-  return count_ones(upper_mask_, blocks_of(groups, 64));
-}
-
-bool PayloadWriter::is_promising(std::size_t zeros, std::size_t sampled) {
-  if (zeros <= sampled / 2) return false;
-  const std::size_t nonzero = mark();
-  return !format_.is_uniform() || 4 * nonzero <= 3 * blocks_of(codes_.count, 8);
-}
-
-const ChunkPlan& PayloadWriter::plan_marked(bool everything, const ChunkPlan* best) {
-  const std::size_t words = blocks_of(codes_.count, 64);
-  sizes_[1] = kernels_.pick(reinterpret_cast<const std::uint8_t*>(mask_), upper_mask_,
-                            blocks_of(words, 8), picked_[1]);
-  for (std::size_t p = 0; p < format_.planes_of_codes(); ++p)
+  sizes_[1] = kernels_.pick(mask, upper, blocks_of(groups, 64), picked_[1]);
+  for (std::size_t p = 0; p < planes; ++p)
     sizes_[2 + p] = kernels_.pick(codes_.planes[p], mask_, words, picked_[2 + p]);
-  return plan_sparse(format_, picked_, sizes_, everything, best, scratch_.plan);
+  return fsl::plan_sparse(format_, picked_, sizes_, everything, scratch_.plan);
 }
 
-const ChunkPlan& PayloadWriter::plan_again(bool everything) {
-  mark();
-  return plan_marked(everything, nullptr);
+// Other splits take at least a bit a symbol; groups of four also 9 for a code that they list.
+bool PayloadWriter::is_cheap(const ChunkPlan& sparse) const {
+  std::uint64_t least = codes_.count * format_.code_bytes();
+  if (format_.is_uniform()) {
+    const std::size_t ones = kernels_.count_byte(picked_[2], sizes_[2], 127) +
+                             kernels_.count_byte(picked_[2], sizes_[2], 129);
+    least = codes_.count / 4 + 9 * (sizes_[2] - ones);
+  }
+  return sparse.cost_bits <= least;
 }
 
 // The scales of the runs that have codes.
@@ -98,7 +93,7 @@ bool PayloadWriter::write_sparse(const ChunkPlan& plan, std::uint8_t*& position,
         reinterpret_cast<std::uint64_t*>(scratch_.uncoded[0].at_least(8 * uncoded_words(count)));
     std::memcpy(number_of_[0], plane.table->number_of, sizeof(number_of_[0]));
     const Stream stream = write_stream(kernels_, *plane.table, sources_[0], count, ahead_,
-                                       scratch_.stream, uncoded_[0]);
+                                       scratch_.stream, uncoded_[0], kManyLanesFromSparse);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
     std::memcpy(position + 4, stream.bytes, stream.size);

@@ -1,18 +1,20 @@
-// Steps of sparse chunks (docs/WIRE.md, "Sparse chunks").
+// Steps of sparse chunks (docs/WIRE.md, "Uniform codes").
 #pragma once
 
 #include "bits.hpp"
 
 namespace fsl {
 
-inline constexpr int kHighestQuarters = 480;
-
-// By how many quarters of an octave the step grows of a run of which `nonzero` of `run_values`
-// values are not zero: the largest d with nonzero^2 * 2^d <= run_values^2.
+// By how much k grows of a run of which `nonzero` of `run_values` values, at least one, are not
+// zero: the largest d with nonzero^2 * 2^d <= run_values^2.
 inline int coarser_by(std::size_t nonzero, std::size_t run_values) {
-  if (nonzero == 0) return 0;
   return 2 * highest_bit(static_cast<unsigned>(run_values)) -
-         bits_needed(static_cast<unsigned>(nonzero * nonzero - 1));
+         (nonzero == 1 ? 0 : highest_bit(static_cast<unsigned>(nonzero * nonzero - 1)) + 1);
+}
+
+inline int coarser_step(int step, std::size_t nonzero, std::size_t run_values) {
+  const int coarser = step + coarser_by(nonzero, run_values);
+  return coarser < 480 ? coarser : 480;
 }
 
 }  // namespace fsl

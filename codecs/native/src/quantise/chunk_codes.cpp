@@ -32,11 +32,14 @@ ChunkCodes make_room(const EncodeSettings& settings, Arena& memory) {
 }
 
 void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t first_bits,
-                              Seen& seen, std::uint16_t* positions, std::size_t further) {
-  begin(count);
-  const std::size_t offset = last_offset_;
+                              Seen& seen, std::uint16_t* positions, std::size_t further,
+                              bool sparse) {
+  const std::size_t offset = codes_.count;
   const std::size_t first_run = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
+  last_offset_ = offset;
+  last_escaped_ = escaped_;
+  codes_.count += count;
   switch (format_.kind) {
     case Kind::kFloat32: {
       std::uint8_t* const planes[4] = {codes_.planes[0] + offset, codes_.planes[1] + offset,
@@ -57,36 +60,18 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
       break;
     case Kind::kUniform: {
       std::uint8_t* const codes = codes_.planes[0] + offset;
+      const auto quantise_these = sparse ? kernels_.quantise_sparse : kernels_.quantise_uniform;
       const std::size_t escapes =
-          kernels_.quantise_uniform(x, count, settings_.step_log2, settings_.block_values,
-                                    first_bits, codes, codes_.steps + first_run, seen);
+          quantise_these(x, count, settings_.step_log2, settings_.block_values, first_bits, codes,
+                         codes_.steps + first_run, seen);
       settle_scales(first_run, runs);
-      list_escaped(x, count, escapes, positions);
+      if (escapes > 0) kernels_.find_byte(codes, count, 0, positions);
+      for (std::size_t i = 0; i < escapes; ++i) codes_.escaped[escaped_ + i] = x[positions[i]];
+      codes_.escapes[offset / kBlockValues] = escapes;
+      escaped_ += escapes;
       break;
     }
   }
-}
-
-void ChunkQuantiser::begin(std::size_t count) {
-  last_offset_ = codes_.count;
-  last_escaped_ = escaped_;
-  codes_.count += count;
-}
-
-void ChunkQuantiser::list_escaped(const float* x, std::size_t count, std::size_t escapes,
-                                  std::uint16_t* positions) {
-  if (escapes > 0) kernels_.find_byte(codes_.planes[0] + last_offset_, count, 0, positions);
-  for (std::size_t i = 0; i < escapes; ++i) codes_.escaped[escaped_ + i] = x[positions[i]];
-  codes_.escapes[last_offset_ / kBlockValues] = escapes;
-  escaped_ += escapes;
-}
-
-void ChunkQuantiser::coarsen(const float* x, std::size_t count, std::uint16_t* positions) {
-  begin(count);
-  const std::size_t escapes =
-      kernels_.coarsen_uniform(x, count, settings_.block_values, codes_.planes[0] + last_offset_,
-                               codes_.steps + last_offset_ / settings_.block_values);
-  list_escaped(x, count, escapes, positions);
 }
 
 // Zeros fit any scale. Runs of zeros take the smallest scale of the others, which does not widen

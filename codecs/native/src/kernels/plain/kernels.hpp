@@ -6,6 +6,7 @@
 #include "bits.hpp"
 #include "kernels/paths.hpp"
 #include "kernels/plain/ranks.hpp"
+#include "kernels/sparse.hpp"
 
 namespace fsl {
 namespace {
@@ -156,13 +157,7 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int step_l
   return step_from_sum(lanes[0], largest, step_log2, block_values);
 }
 
-// 0, the escape, for a quotient that is not below 127.5 (from there on it might round to 128).
-std::uint8_t uniform_code(float quotient) {
-  // 1.5 * 2^23 makes the adder round to integers, ties to even.
-  const std::uint32_t nearest = bits_of(quotient + 12582912.0F) + 128;
-  return float_of(bits_of(quotient) & kMagnitude) < 127.5F ? byte(nearest) : 0;
-}
-
+template <bool kSparse>
 std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
                              std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
@@ -175,12 +170,23 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
       std::memset(codes + start, 128, length);
       continue;
     }
-    const int step = step_of(x + start, length, largest, step_log2, block_values);
+    int step = step_of(x + start, length, largest, step_log2, block_values);
+    if (kSparse) {
+      std::size_t nonzero = 0;
+      for (std::size_t i = start; i < start + length; ++i)
+        nonzero += (bits_of(x[i]) & kMagnitude) != 0;
+      step = coarser_step(step, nonzero, block_values);
+    }
     *steps++ = static_cast<std::int16_t>(step);
     const float inverse = quarter_power(-step);
     for (std::size_t i = start; i < start + length; ++i) {
-      codes[i] = uniform_code(x[i] * inverse);
-      escapes += codes[i] == 0;
+      const float product = x[i] * inverse;
+      // Below 127.5 the nearest-even integer is at most 127; 1.5 * 2^23 makes the adder round to
+      // integers.
+      const bool fits = float_of(bits_of(product) & kMagnitude) < 127.5F;
+      const std::uint32_t nearest = bits_of(product + 12582912.0F) + 128;
+      codes[i] = fits ? byte(nearest) : 0;
+      escapes += !fits;
     }
   }
   return escapes;

@@ -1,47 +1,49 @@
-// Masks of codes, and steps of sparse chunks, in plain C++. For plain/kernels.hpp only.
+// Masks of codes in plain C++. For plain/kernels.hpp only.
 #pragma once
 
-#include "kernels/sparse.hpp"
+#include "bits.hpp"
 
 namespace fsl {
 namespace {
 namespace plain {
 
-void mark(const std::uint8_t* bytes, std::size_t count, std::uint8_t zero, std::uint64_t* bitmap) {
+std::size_t mark(const std::uint8_t* bytes, std::size_t count, std::uint8_t zero,
+                 std::uint64_t* bitmap) {
+  std::size_t found = 0;
   for (std::size_t start = 0; start < count; start += 64) {
     const std::size_t here = count - start < 64 ? count - start : 64;
     std::uint64_t bits = 0;
-    for (std::size_t i = 0; i < here; ++i)
-      bits |= static_cast<std::uint64_t>(bytes[start + i] != zero) << i;
+    for (std::size_t i = 0; i < here; ++i) {
+      const bool is_set = bytes[start + i] != zero;
+      bits |= static_cast<std::uint64_t>(is_set) << i;
+      found += is_set;
+    }
     *bitmap++ = bits;
   }
+  return found;
 }
 
-void spread(const std::uint8_t* picked, const std::uint64_t* bitmap, std::size_t count,
-            std::uint8_t zero, std::uint8_t* bytes) {
+std::size_t spread(const std::uint8_t* picked, const std::uint64_t* bitmap, std::size_t count,
+                   std::uint8_t zero, std::uint8_t* bytes) {
+  const std::uint8_t* const first = picked;
   std::memset(bytes, zero, count);
   for (std::size_t start = 0; start < count; start += 64) {
     for (std::uint64_t bits = *bitmap++; bits != 0; bits &= bits - 1)
       bytes[start + static_cast<std::size_t>(trailing_zeros(bits))] = *picked++;
   }
+  return static_cast<std::size_t>(picked - first);
 }
 
-std::size_t coarsen_uniform(const float* x, std::size_t count, std::size_t block_values,
-                            std::uint8_t* codes, std::int16_t* steps) {
-  std::size_t escapes = 0;
-  for (std::size_t start = 0; start < count; start += block_values) {
-    const std::size_t end = count - start < block_values ? count : start + block_values;
-    std::size_t nonzero = 0;
-    for (std::size_t i = start; i < end; ++i) nonzero += (bits_of(x[i]) & kMagnitude) != 0;
-    const int step = *steps + coarser_by(nonzero, block_values);
-    *steps = static_cast<std::int16_t>(step < kHighestQuarters ? step : kHighestQuarters);
-    const float inverse = quarter_power(-*steps++);
-    for (std::size_t i = start; nonzero != 0 && i < end; ++i) {
-      codes[i] = uniform_code(x[i] * inverse);
-      escapes += codes[i] == 0;
-    }
+std::size_t count_ones(const std::uint64_t* bitmap, std::size_t words) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < words; ++i) {
+#if defined(__GNUC__)
+    found += static_cast<std::size_t>(__builtin_popcountll(bitmap[i]));
+#else
+    for (std::uint64_t bits = bitmap[i]; bits != 0; bits &= bits - 1) ++found;
+#endif
   }
-  return escapes;
+  return found;
 }
 
 }  // namespace plain
