@@ -81,11 +81,11 @@ def looks_sparse(values: Float32Array) -> bool:
 def is_cheap(plan: ChunkPlan, words: WordArray, number_format: Format) -> bool:
     """Whether other splits of code words (n,) are not worth a comparison.
 
-    They take at least a bit a symbol; groups of 4 also 9 for a code that they list.
+    They take at least a bit a symbol; groups of 4 also 10 for a code that they list.
     """
     least = words.size * number_format.code_bytes
     if number_format.name == "uniform":
-        least = words.size // 4 + 9 * int(np.count_nonzero(is_listed(words, 4)))
+        least = words.size // 4 + 10 * int(np.count_nonzero(is_listed(words, 4)))
     return plan.cost_bits <= least
 
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace fsl {
 
@@ -43,9 +44,14 @@ class RunsInUse {
 
   bool operator()(std::size_t run) const {
     const std::size_t first = run * step_;
-    const std::size_t last = first + step_ < end_ ? first + step_ : end_;
-    std::uint8_t bits = 0;
-    for (std::size_t i = first; i < last; ++i) bits = static_cast<std::uint8_t>(bits | bytes_[i]);
+    const std::size_t size = first + step_ < end_ ? step_ : end_ - first;
+    std::uint64_t bits = 0;
+    std::size_t i = 0;
+    for (std::uint64_t eight; i + 8 <= size; i += 8) {
+      std::memcpy(&eight, bytes_ + first + i, 8);
+      bits |= eight;
+    }
+    for (; i < size; ++i) bits |= bytes_[first + i];
     return bits != 0;
   }
 

@@ -84,13 +84,15 @@ Status ChunkDecoder::read_scales_in_use(std::size_t count, const Piece& first) {
   has_highest_scale_ = false;
   const Status status = left == 0 ? Status{} : read_scales_of(left, first);
   if (!status.ok()) return status;
+  // Unpredictable, so without branches.
   for (std::size_t run = runs; run-- > 0;) {
     const bool has_codes = in_use(run);
     left -= has_codes;
     if (format_.is_uniform()) {
-      first.steps[run] = has_codes ? first.steps[left] : std::int16_t{0};
+      first.steps[run] = static_cast<std::int16_t>(first.steps[left] * has_codes);
     } else {
-      first.scales[run] = has_codes ? first.scales[left] : std::uint8_t{127};
+      first.scales[run] =
+          static_cast<std::uint8_t>(has_codes * first.scales[left] + !has_codes * 127);
     }
   }
   return {};

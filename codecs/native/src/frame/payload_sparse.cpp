@@ -39,13 +39,13 @@ const ChunkPlan& PayloadWriter::plan_sparse(bool everything) {
   return fsl::plan_sparse(format_, picked_, sizes_, everything, scratch_.plan);
 }
 
-// Other splits take at least a bit a symbol; groups of four also 9 for a code that they list.
+// Other splits take at least a bit a symbol; groups of four also 10 for a code that they list.
 bool PayloadWriter::is_cheap(const ChunkPlan& sparse) const {
   std::uint64_t least = codes_.count * format_.code_bytes();
   if (format_.is_uniform()) {
     const std::size_t ones = kernels_.count_byte(picked_[2], sizes_[2], 127) +
                              kernels_.count_byte(picked_[2], sizes_[2], 129);
-    least = codes_.count / 4 + 9 * (sizes_[2] - ones);
+    least = codes_.count / 4 + 10 * (sizes_[2] - ones);
   }
   return sparse.cost_bits <= least;
 }

@@ -236,7 +236,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
         if (kSparse) nonzero += ones(_mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ));
       }
       sums[run] = folded_sum(lanes);
-      if (kSparse) coarser[run] = nonzero == 0 ? 0 : coarser_by(nonzero, block_values);
+      if (kSparse) coarser[run] = coarser_by(nonzero, block_values);
     }
     __m512i overall = _mm512_setzero_si512();
     bool escaping = false;
