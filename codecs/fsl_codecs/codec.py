@@ -321,16 +321,13 @@ def _coded(values: Float32Array, spec: CodecSpec) -> bytes | None:
     blocks = quantise(values, *settings, sparse=is_sparse)
     words = np.concatenate([block.words for block in blocks])
     for everything in (False, True):
-        if is_sparse:
-            plan = plan_sparse(words, number_format, everything=everything)
-            is_sparse = is_cheap(plan, words, number_format) or (
-                plan.cost_bits < _plan_others(words, number_format, everything).cost_bits
-            )
-            if not is_sparse:
-                blocks = quantise(values, *settings)
-                words = np.concatenate([block.words for block in blocks])
-        if not is_sparse:
-            plan = _plan_others(words, number_format, everything)
+        plan = _plan(words, number_format, everything, sparse=is_sparse)
+        if is_sparse and not is_cheap(plan, words, number_format):
+            others = quantise(values, *settings)
+            other_words = np.concatenate([block.words for block in others])
+            other = _plan(other_words, number_format, everything, sparse=False)
+            if plan.cost_bits >= other.cost_bits:
+                blocks, words, plan, is_sparse = others, other_words, other, False
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None
         try:
@@ -342,14 +339,14 @@ def _coded(values: Float32Array, spec: CodecSpec) -> bytes | None:
     raise AssertionError("a plan of everything fits everything")
 
 
-def _plan_others(words: WordArray, number_format: Format, everything: bool) -> ChunkPlan:
+def _plan(words: WordArray, number_format: Format, everything: bool, *, sparse: bool) -> ChunkPlan:
+    if sparse:
+        return plan_sparse(words, number_format, everything=everything)
     sample = Sample(words, words.size) if everything else sample_of(words)
     return plan_chunk(sample, number_format)
 
 
-def _coded_as(
-    plan: ChunkPlan, words: WordArray, blocks: list[Quantised], spec: CodecSpec
-) -> bytes:
+def _coded_as(plan: ChunkPlan, words: WordArray, blocks: list[Quantised], spec: CodecSpec) -> bytes:
     number_format = format_named(spec.format)
     is_sparse = number_format.splits[plan.split_index].sparse
     pieces: list[bytes] = []

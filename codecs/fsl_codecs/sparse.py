@@ -67,7 +67,9 @@ def plan_sparse(words: WordArray, number_format: Format, *, everything: bool) ->
             continue
         sample = Sample(symbols, symbols.size) if everything else sample_of(symbols)
         counts = np.bincount(sample.words, minlength=256)
-        plans.append(plan_plane(Counted(counts, 8, sample.words.size, symbols.size, _MANY_LANES_FROM)))
+        plans.append(
+            plan_plane(Counted(counts, 8, sample.words.size, symbols.size, _MANY_LANES_FROM))
+        )
     return ChunkPlan(len(number_format.splits) - 1, tuple(plans))
 
 

@@ -128,11 +128,15 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
     const bool counts_all = everything != 0;
-    const ChunkPlan* sparse = is_sparse ? &writer.plan_sparse(counts_all) : nullptr;
-    if (is_sparse && !writer.is_cheap(*sparse))
-      is_sparse = sparse->cost_bits < writer.plan(counts_all).cost_bits;
-    if (!is_sparse && sparse != nullptr && has_sparse_steps) quantise(codes, false);
-    const ChunkPlan& plan = is_sparse ? *sparse : writer.plan(counts_all);
+    const ChunkPlan* best = is_sparse ? &writer.plan_sparse(counts_all) : nullptr;
+    if (is_sparse && !writer.is_cheap(*best)) {
+      if (has_sparse_steps) quantise(codes, false);
+      const ChunkPlan& other = writer.plan(counts_all);
+      is_sparse = best->cost_bits < other.cost_bits;
+      if (is_sparse && has_sparse_steps) quantise(codes, true);
+      if (!is_sparse) best = &other;
+    }
+    const ChunkPlan& plan = best != nullptr ? *best : writer.plan(counts_all);
     if (plan.cost_bits >= static_cast<std::uint64_t>(format_.code_bits) * count_) break;
     std::size_t raw_bytes = 0;
     const Attempt attempt = writer.write_coded(plan, out, bytes, raw_bytes);
