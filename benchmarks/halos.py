@@ -97,7 +97,7 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
                 "sync.min_clients": 2,
                 "data.shards": 2,
                 "groups.roster": roster,
-                "groups.every_s": GLOBAL_S,
+                "groups.every": round(GLOBAL_S / EVERY_S),
                 "groups.insecure": True,
             }
     return sets

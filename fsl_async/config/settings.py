@@ -426,10 +426,9 @@ class GroupsConfig:
     )
     every: int = setting(
         6,
-        "versions of the fastest group from one global round to the next; 0: by every_s",
-        span(least=0),
+        "versions of the fastest group from one global round to the next",
+        span(least=1),
     )
-    every_s: float = setting(0.0, "... or seconds; 0: by every", span(least=0))
     bind: str = setting(
         "",
         "IP address at which the reduction listens, on free ports; empty: that of listen.address",
@@ -437,9 +436,6 @@ class GroupsConfig:
     )
     insecure: bool = setting(
         False, "reduce over a public address, without encryption; a VPN is better"
-    )
-    momentum: Literal["keep", "reset"] = setting(
-        "keep", "the group's outer momentum after a global round: keep | reset"
     )
     hold_s: float = setting(
         120.0,
@@ -476,8 +472,6 @@ class GroupsConfig:
 
     def __attrs_post_init__(self) -> None:
         roster_of(self.roster)
-        if not self.every and not self.every_s:
-            raise SettingError("groups.every", "must not be 0 where groups.every_s is 0")
 
 
 @frozen(kw_only=True)

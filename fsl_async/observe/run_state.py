@@ -92,11 +92,10 @@ class GroupFigures:
     def _on_reduction_failed(self, run: NodeAndClients, line: Line) -> None:
         self.failed += 1
 
-    def _on_keep_decision(self, run: NodeAndClients, line: Line) -> None:
-        self.members = sorted(map(str, line["contributors"]))
-
-    def _on_decision_kept(self, run: NodeAndClients, line: Line) -> None:
-        self.decided += 1
+    def _on_done(self, run: NodeAndClients, line: Line) -> None:
+        if line["of"]["type"] == "keep_decision" and not line["problem"]:
+            self.decided += 1
+            self.members = sorted(map(str, line["of"]["contributors"]))
 
     def as_dict(self) -> dict[str, Any] | None:
         """Plain values for --json; None for a parameter server alone."""

@@ -247,7 +247,7 @@ class Server:
         digest = groups.finish_result(number + 1, self.config.codec.spec_down)
         groups.keep_decision(number + 1, number + 1, digest, {"first": (cut.begin, cut.end)})
         decision = Decision(number + 1, number + 1, digest, groups.state.adopted.run)
-        made = self.store.adopt_global(decision, counted=True, keeps_momentum=True)
+        made = self.store.adopt_global(decision, counted=True)
         assert made.version == version
         return made.digest
 

@@ -66,7 +66,7 @@ def test_the_model_is_fixed_once_the_initial_weights_have_arrived(start):
     server.attach("b", OTHER_BASE)
     worker.work()
     assert server.shell.machine.version == 0
-    assert server.shell.manifest == server.store.manifest == ONE
+    assert server.shell.context.manifest == server.store.manifest == ONE
     assert any("frozen tensor 'base'" in note for note in server.notes)
 
 

@@ -244,7 +244,7 @@ def test_a_version_that_scalars_are_measured_from_is_not_kept_any_more(scalars):
 
 def test_a_delta_that_is_being_stored_is_not_judged_again(scalars):
     """Its client offers it again in a new session, when the version after its base is made."""
-    server, worker = scalars, scalars.shell.jobs.worker
+    server, worker = scalars, scalars.shell.context.jobs.worker
     del worker.submit
     server.shell.on_transport(measured(server))
     server.shell.machine.deltas.max_staleness = -1  # as if versions had been made since
@@ -306,7 +306,7 @@ def test_before_version_0_a_model_counts_while_a_client_has_it():
     server.hello("right", 3)
     server.attach("right")
     assert rejected(server) == ["right", "right"]
-    assert server.shell.manifest == MANIFEST
+    assert server.shell.context.manifest == MANIFEST
     assert server.endpoint.last("send")[2]["m"] == "publish/1"
 
 
@@ -331,7 +331,7 @@ def test_before_version_0_two_models_at_the_same_time():
     server.attach("a")
     server.attach("b", OTHER)
     worker.work()
-    assert server.shell.manifest == MANIFEST
+    assert server.shell.context.manifest == MANIFEST
     assert rejected(server) == ["b"]
 
 

@@ -1,13 +1,16 @@
 """Global rounds in the journal and in ledgers: what status shows, and what an audit finds."""
 
 import pytest
-from facts import VersionFact, fact_fields, line_of
+from attrs import evolve
+from facts import VersionFact, line_of
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.ledger_audit import audit_groups
 from fsl_async.observe.run_state import RunState
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
+from fsl_async.roles.machine import Done
 
 VERSION = {"fact": "version", "version": 1, "merged": [], "tokens_total": 9}
 
@@ -16,7 +19,7 @@ def state_of(*items):
     """Return the state that the journal's lines of these events and effects add up to."""
     state = RunState()
     for item in items:
-        state.apply({"t": 1.0, "type": item.tag, **fact_fields(item)})
+        state.apply({"t": 1.0, "type": item.tag, **as_fields(item)})
     return state
 
 
@@ -25,13 +28,15 @@ def test_status_has_a_line_about_groups():
     assert RunState().groups.words() == []
     assert RunState().as_dict(0.0)["groups"] is None
     held, made = ev.Decision(2, 4, "d2", "r"), ev.Decision(3, 5, "d3", "r")
+    decision = do.KeepDecision(3, 5, "d3", {"south": (0, 1), "north": (0, 2)})
     state = state_of(
         ev.GroupsRecovered(held),
         ev.PeerHere("south"),
         ev.PeerHere("east"),
         ev.ReductionFailed(4, "x"),
-        do.KeepDecision(3, 5, "d3", {"south": (0, 1), "north": (0, 2)}),
-        ev.DecisionKept(3, 5),
+        Done(do.KeepAttempt(3, 5)),
+        Done(decision),
+        Done(evolve(decision, round=4), "disk full"),
         ev.Adopted(made, 3, gained=False),
         ev.PeerGone("east", "bye"),
     )

@@ -60,7 +60,7 @@ def joined(first, other):
     groups.open()
     groups.use_model(first.store.manifest)
     send_global(first, other, state.decided)
-    return other.store.adopt_global(state.decided, counted=False, keeps_momentum=True)
+    return other.store.adopt_global(state.decided, counted=False)
 
 
 def send_global(first, other, decided):

@@ -26,7 +26,7 @@ from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.groups.member import COORDINATOR, GroupMember
-from fsl_async.roles.machine import Effect, Event, Note, Received, Send
+from fsl_async.roles.machine import Done, Effect, Event, Note, Received, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync.events import VersionCommitted
 from fsl_async.store.errors import ManifestError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fsl_async.config.address import Address
     from fsl_async.config.settings import Config
     from fsl_async.keys.folder import KeysFolder
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.ps.store_jobs import ParameterServerContext
     from fsl_async.observe.journal import JournalWriter
     from fsl_async.store.commit.groups_store import GroupsStore
 
@@ -63,17 +63,17 @@ class GroupsShell:
     """
 
     _config: Config
-    _group: ParameterServerShell
+    _group: ParameterServerContext
     _dialer: Dialer | None = None
     _helper: Helper = ReductionProcess
 
     def __attrs_post_init__(self) -> None:
-        server = self._group
-        self._say, self._scheduler, self._listener = server.say, server.scheduler, server.endpoint
+        group = self._group
+        self._say, self._scheduler, self._listener = group.say, group.scheduler, group.endpoint
         self.machine = GroupMember(self._config)
         self._keys = {name: place.key for name, place in self._config.groups.servers.items()}
         """Public keys of the servers in the roster; empty ones without encryption."""
-        self.node = Node(self.machine, self._scheduler, self._execute, server.journal)
+        self.node = Node(self.machine, self._scheduler, self._execute, group.journal)
         self.dialer = self._dialer(self._from_coordinator) if self._dialer is not None else None
         self._endpoint: tp.ListenerEndpoint | tp.DialerEndpoint = self.dialer or self._listener
         self.process = self._helper(self._address, self._summed, self._reduction_failed)
@@ -88,7 +88,7 @@ class GroupsShell:
         self._redial: tp.Cancellable | None = None
         self._is_closed = False
         self._refusals: set[str] = set()
-        feed = server.node.feed
+        feed = group.node.feed
         self._executors: dict[type, Callable[[Any], None]] = {
             Send: lambda e: self._endpoint.send(e.peer, msg.to_wire(e.message)),
             Note: self._say,
@@ -99,15 +99,12 @@ class GroupsShell:
             do.StartReduction: self._start_reduction,
             do.KillReduction: lambda _: self._kill_reduction(),
             do.PassAddress: self._pass_address,
-            do.KeepAttempt: lambda e: self._run(
-                lambda: self._store.keep_attempt(e.round, e.attempt),
-                lambda _: ev.AttemptKept(e.attempt),
-                ev.LedgerFailed,
+            do.KeepAttempt: lambda e: self._keep(
+                e, lambda: self._store.keep_attempt(e.round, e.attempt)
             ),
-            do.KeepDecision: lambda e: self._run(
+            do.KeepDecision: lambda e: self._keep(
+                e,
                 lambda: self._store.keep_decision(e.round, e.attempt, e.digest, e.contributors),
-                lambda _: ev.DecisionKept(e.round, e.attempt),
-                ev.LedgerFailed,
             ),
             do.ReceiveGlobal: self._receive,
             do.SendGlobal: self._send_global,
@@ -148,7 +145,9 @@ class GroupsShell:
         failed: Callable[[str], None],
     ) -> None:
         """Run a job of the store. failed: takes the reason."""
-        self._group.worker.submit(job, done, lambda error: failed(str(error)))
+        self._group.worker.submit(
+            job, done, lambda error: failed(str(error) or type(error).__name__)
+        )
 
     def _run(
         self,
@@ -159,6 +158,10 @@ class GroupsShell:
         """Run a job of the store, and feed the event that it ends in."""
         feed = self.node.feed
         self._submit(job, lambda found: feed(done(found)), lambda reason: feed(failed(reason)))
+
+    def _keep(self, effect: Effect, job: Callable[[], None]) -> None:
+        """Write a line of the ledger."""
+        self._run(job, lambda _: Done(effect), lambda reason: Done(effect, reason))
 
     # --- the group ---
 
@@ -200,11 +203,7 @@ class GroupsShell:
         begun_at, store, decision = self._scheduler.time(), self._group.store, effect.decision
 
         def adopt() -> tuple[VersionCommitted, ev.GroupsRecovered]:
-            made = store.adopt_global(
-                decision,
-                counted=effect.counted,
-                keeps_momentum=self._config.groups.momentum == "keep",
-            )
+            made = store.adopt_global(decision, counted=effect.counted)
             return made, store.groups.state
 
         def done(found: tuple[VersionCommitted, ev.GroupsRecovered]) -> None:
@@ -525,17 +524,17 @@ def check_keys(servers: Mapping[str, Address], *, has_keys: bool) -> None:
 
 
 def join_groups(
-    shell: ParameterServerShell,
+    group: ParameterServerContext,
     config: Config,
     *,
     writer: JournalWriter,
     keys: KeysFolder | None,
 ) -> GroupsShell | None:
-    """Make the shell take part in global rounds; None without a roster. Raises FslError."""
+    """Make a group's part in global rounds; None without a roster. Raises FslError."""
     if not config.groups.is_on:
         return None
     groups, name, loop = config.groups, config.run.name, asyncio.get_running_loop()
-    check_history(config, shell.store.version, shell.store.groups.state)
+    check_history(config, group.store.version, group.store.groups.state)
     check_keys(groups.servers, has_keys=keys is not None)
     dialer: Dialer | None = None
     if not config.leads:
@@ -548,7 +547,7 @@ def join_groups(
             name,
             scheduler=loop,
             journal=writer,
-            log=lambda line: shell.say(Note(line, "warning")),
+            log=lambda line: group.say(Note(line, "warning")),
             is_reserved=True,
         )
         try:
@@ -561,5 +560,4 @@ def join_groups(
                 link, loop, settings, take, name, incarnation=time.time_ns(), role=ROLE
             )
 
-    shell.groups = GroupsShell(config, shell, dialer)
-    return shell.groups
+    return GroupsShell(config, group, dialer)

@@ -390,7 +390,9 @@ class _Server:
                 ),
             ),
         )
-        self._groups = join_groups(self._shell, config, writer=self.writer, keys=options.keys)
+        self._shell.groups = self._groups = join_groups(
+            self._shell.context, config, writer=self.writer, keys=options.keys
+        )
 
     def _listen(self, handle: Callable[[tp.TransportEvent], None]) -> tp.ListenerEndpoint:
         self._endpoint = tp.ListenerEndpoint(

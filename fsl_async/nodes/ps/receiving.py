@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -18,7 +19,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.delta import DeltaKey
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.ps.store_jobs import ParameterServerContext
 
 CANNOT_STORE = "parameter server cannot store it now"
 
@@ -27,7 +28,7 @@ CANNOT_STORE = "parameter server cannot store it now"
 class Receiving:
     """The streams of all clients to the parameter server."""
 
-    shell: ParameterServerShell
+    ps: ParameterServerContext
     storing: Counter[str] = field(factory=Counter, init=False)
     """Client -> its deltas that have arrived and are being stored."""
     _incoming: dict[tuple[str, str], Callable[[], None]] = field(factory=dict, init=False)
@@ -62,7 +63,7 @@ class Receiving:
         """Report a stream that ended incomplete."""
         problem = self._problems.pop((peer, stream), reason)
         if self._incoming.pop((peer, stream), None) is not None:
-            self.shell.node.feed(StreamLost(peer, stream, problem), None)
+            self.ps.node.feed(StreamLost(peer, stream, problem), None)
 
     def left(self, peer: str) -> None:
         """Forget the streams of a session that is over."""
@@ -74,25 +75,25 @@ class Receiving:
 
     def initial(self, effect: do.ReceiveInitial, number: int) -> None:
         """Receive the weights of version 0."""
-        manifest, peer, stream = self.shell.known_manifest(), effect.peer, effect.stream
-        begun_at = self.shell.scheduler.time()
+        manifest, peer, stream = self.ps.known_manifest(), effect.peer, effect.stream
+        begun_at = self.ps.scheduler.time()
 
         def ready(_: None) -> None:
-            self._open(peer, stream, self.shell.store.write_initial, finish)
+            self._open(peer, stream, self.ps.store.write_initial, finish)
 
         def finish() -> None:
-            self.shell.node.feed(Done(effect), number)
-            self.shell.worker.submit(
-                self.shell.store.finish_initial,
-                lambda made: self.shell.jobs.committed(made, begun_at, number),
-                lambda error: self.shell.node.feed(Done.failed(effect, error), number),
+            self.ps.node.feed(Done(effect), number)
+            self.ps.worker.submit(
+                self.ps.store.finish_initial,
+                lambda made: self.ps.jobs.committed(made, begun_at, number),
+                lambda error: self.ps.node.feed(Done.failed(effect, error), number),
             )
 
         def failed(error: Exception) -> None:
-            self.shell.endpoint.decline(peer, stream, "parameter server cannot write")
-            self.shell.node.feed(Done.failed(effect, error), number)
+            self.ps.endpoint.decline(peer, stream, "parameter server cannot write")
+            self.ps.node.feed(Done.failed(effect, error), number)
 
-        self.shell.worker.submit(lambda: self.shell.store.begin_initial(manifest), ready, failed)
+        self.ps.worker.submit(lambda: self.ps.store.begin_initial(manifest), ready, failed)
 
     def delta(self, effect: do.ReceiveDelta, number: int) -> None:
         """Receive a delta into the spool, from the first missing chunk."""
@@ -103,33 +104,33 @@ class Receiving:
             return
 
         def begin() -> int | None:
-            known = self.shell.store.spool_begin(delta)
-            return None if known else self.shell.store.spool_next_chunk(key)
+            known = self.ps.store.spool_begin(delta)
+            return None if known else self.ps.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
             if next_chunk is None:
                 # It was finished since this offer; the acknowledgement is being sent.
-                self.shell.endpoint.decline(peer, stream, "known")
+                self.ps.endpoint.decline(peer, stream, "known")
                 return
-            write = lambda index, frame: self.shell.store.spool_write(key, index, frame)  # noqa: E731
+            write = partial(self.ps.store.spool_write, key)
             finish = lambda: self._finish_delta(effect, number, broken)  # noqa: E731
             self._open(peer, stream, write, finish, next_chunk)
 
         def broken(error: Exception) -> None:
-            self.shell.endpoint.decline(peer, stream, CANNOT_STORE)
-            self.shell.endpoint.cancel(peer, stream, CANNOT_STORE)
-            self.shell.node.feed(StreamLost(peer, stream, str(error)), number)
+            self.ps.endpoint.decline(peer, stream, CANNOT_STORE)
+            self.ps.endpoint.cancel(peer, stream, CANNOT_STORE)
+            self.ps.node.feed(StreamLost(peer, stream, str(error)), number)
 
-        self.shell.worker.submit(begin, begun, broken)
+        self.ps.worker.submit(begin, begun, broken)
 
     def _store_measured(self, effect: do.ReceiveDelta, frame: bytes, number: int) -> None:
         key = effect.delta.key
         self._finishing.add(key)
 
         def write() -> bool:
-            is_new = self.shell.store.spool_begin(effect.delta) is None
+            is_new = self.ps.store.spool_begin(effect.delta) is None
             if is_new:
-                self.shell.store.spool_write(key, 0, frame)
+                self.ps.store.spool_write(key, 0, frame)
             return is_new
 
         def written(is_new: bool) -> None:
@@ -141,9 +142,9 @@ class Receiving:
 
         def broken(error: Exception) -> None:
             self._finishing.discard(key)
-            self.shell.node.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
+            self.ps.node.feed(StreamLost(effect.peer, effect.stream, str(error)), number)
 
-        self.shell.worker.submit(write, written, broken)
+        self.ps.worker.submit(write, written, broken)
 
     def _finish_delta(
         self, effect: do.ReceiveDelta, number: int, broken: Callable[[Exception], None]
@@ -164,15 +165,15 @@ class Receiving:
 
         def stored(result: ev.DeltaStored) -> None:
             over()
-            self.shell.node.feed(result, number)
+            self.ps.node.feed(result, number)
 
-        self.shell.worker.submit(lambda: self.shell.store.spool_finish(key), stored, not_stored)
+        self.ps.worker.submit(lambda: self.ps.store.spool_finish(key), stored, not_stored)
 
     def _open(
         self,
         peer: str,
         stream: str,
-        write: Callable[[int, bytes], None],
+        write: Callable[..., None],
         finish: Callable[[], None],
         next_chunk: int = 0,
     ) -> None:
@@ -182,8 +183,8 @@ class Receiving:
         self._incoming[(peer, stream)] = finish
         # LocalError: it was offered twice, and the first one is being received.
         with contextlib.suppress(tp.LocalError):
-            sink = Sink(self.shell.worker, write, self._count, problem)
-            self.shell.endpoint.accept(peer, stream, sink, next_chunk)
+            sink = Sink(self.ps.worker, write, self._count, problem)
+            self.ps.endpoint.accept(peer, stream, sink, next_chunk)
 
     def _count(self, index: int, frame: bytes) -> None:
-        self.shell.count(Direction.UP, index, frame)
+        self.ps.count(Direction.UP, index, frame)

@@ -16,14 +16,14 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ParameterServerShell
+    from fsl_async.nodes.ps.store_jobs import ParameterServerContext
 
 
 @define(eq=False)
 class Serving:
     """Streams of the parameter server to all clients, and the versions kept on disk for them."""
 
-    shell: ParameterServerShell
+    ps: ParameterServerContext
     _streams: dict[tuple[str, str], tuple[Source, do.SendVersion, int]] = field(
         factory=dict, init=False
     )
@@ -36,7 +36,7 @@ class Serving:
         if served is not None:
             source, effect, number = served
             sent = ev.VersionSent(peer, effect.kind, effect.version, source.bytes_coded)
-            self.shell.node.feed(sent, number)
+            self.ps.node.feed(sent, number)
 
     def failed(self, peer: str, stream: str) -> None:
         """Report a version that a client declined, or whose stream broke off."""
@@ -46,7 +46,7 @@ class Serving:
             sent = ev.VersionSent(
                 peer, effect.kind, effect.version, source.bytes_coded, is_lost=True
             )
-            self.shell.node.feed(sent, number)
+            self.ps.node.feed(sent, number)
 
     def caught_up(self, peer: str) -> None:
         """Stop keeping versions for a client that holds the newest."""
@@ -70,20 +70,20 @@ class Serving:
         # A version stays on disk until its client holds the newest one: a full version may take
         # longer to send than keep_versions last, and the client needs the updates after it next.
         def failed(error: Exception) -> None:
-            self.shell.say(Note(f"cannot serve version {effect.version}: {error}", "warning"))
+            self.ps.say(Note(f"cannot serve version {effect.version}: {error}", "warning"))
 
         if effect.kind == "seeds":
-            self.shell.worker.submit(
-                lambda: self.shell.store.read_seeds(effect.since, effect.version),
+            self.ps.worker.submit(
+                lambda: self.ps.store.read_seeds(effect.since, effect.version),
                 lambda frame: self._send_seeds(effect, number, frame),
                 failed,
             )
             return
         self._fetching[effect.peer] = effect.version
         self._keep_fetched()
-        store = self.shell.store
+        store = self.ps.store
         kept = store.groups if effect.kind == "global" else store
-        self.shell.worker.submit(
+        self.ps.worker.submit(
             lambda: kept.has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
             failed,
@@ -92,40 +92,40 @@ class Serving:
     def _send_seeds(self, effect: do.SendVersion, number: int, frame: bytes | None) -> None:
         if frame is None or len(frame) > MAX_BYTES:
             announcement = msg.Announce(effect.version, effect.digest, effect.position)
-            self.shell.endpoint.send(effect.peer, msg.to_wire(announcement))
+            self.ps.endpoint.send(effect.peer, msg.to_wire(announcement))
         if frame is None:
             self._send_version(effect, number, kept=False)
         elif len(frame) <= MAX_BYTES:
             message = msg.Scalars(effect.version, effect.digest, frame, effect.position)
-            self.shell.endpoint.send(effect.peer, msg.to_wire(message))
+            self.ps.endpoint.send(effect.peer, msg.to_wire(message))
             self._count(0, frame)
             sent = ev.VersionSent(effect.peer, effect.kind, effect.version, len(frame))
-            self.shell.node.feed(sent, number)
+            self.ps.node.feed(sent, number)
         else:
             self._offer(effect, number, 1, lambda _: frame, lambda _: frame)
 
     def _keep_fetched(self) -> None:
         oldest = min(self._fetching.values(), default=None)
-        self.shell.worker.submit(
-            lambda: self.shell.store.keep_from(oldest), lambda _: None, lambda _: None
+        self.ps.worker.submit(
+            lambda: self.ps.store.keep_from(oldest), lambda _: None, lambda _: None
         )
 
     def _send_version(self, effect: do.SendVersion, number: int, *, kept: bool) -> None:
         if effect.kind in {"update", "seeds", "global"} and not kept:
-            is_global = effect.kind == "global" and effect.version == self.shell.machine.version
+            is_global = effect.kind == "global" and effect.version == self.ps.machine.version
             kind = "global_full" if is_global else "full"
-            effect = do.SendVersion(effect.peer, kind, self.shell.machine.version)
+            effect = do.SendVersion(effect.peer, kind, self.ps.machine.version)
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
-        store, is_update = self.shell.store, effect.kind == "update"
+        store, is_update = self.ps.store, effect.kind == "update"
         read_chunk = store.read_update if is_update else store.read_full
         if effect.kind == "global":
             read_chunk = store.groups.read_update
         self._offer(
             effect,
             number,
-            self.shell.known_manifest().chunks,
+            self.ps.known_manifest().chunks,
             lambda index: read_chunk(version, index),
             lambda index: store.update_in_memory(version, index) if is_update else None,
         )
@@ -141,15 +141,15 @@ class Serving:
         meta = msg.to_wire(msg.VersionMeta(effect.kind, effect.version))
         source = Source(
             chunks,
-            self.shell.worker,
+            self.ps.worker,
             read,
             self._count,
             in_memory=in_memory,
-            failed=lambda error: self.shell.jobs.read_failed(error, number),
+            failed=lambda error: self.ps.jobs.read_failed(error, number),
         )
         stream = msg.version_stream(effect.kind, effect.version)
         self._streams[(effect.peer, stream)] = source, effect, number
-        self.shell.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
+        self.ps.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
 
     def _count(self, index: int, frame: bytes) -> None:
-        self.shell.count(Direction.DOWN, index, frame)
+        self.ps.count(Direction.DOWN, index, frame)

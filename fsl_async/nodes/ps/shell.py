@@ -17,7 +17,7 @@ from fsl_async.config.load import to_wire
 from fsl_async.nodes.ps.groups import GroupsShell
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.serving import Serving
-from fsl_async.nodes.ps.store_jobs import StoreJobs
+from fsl_async.nodes.ps.store_jobs import ParameterServerContext, StoreJobs
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
@@ -86,7 +86,6 @@ class ParameterServerShell(Shell):
         self._first_part = groups.index(config.run.name) * self.shards
         """The parts of groups follow each other; each has as many."""
         self._tables = to_wire(config)
-        self.manifest: Manifest | None = None
         self.groups: GroupsShell | None = None
         """Set before `start` where this is the parameter server of a group."""
         self.node = Node(
@@ -95,14 +94,11 @@ class ParameterServerShell(Shell):
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
         self._models: dict[str, Manifest] = {}
-        self.store = store = around.store
-        self.worker, self.scheduler, self.say = around.worker, around.scheduler, around.say
-        self.journal = around.journal
-        self._around = around
+        self._store, self._around = around.store, around
         self._transfer_progress = TransferProgress()
         self._throttle = MessageThrottle(by_thing=True)
-        self.jobs = StoreJobs(
-            store,
+        jobs = StoreJobs(
+            around.store,
             around.worker,
             self.node.feed,
             shards=self.shards,
@@ -111,8 +107,20 @@ class ParameterServerShell(Shell):
             after_commit=around.after_commit,
             on_version=self._version_made,
         )
-        self._receiving = Receiving(self)
-        self._serving = Serving(self)
+        self.context = ParameterServerContext(
+            machine=machine,
+            node=self.node,
+            endpoint=endpoint,
+            store=around.store,
+            worker=around.worker,
+            scheduler=around.scheduler,
+            journal=around.journal,
+            jobs=jobs,
+            say=around.say,
+            count=around.count,
+        )
+        self._receiving = Receiving(self.context)
+        self._serving = Serving(self.context)
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -132,20 +140,20 @@ class ParameterServerShell(Shell):
             DeclineStream: lambda e, _: self._decline(e),
             Finish: lambda e, _: around.finished(e),
             do.CheckTransfers: lambda _, number: self._check_transfers(number),
-            do.Admit: self.jobs.admit,
+            do.Admit: jobs.admit,
             do.Welcome: self._welcome,
             Refuse: lambda e, _: endpoint.refuse(e.peer, e.code, e.text),
             EndSession: lambda e, _: self._end_session(e.peer, e.reason),
             do.UseModel: self._use_model,
-            do.KeepShard: self.jobs.keep_shard,
+            do.KeepShard: jobs.keep_shard,
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
-            do.KeepDecay: self.jobs.keep_decay,
-            do.Quarantine: self.jobs.quarantine,
-            do.Release: self.jobs.release,
-            do.Commit: self.jobs.commit,
-            do.VerifyVersion: self.jobs.verify,
+            do.KeepDecay: jobs.keep_decay,
+            do.Quarantine: jobs.quarantine,
+            do.Release: jobs.release,
+            do.Commit: jobs.commit,
+            do.VerifyVersion: jobs.verify,
             TakeCut: lambda e, _: self._in_groups().take_cut(e),
             GroupEnds: lambda e, _: self._in_groups().node.feed(e),
             Adopt: lambda e, number: self._in_groups().adopt(e, number),
@@ -153,7 +161,7 @@ class ParameterServerShell(Shell):
 
     def start(self, recovered: ev.Recovered) -> None:
         """Feed the result of `store.recover()`; call once, before any transport event."""
-        self.manifest = self.store.manifest if recovered.version >= 0 else None
+        self.context.manifest = self._store.manifest if recovered.version >= 0 else None
         for name, incarnation in recovered.incarnations.items():
             # The transport lost them with the last process. Without them a client whose clock is
             # behind would be admitted, and each of its deltas refused as of an earlier incarnation.
@@ -246,7 +254,7 @@ class ParameterServerShell(Shell):
             self.node.feed(Offered(peer, msg.DeltaMeta(delta), stream))
 
     def _attach(self, peer: str, attach: msg.Attach) -> None:
-        manifest = self.manifest
+        manifest = self.context.manifest
         if manifest is None or manifest.fingerprint != attach.fingerprint:
             try:
                 theirs = Manifest.from_wire(attach.manifest, attach.frozen)
@@ -269,21 +277,22 @@ class ParameterServerShell(Shell):
             if self._receiving.finishes(key):
                 self.endpoint.decline(event.peer, event.stream_id, "known")
                 return
-            kind = self.store.kind
+            kind = self._store.kind
             is_seeds = kind.has_seeds and event.chunks == 1
             if not (is_seeds or self._has_frames(event, kind.frames)):
                 return
         elif isinstance(meta, msg.InitialMeta):
             if not self._has_frames(event, lambda manifest: manifest.chunks):
                 return
-            if meta.fingerprint != self.known_manifest().fingerprint:
+            if meta.fingerprint != self.context.known_manifest().fingerprint:
                 self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
                 return
         self.node.feed(Offered(event.peer, meta, event.stream_id))
 
     def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:
         """Whether a stream has as many frames as the model needs; else it is declined."""
-        if self.manifest is not None and event.chunks == wanted(self.manifest):
+        manifest = self.context.manifest
+        if manifest is not None and event.chunks == wanted(manifest):
             return True
         self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
         return False
@@ -304,19 +313,9 @@ class ParameterServerShell(Shell):
         self.node.feed(seen, number)
 
     def _welcome(self, effect: do.Welcome, number: int) -> None:
-        position, part = self.store.position(effect.peer), self._first_part + effect.shard
+        position, part = self._store.position(effect.peer), self._first_part + effect.shard
         welcome = Welcome(self.machine.run, part, self._parts, self._tables, position)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 
     def _use_model(self, effect: do.UseModel, number: int) -> None:
-        self.manifest = self._models[effect.peer]
-
-    def known_manifest(self) -> Manifest:
-        """Return the run's manifest, once a client has attached a model."""
-        assert self.manifest is not None, "a client has attached a model"
-        return self.manifest
-
-    def count(self, direction: Direction, index: int, frame: bytes) -> None:
-        """Count a chunk of weights."""
-        if self.manifest is not None:
-            self._around.count(self.manifest, direction, index, frame)
+        self.context.manifest = self._models[effect.peer]

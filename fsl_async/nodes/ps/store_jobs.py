@@ -1,4 +1,7 @@
-"""Runs the jobs of a parameter server's store besides streams: clients, deltas, versions."""
+"""Runs the jobs of a parameter server's store besides streams: clients, deltas, versions.
+
+`ParameterServerContext` holds the parts that the shell, its streams and its groups use.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.store.errors import Damaged
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.runtime import Worker
+    from fsl_async.accounting.sizes import Direction
+    from fsl_async.nodes.runtime import Journal, Node, Worker
     from fsl_async.roles.machine import Event
+    from fsl_async.roles.sync.ps import ParameterServerMachine
+    from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.store import Store
-    from fsl_transport import Scheduler
+    from fsl_transport import ListenerEndpoint, Scheduler
 
 
 def _limit(shards: int) -> int:
@@ -150,3 +156,31 @@ class StoreJobs:
     def failed(self, reason: str, number: int | None = None) -> None:
         """Report to the machine that the store is unusable."""
         self._feed(ev.StoreFailed(reason), number)
+
+
+@define(eq=False, kw_only=True)
+class ParameterServerContext:
+    """The parts of a parameter server that its shell, its streams and its groups use."""
+
+    machine: ParameterServerMachine
+    node: Node
+    endpoint: ListenerEndpoint
+    store: Store
+    worker: Worker
+    scheduler: Scheduler
+    journal: Journal
+    jobs: StoreJobs
+    say: Callable[[Note], None]
+    manifest: Manifest | None = None
+    """The run's manifest; None until a client has attached a model."""
+    _count: Callable[[Manifest, Direction, int, bytes], None]
+
+    def known_manifest(self) -> Manifest:
+        """Return the run's manifest, once a client has attached a model."""
+        assert self.manifest is not None, "a client has attached a model"
+        return self.manifest
+
+    def count(self, direction: Direction, index: int, frame: bytes) -> None:
+        """Count a chunk of weights."""
+        if self.manifest is not None:
+            self._count(self.manifest, direction, index, frame)

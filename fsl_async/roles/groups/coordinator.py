@@ -22,16 +22,17 @@ Rules
   due when it is back.
 
     state      event or message               -> state       effects
-    any        GroupsRecovered                     IDLE        timer "every"
+    any        GroupsRecovered                     IDLE
     IDLE       due, two members here             POLLING     Send Poll
     POLLING    Promise of all, timer "grace"     FORMING     KeepAttempt
     POLLING    timer "grace", too few            IDLE        timer "again"
-    FORMING    AttemptKept                       REDUCING    Send View
+    FORMING    Done KeepAttempt                  REDUCING    Send View
     REDUCING   Address                           REDUCING    Send Address to the others
     REDUCING   Reported by all, one digest       DECIDING    KeepDecision
-    REDUCING   Failed, PeerGone, LedgerFailed,   IDLE        Send Dropped; timer "again"
-               other digest, timer "report"
-    DECIDING   DecisionKept                      IDLE        Send Decided to all
+    REDUCING   Failed, PeerGone, other digest,   IDLE        Send Dropped; timer "again"
+               timer "report"
+    DECIDING   Done KeepDecision                 IDLE        Send Decided to all
+    any        Done with a problem               IDLE        Send Dropped; timer "again"
     any        Adopted                           same        Send Decided to all, if it is G_0
     any        AskGlobal                         same        Send Decided; Poll if POLLING
     any        FetchGlobal                       same        SendGlobal, or Decided if it is older
@@ -50,7 +51,7 @@ from attrs import asdict
 from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
-from fsl_async.roles.machine import Deadlines, Effect, Note, Received, RoleMachine, Send
+from fsl_async.roles.machine import Deadlines, Done, Effect, Note, Received, RoleMachine, Send
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
@@ -120,12 +121,11 @@ class GroupsCoordinator(RoleMachine):
         """When the next attempt may begin."""
         self.deadlines = Deadlines()
         self.handlers = {
-            ev.GroupsRecovered: self._recovered,
+            ev.GroupsRecovered: lambda event, _: self._recovered(event),
             ev.Adopted: lambda event, _: self._begun(event.decision),
             ev.PeerGone: lambda event, now: self._gone(event.peer, event.reason, now),
-            ev.AttemptKept: self._attempt_kept,
-            ev.DecisionKept: self._decision_kept,
-            ev.LedgerFailed: lambda event, now: self._drop(event.reason, now),
+            do.KeepAttempt: self._attempt_kept,
+            do.KeepDecision: self._decision_kept,
             msg.AskGlobal: lambda event, now: self._asked(event.peer, event.message, now),
             msg.VersionMade: lambda event, now: self._version_made(
                 event.peer, event.message.version, now
@@ -146,10 +146,6 @@ class GroupsCoordinator(RoleMachine):
     def timer(self, name: str, now: float) -> list[Effect]:
         """Take one due deadline."""
         match name:
-            case "every":
-                self.deadlines.set("every", now + self.groups.every_s)
-                self.is_due = self.is_due or bool(self.versions)
-                return self._begin(now)
             case "again":
                 return [*self._begin(now), *self._let_go(now)]
             case "end":
@@ -160,12 +156,10 @@ class GroupsCoordinator(RoleMachine):
                 late = sorted(set(self._names()) - self.reports.keys())
                 return self._drop(f"no report from {', '.join(late)}", now, late)
 
-    def _recovered(self, event: ev.GroupsRecovered, now: float) -> list[Effect]:
+    def _recovered(self, event: ev.GroupsRecovered) -> list[Effect]:
         self.decided, self.attempt = event.decided, event.attempt
         self.counted = dict(event.counted)
         self.is_due = event.cut is not None  # a round that this process did not see decided
-        if self.groups.every_s:
-            self.deadlines.set("every", now + self.groups.every_s)
         return []
 
     def _begun(self, first: ev.Decision) -> list[Effect]:
@@ -268,7 +262,7 @@ class GroupsCoordinator(RoleMachine):
             return []
         self._versions_of[peer] = version
         made = self.versions[peer] = self.versions.get(peer, 0) + 1
-        if not self.groups.every_s and made >= self.groups.every:
+        if made >= self.groups.every:
             self.is_due = True
         return self._begin(now)
 
@@ -365,8 +359,10 @@ class GroupsCoordinator(RoleMachine):
     def _names(self) -> list[str]:
         return [] if self.view is None else [share.name for share in self.view.members]
 
-    def _attempt_kept(self, event: ev.AttemptKept, now: float) -> list[Effect]:
-        if self.phase is not CoordinatorPhase.FORMING or event.attempt != self.attempt:
+    def _attempt_kept(self, event: Done[do.KeepAttempt], now: float) -> list[Effect]:
+        if event.problem:
+            return self._drop(event.problem, now)
+        if self.phase is not CoordinatorPhase.FORMING or event.of.attempt != self.attempt:
             return []
         if self.lost:
             return self._drop(self.lost, now)
@@ -428,14 +424,16 @@ class GroupsCoordinator(RoleMachine):
         dropped = msg.Dropped(self.round, self.attempt, reason)
         return [Note(text, "warning"), *(Send(name, dropped) for name in names)]
 
-    def _decision_kept(self, event: ev.DecisionKept, now: float) -> list[Effect]:
+    def _decision_kept(self, event: Done[do.KeepDecision], now: float) -> list[Effect]:
+        if event.problem:
+            return self._drop(event.problem, now)
         if self.phase is not CoordinatorPhase.DECIDING:
             return []
-        names, tokens = self._names(), sum(one.tokens for one in self.promises.values())
-        (digest,) = set(self.reports.values())
+        made, names = event.of, self._names()
+        tokens = sum(one.tokens for one in self.promises.values())
         self.counted |= dict.fromkeys(names, self.round)
         assert self.decided is not None, "there are global weights"
-        self.decided = ev.Decision(event.round, event.attempt, digest, self.decided.run)
+        self.decided = ev.Decision(made.round, made.attempt, made.digest, self.decided.run)
         self.phase, self.view = CoordinatorPhase.IDLE, None
         self.is_due = False
         self.versions.clear()
@@ -450,8 +448,8 @@ class GroupsCoordinator(RoleMachine):
         )
         self._failures.clear()
         text = (
-            f"global weights {self.round}, {digest}: {tokens:,} tokens of {', '.join(names)}"
-            f" in attempt {event.attempt}"
+            f"global weights {self.round}, {made.digest}: {tokens:,} tokens of {', '.join(names)}"
+            f" in attempt {made.attempt}"
         )
         facts: dict[str, int | float | str] = {"global": self.round, "members": len(names)}
         answers = [self._answer(name) for name in sorted(self.present)]

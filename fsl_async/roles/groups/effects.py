@@ -58,7 +58,10 @@ class PassAddress(Effect, tag="pass_address"):
 
 @frozen
 class KeepAttempt(Effect, tag="keep_attempt"):
-    """Write the number of an attempt to the ledger. Ends in AttemptKept or LedgerFailed."""
+    """Write the number of an attempt to the ledger. Ends in Done.
+
+    With a problem there is no line, and none may appear later.
+    """
 
     round: int
     attempt: int
@@ -66,9 +69,10 @@ class KeepAttempt(Effect, tag="keep_attempt"):
 
 @frozen
 class KeepDecision(Effect, tag="keep_decision"):
-    """Write the decision of a round to the ledger. Ends in DecisionKept or LedgerFailed.
+    """Write the decision of a round to the ledger. Ends in Done, like KeepAttempt.
 
-    contributors: name -> begin and end of the tokens of its cut.
+    Once the line is there, the round is decided. contributors: name -> begin and end of the tokens
+    of its cut.
     """
 
     round: int

@@ -98,28 +98,6 @@ class CutFailed(Event, tag="cut_failed"):
 
 
 @frozen
-class AttemptKept(Event, tag="attempt_kept"):
-    """Answers KeepAttempt: its line is in the ledger."""
-
-    attempt: int
-
-
-@frozen
-class DecisionKept(Event, tag="decision_kept"):
-    """Answers KeepDecision: its line is in the ledger. The round is decided."""
-
-    round: int
-    attempt: int
-
-
-@frozen
-class LedgerFailed(Event, tag="groups_ledger_failed"):
-    """Answers KeepAttempt or KeepDecision: there is no line, and none may appear later."""
-
-    reason: str
-
-
-@frozen
 class ReductionDone(Event, tag="reduction_done"):
     """Answers StartReduction: the result is durable."""
 

@@ -24,6 +24,8 @@ from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.places import LOOPBACK
 from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Node, Played, Scenario
 
+EVERY = 4
+"""Versions from one global round to the next."""
 START_S = 120.0
 PATIENCE_S = 60.0
 _MIDDLE_S = 0.8
@@ -49,7 +51,7 @@ class GlobalRounds:
                 self.reducing.pop(name, None)
             case "version_sent" if not line.get("is_lost"):
                 self.sent.setdefault(line["kind_"], []).append(line["bytes_coded"])
-            case "decision_kept":
+            case "done" if line["of"]["type"] == "keep_decision" and not line["problem"]:
                 self.decided.append(time.time())
             case _:
                 pass
@@ -87,7 +89,7 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
         **chosen.of_text(),
         "model.preset": chosen.preset or "0.5m",
         "groups.roster": ", ".join(f"{name}={address}" for name, address in servers.items()),
-        "groups.every_s": 4 * every_s,
+        "groups.every": EVERY,
         "groups.hold_s": 30.0,
         # So slow that a reduction can be met in its middle.
         "groups.bytes_per_s": 1e6,
@@ -115,7 +117,7 @@ def groups(chosen: Choices, count: int = 3, rounds: GlobalRounds | None = None) 
         introduction=[
             (
                 f"{count} parameter servers with {per_group} clients each; a sync every"
-                f" {every_s:g} s, a global round every {4 * every_s:g} s; two of the servers get"
+                f" {every_s:g} s, a global round every {EVERY} versions; two of the servers get"
                 f" SIGKILL in the middle of a reduction; files and logs: {chosen.run_dir}"
             ),
         ],

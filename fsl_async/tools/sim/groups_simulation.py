@@ -21,7 +21,7 @@ from fsl_async.roles.groups import effects as do
 from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups.coordinator import CoordinatorPhase
 from fsl_async.roles.groups.member import MemberPhase
-from fsl_async.roles.machine import Effect, Event
+from fsl_async.roles.machine import Done, Effect, Event
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.store import Store
@@ -76,7 +76,7 @@ class GroupSimulation(Simulation):
         helper = functools.partial(
             FakeHelper, self.among.reductions, self.name, clock, self._files, self._server_is_dead
         )
-        self.shell = shell.groups = GroupsShell(self.config, shell, dialer, helper)
+        self.shell = shell.groups = GroupsShell(self.config, shell.context, dialer, helper)
         self._check_events(self.shell.node, self._after_groups)
 
     def _after_server(
@@ -107,8 +107,8 @@ class GroupSimulation(Simulation):
         # A process that died before it knew of its cut finds it on disk.
         if isinstance(event, ev.CutTaken | ev.GroupsRecovered) and event.cut is not None:
             rounds.offers(self.name, event.cut)
-        if isinstance(event, ev.DecisionKept):
-            rounds.decided(event.attempt)
+        if isinstance(event, Done) and isinstance(event.of, do.KeepDecision) and not event.problem:
+            rounds.decided(event.of.attempt)
         elif isinstance(event, ev.GroupsRecovered) and event.decided is not None:
             rounds.decided(event.decided.attempt)
         elif isinstance(event, ev.Adopted) and event.decision.round:

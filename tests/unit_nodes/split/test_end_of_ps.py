@@ -73,7 +73,7 @@ def test_a_failure_is_not_sent(served, monkeypatch):
         lambda shell, found: (shells.append(shell), start(shell, found)),
     )
     with pytest.raises(RunDirError, match="start it again"):
-        served(lambda _: shells[0].jobs.failed("start it again"))
+        served(lambda _: shells[0].context.jobs.failed("start it again"))
     assert Recording.reasons == ()
 
 

@@ -12,7 +12,7 @@ from fsl_async.roles.groups import events as ev
 from fsl_async.roles.groups import messages as msg
 from fsl_async.roles.groups.coordinator import CoordinatorPhase
 from fsl_async.roles.groups.member import GroupMember
-from fsl_async.roles.machine import Note, Send, TimerFired
+from fsl_async.roles.machine import Done, Note, Send, TimerFired
 from fsl_async.roles.messages import MessageError
 
 RUN, OTHER = "5" * 32, "6" * 32
@@ -59,7 +59,7 @@ class Group(Driver):
 
     def start(self, attempt):
         """Let the attempt's line be written; return the view of the reduction that starts."""
-        starts = of(self.feed(ev.AttemptKept(attempt)), do.StartReduction)
+        starts = of(self.feed(Done(do.KeepAttempt(0, attempt))), do.StartReduction)
         return starts[0].view if starts else None
 
 
@@ -202,7 +202,7 @@ def test_after_three_attempts_a_round_is_tried_without_the_member_that_ended_mos
     assert members == ["a", "b"]
     attempt, made = one.coordinator.attempt, digest_of(1)
     one.report(attempt, made, "b")
-    effects = one.feed(ev.DecisionKept(1, attempt))
+    effects = one.feed(Done(do.KeepDecision(1, attempt, made, {})))
     assert any("c is left out" in note.text for note in of(effects, Note))
     assert Send("c", msg.Decided(1, attempt, made, False, RUN)) in effects
     one.feed(ev.GlobalHeld(1))
@@ -294,12 +294,31 @@ def test_a_report_of_an_older_attempt_does_not_count():
     assert decision.attempt == 2
 
 
+@pytest.mark.parametrize("decides", [False, True])
+def test_an_attempt_whose_line_is_not_in_the_ledger_is_dropped(decides):
+    """A full disk must not leave the coordinator in a phase that no other event ends."""
+    one = reducing() if decides else polling()
+    if decides:
+        (effect,) = one.report(1, digest_of("x"))
+    else:
+        one.receive(promise("b"), "b")
+        (effect,) = one.receive(promise("c"), "c")
+    effects = one.feed(Done(effect, "disk full"))
+    assert [effect.peer for effect in of(effects, Send)] == ["b", "c"]
+    assert one.coordinator.phase is CoordinatorPhase.IDLE
+    assert one.coordinator.decided == FIRST
+    attempt = one.coordinator.attempt
+    assert next_attempt(one, "bc") == ["a", "b", "c"]
+    assert one.coordinator.attempt == attempt + 1
+
+
 def test_a_decision_is_in_the_ledger_before_any_member_gets_it():
     """KeepDecision comes alone; the answers follow its line."""
     one, made = reducing(), digest_of("x")
     contributors = {"a": (0, 10), "b": (0, 30), "c": (0, 0)}
-    assert one.report(1, made) == [do.KeepDecision(1, 1, made, contributors)]
-    effects = one.feed(ev.DecisionKept(1, 1))
+    decision = do.KeepDecision(1, 1, made, contributors)
+    assert one.report(1, made) == [decision]
+    effects = one.feed(Done(decision))
     answer = msg.Decided(1, 1, made, True, RUN)
     assert of(effects, Send) == [Send("b", answer), Send("c", answer)]
     assert do.ReceiveGlobal(answer.decision) in effects
