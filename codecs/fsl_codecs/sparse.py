@@ -41,6 +41,8 @@ from .reader import Reader
 _BYTES: Final = Format("bytes", -1, 8, (Split(False, (8,)),), 0)
 """A plane of whole bytes, as the rules for planes of codes take it."""
 
+_FEWEST: Final = 1024
+"""Values of a chunk: in smaller ones the heads of planes are too large a part."""
 _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 127
 _MANY_LANES_FROM: Final = 4096
@@ -74,7 +76,9 @@ def plan_sparse(words: WordArray, number_format: Format, *, everything: bool) ->
 
 
 def looks_sparse(values: Float32Array) -> bool:
-    """Whether more than half of values (n,) are zero, in every 127th run of 16."""
+    """Whether these are 1,024 or more values (n,), and in every 127th run of 16 most are zero."""
+    if values.size < _FEWEST:
+        return False
     starts = range(0, values.size, _SAMPLED_EVERY * _SAMPLED_RUN)
     sampled = np.concatenate([values[start : start + _SAMPLED_RUN] for start in starts])
     return 2 * int(np.count_nonzero(sampled)) < sampled.size

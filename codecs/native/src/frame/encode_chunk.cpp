@@ -37,17 +37,23 @@ Ahead ChunkEncoder::ahead() const {
           has_roomy_first_level()};
 }
 
-// Whether more than half of the values are zero, in every 127th run of 16.
+// Whether these are at least 1,024 values, and in every 127th run of 16 most are zero.
 bool ChunkEncoder::looks_sparse() {
+  if (count_ < 1024) return false;
   constexpr std::size_t kRun = 16;
   constexpr std::size_t kStep = 127 * kRun;
   const std::size_t last = (count_ - 1) / kStep * kStep;  // the last run may be shorter
   const std::size_t sampled = last / kStep * kRun + std::min(kRun, count_ - last);
   std::size_t others = 0;
-  for (std::size_t offset = 0; offset < count_ && 2 * others < sampled; offset += kStep) {
+  for (std::size_t offset = 0; offset <= last && 2 * others < sampled; offset += kStep) {
     const std::size_t size = std::min(kRun, count_ - offset);
-    const float* const x = values(offset, size);
-    for (std::size_t i = 0; i < size; ++i) others += x[i] != 0.0F;
+    float run[kRun] = {};
+    if (size == kRun) {
+      std::memcpy(run, values(offset, kRun), sizeof(run));
+    } else {
+      std::copy_n(values(offset, size), size, run);
+    }
+    for (const float x : run) others += x != 0.0F;
   }
   return 2 * others < sampled;
 }
