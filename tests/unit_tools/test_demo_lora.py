@@ -8,10 +8,9 @@ import pytest
 
 from fsl_async.commands import demo
 from fsl_async.config.load import load, resolved
-from fsl_async.errors import ConfigError, DataError, StopError, UsageError
+from fsl_async.errors import ConfigError, DataError, StopError, UsageError, to_install
 from fsl_async.observe.clients import ClientState
 from fsl_async.observe.ledger_audit import Audit
-from fsl_async.process.program import to_install
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.chaos.report import Recovery
 from fsl_async.tools.demo import lora
