@@ -142,7 +142,7 @@ def test_settings_are_offered():
     assert len(keys) > 100
     assert offered(Setting(), "run.seed=") == []
     assert offered(Setting(), "sync.pace=") == [
-        ("plain", "sync.pace=run"), ("plain", "sync.pace=own"),
+        ("plain", "sync.pace=run"), ("plain", "sync.pace=speed"), ("plain", "sync.pace=own"),
     ]  # fmt: skip
 
 
