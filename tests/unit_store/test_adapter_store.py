@@ -248,7 +248,7 @@ def test_quarantine_before_the_merge_removes_a_site(tuning):
     keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
     for key in keys:
         one.send(key, one.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
-    one.store.quarantine(keys[1], "its norm")
+    one.store.run.quarantine(keys[1], "its norm")
     rest = {name: rank for name, rank in RANKS.items() if name != "b"}
     assert one.merge([key for key in keys if key.client != "b"]).digest == other.round(rest).digest
 
@@ -338,7 +338,7 @@ def test_a_rollback_takes_back_what_is_owed(tuning):
     recovered = one.run.open(from_version=2)
     assert {delta.key for delta in recovered.pending} == set(keys)
     for key in keys:
-        one.store.quarantine(key, "the reason for the rollback")
+        one.store.run.quarantine(key, "the reason for the rollback")
     again = [DeltaKey(name, 1, 2, 4) for name in RANKS]
     for made in (one, other):
         for key in again:

@@ -248,7 +248,7 @@ def prepared(
         keep_settings(run_dir, config, recovered.version)
         keep_texts(run_dir, config)
         members = known_members(run_dir, log)
-        run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
+        run = store.run.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in store.notices:
             log(notice)
         journal = JournalWriter(run_dir / JOURNAL)

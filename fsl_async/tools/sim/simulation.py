@@ -396,7 +396,7 @@ class Simulation(Run):
         self._prepare(clock, shell, store, incarnation)
         try:
             recovered = store.recover()
-            store.start_run(self.run_name)
+            store.run.start_run(self.run_name)
         except LearnError as error:
             self._failed_starts += 1
             if self._failed_starts > MOST_FAILURES + 1:  # a full disk does not stay full
