@@ -20,7 +20,7 @@ TASK = '''
 import math, os, time
 import torch
 
-def train(fed, width=3, poison=0, loss_lost=0, step_s=0.02, sends=0):
+def train(fed, width=3, poison=0, step_s=0.02, sends=0):
     model = torch.nn.Linear(1, width)
     fed.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -35,13 +35,9 @@ def train(fed, width=3, poison=0, loss_lost=0, step_s=0.02, sends=0):
         time.sleep(step_s)
         if sends and steps % (sends + steps % 7) == 0:
             fed.send()
-        told = math.nan if loss_lost <= steps < 20 * loss_lost else loss.item()
-        if not fed.step(tokens=8, metrics={"loss": told}):
+        if not fed.step(tokens=8, metrics={"loss": loss.item()}):
             break
     print(f"weights finite {bool(torch.isfinite(model.weight).all())}", flush=True)
-
-def wide(fed):
-    train(fed, width=5)
 
 def slow(fed):
     train(fed, step_s=0.1)
@@ -54,9 +50,6 @@ def bulk(fed):
 
 def poisoned(fed):
     train(fed, poison=30)
-
-def without_loss(fed):
-    train(fed, loss_lost=30)
 '''
 
 

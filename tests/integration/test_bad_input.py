@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,39 +28,6 @@ def refused(process, *words):
     assert "Traceback" not in process.text
     for word in words:
         assert word in errors[0], errors[0]
-
-
-def test_a_port_in_use_is_named(site):
-    """The most common mistake: a parameter server runs already."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = site.start("--role", "ps", "--run-dir", site.run_dir, f"127.0.0.1:{port}")
-        refused(server, "port in use", str(port))
-    assert not site.run_dir.exists(), "no folder is left by a process that never listened"
-    elsewhere = site.start(
-        "--role", "ps", "--insecure", "--run-dir", site.run_dir, "192.0.2.7:7100"
-    )
-    refused(elsewhere, "cannot listen at tcp://192.0.2.7:7100")
-    assert not site.run_dir.exists()
-
-
-def test_a_run_directory_in_use_is_refused(site):
-    """Two parameter servers in one directory would make two lineages."""
-    site.server()
-    site.address = "127.0.0.1:0"
-    second = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
-    refused(second, str(site.run_dir))
-
-
-def test_another_model_is_refused_with_both_shapes(site):
-    """The line says which tensor differs; the run of the others goes on."""
-    site.server()
-    site.client("a")
-    site.wait_version(1)
-    wide = site.client("b", "wide")
-    refused(wide, "weight", "3x1", "5x1")
-    at = max(one["version"] for one in site.ledger("version"))
-    site.wait_version(at + 1)
 
 
 def test_an_error_of_a_task_is_attributed_to_the_task(site):
@@ -105,21 +70,6 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_a_loss_of_nan_is_reported_at_the_server_when_it_begins_and_ends(site):
-    """Also where the weights are finite and are merged."""
-    server = site.server(every_s=0.5)
-    site.client("a")
-    site.client("b", "without_loss", "deltas")
-    server.wait_for("b trains badly: its loss is n")
-    time.sleep(1.5)  # the journal is written once a second
-    status = site.start("status", site.run_dir)
-    server.wait_for("b trains well again")
-    assert status.end() == 0
-    assert "b trains badly: its loss is n" in status.text
-    reports = [line for line in server.lines if " trains badly" in line or " trains well" in line]
-    assert len(reports) == 2, server.text
-
-
 def test_a_finished_run_refuses_another_model_and_a_flipped_byte(site):
     """The model's settings are fixed for a run. The line about a damaged checkpoint has the command
     that goes on from the version before; then settings of the run's further course may change.
@@ -142,34 +92,6 @@ def test_a_finished_run_refuses_another_model_and_a_flipped_byte(site):
     server.wait_for("version 2")
     site.client("a")
     assert server.end() == 0, server.text
-
-
-def test_random_bytes_on_the_port_are_ignored_and_counted(site):
-    """Bytes from port scanners do not disturb the run."""
-    server = site.server()
-    site.client("a")
-    site.wait_version(1)
-    host, port = site.address.rsplit(":", 1)
-    rng = random.Random(1)
-    for size in (1, 10, 64, 1000, 100_000):
-        with socket.create_connection((host, int(port))) as connection:
-            try:
-                connection.sendall(rng.randbytes(size))
-                connection.settimeout(0.2)
-                connection.recv(100)
-            except OSError:
-                pass
-    at = max(one["version"] for one in site.ledger("version"))
-    site.wait_version(at + 2)
-    assert "unreadable_messages" in (site.run_dir / "journal.jsonl").read_text(), (
-        "journaled while the run goes on"
-    )
-    server.signal(signal.SIGINT)
-    assert server.end() == 130
-    last = (site.run_dir / "journal.jsonl").read_text().splitlines()
-    ended = [line for line in last if '"node_ended"' in line]
-    assert ended
-    assert '"garbage":0' not in ended[0]
 
 
 PROTOCOL_TEXT = (

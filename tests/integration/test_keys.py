@@ -9,7 +9,6 @@ import pytest
 from fsl_async.config import address as addresses
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
-from fsl_transport.zmq.curve import KeyPair
 
 pytestmark = pytest.mark.slow
 
@@ -112,17 +111,3 @@ def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
     keyed.trust(Entry(public, "thief", names=("a",)))
     again.wait_for("read the list of keys again")
     assert keyed.client("a", keys="thief", trusted=False).wait_for("joined run")
-
-
-def test_a_wrong_server_key_is_reported_at_both_ends(keyed, site):
-    """An address with another server's key: without these lines both ends would be silent."""
-    server = keyed.serve()
-    bare = addresses.parse(site.address)
-    wrong = addresses.Address(bare.host, bare.port, KeyPair.new().public).fsl
-    client = keyed.client("a", address=wrong)
-    client.wait_for("its key is not the one in this address")
-    line = server.wait_for("expects another key of this node")
-    assert addresses.parse(shlex.split(line.rpartition("give it ")[2])[0]).key == keyed.public
-    plain = site.client("b")  # the same address without its key
-    plain.wait_for("encrypts: give the complete address")
-    server.wait_for("that does not encrypt: give it the complete address")

@@ -3,7 +3,6 @@ not.
 """
 
 import contextlib
-import json
 import socket
 import time
 
@@ -53,37 +52,6 @@ def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
     before = site.ledger("version")[-1]["version"]
     site.wait_version(before + 2)
     assert all(client.popen.poll() is None for client in clients)
-
-
-@pytest.mark.parametrize(
-    ("role", "files", "words"),
-    [
-        ("ps", 150, ("--set", "sync.clients=60")),
-        pytest.param(
-            *("server", 150, ("--set", "sync.clients=60", "--set", "split.method=fsl-sage")),
-            marks=pytest.mark.sweep,
-        ),
-        pytest.param(
-            *("relay", 150, ("--listen", "127.0.0.1:0", "--insecure", "127.0.0.1:9")),
-            marks=pytest.mark.sweep,
-        ),
-    ],
-)
-def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
-    """One line with the limit that is enough, and exit code 2."""
-    given = () if role == "relay" else ("--run-dir", site.run_dir)
-    address = ("127.0.0.1:0",) if role == "ps" else ()
-    address = ("--set", "split.listen=127.0.0.1:0") if role == "server" else address
-    node = site.start("--role", role, *given, *words, *address, open_files=files)
-    assert node.end() == 2, node.text
-    (line,) = node.lines
-    needed = int(line.split("ulimit -n ")[1].split(")")[0])
-    assert needed > files
-    assert not site.run_dir.exists()
-    again = site.start("--role", role, "--json", *given, *words, *address, open_files=needed)
-    listening = json.loads(again.wait_for('"capacity"'))
-    assert listening["clients_fit"] >= (60 if role != "relay" else 1)
-    again.wait_for('"listening"')
 
 
 def test_a_client_does_not_start_with_24_open_files(site):

@@ -15,7 +15,6 @@ from netlab.__main__ import main
 from netlab.host import LabError, started
 from netlab.laboratory import Laboratory
 
-from fsl_async.errors import UsageError
 from fsl_async.tools.chaos.targets import Node, Run, link_of
 
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
@@ -88,49 +87,6 @@ def in_time(find):
             return found
         time.sleep(0.01)
     raise AssertionError("nothing was found")
-
-
-def test_sites_see_their_own_links_only(lab):
-    """A client reaches the server and no other client: sites do not forward."""
-    reach = "import socket,sys; socket.create_connection((sys.argv[1], 9), 2)"
-    other = lab.command("client-1", [sys.executable, "-c", reach, lab.address("client-2")])
-    done = subprocess.run(other, capture_output=True, text=True, check=False, timeout=20)
-    assert "unreachable" in done.stderr
-
-
-def test_links_without_shaping_can_be_cut(backend, sweeper):
-    """They need no netem, so they are there where namespaces are."""
-    with Laboratory(["a", "b"], shaped=False) as plain:
-        sweeper(plain.name)
-        assert plain.backend == "veth without shaping"
-        assert plain.round_trip_ms("a", "b") < 45
-        plain.cut("a")
-        assert pings_of(plain) == 0
-        plain.heal("a")
-        assert pings_of(plain) == 3
-
-
-def pings_of(plain):
-    """Echoes of three pings between two sites."""
-    return plain.probe("a", "ping", plain.address("b"), "3", "0.01", "0.3")["received"]
-
-
-def test_congestion_control_of_a_site(lab):
-    """Machines have different defaults, so measurements set it."""
-    read = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
-    assert subprocess.check_output(lab.command("client-1", read), text=True).strip() == "cubic"
-    lab.set_congestion("client-1", "reno")
-    assert subprocess.check_output(lab.command("client-1", read), text=True).strip() == "reno"
-    with pytest.raises(LabError, match="no congestion control 'nothing'"):
-        lab.set_congestion("client-1", "nothing")
-
-
-def test_unknown_names(lab):
-    """The error lists the known names."""
-    with pytest.raises(UsageError, match="links: server:client-1, server:client-2"):
-        lab.cut("client-3")
-    with pytest.raises(UsageError, match="server has 2 links"):
-        lab.cut("server")
 
 
 def test_status_and_a_name_that_is_taken(lab, capsys):

@@ -113,40 +113,6 @@ def test_a_job_that_waits_or_runs_is_not_submitted_a_second_time(training, monke
 
 
 @pytest.mark.sweep
-def test_ctrl_c_of_a_job_keeps_its_client_away(training):
-    """`scancel --signal=INT --batch`: exit code 130, no launch, no requeue."""
-    training.start("--launchers", launchers(training))
-    job = training.submit("a", "--grace=3")
-    training.wait_job("a", job, "twenty steps")
-    training.cluster.ask("scancel", "--signal=INT", "--batch", job)
-    assert training.cluster.wait_state(job, "FAILED")["ExitCode"] == "130:0"
-    training.wait_for("a left: it ended its session")
-    assert training.ends("a") == {"Ctrl-C": (1, 0)}
-    time.sleep(5.0)
-    assert training.cluster.jobs("fsl-a") == []
-    assert "Slurm is asked" not in training.log.read_text()
-
-
-@pytest.mark.sweep
-def test_a_job_that_outlives_its_slurmd_trains_until_the_next_one_takes_its_name(training):
-    """Slurm gives the node up and requeues the job, whose first process still trains."""
-    cluster = training.cluster
-    training.start("--launchers", launchers(training))
-    job = training.submit("a")
-    training.wait_job("a", job, "twenty steps")
-    node = cluster.state(job)["NodeList"]
-    cluster.kill_node(node)
-    training.wait_for("a is back as a new process")
-    cluster.start_node(node)
-    assert cluster.jobs("fsl-a") == [job]
-    ((why, (times, lost)),) = training.ends("a").items()
-    assert (why, times) == ("a new process took its name", 1)
-    print(f"lost {lost:,} tokens")  # noqa: T201
-    cluster.wait_until(lambda: training.job_log("a", job).count("twenty steps") == 2, "training")
-    assert "could not be requeued" not in training.job_log("a", job)
-
-
-@pytest.mark.sweep
 def test_with_slurms_own_times_a_preempted_job_is_back_after_two_minutes(tmp_path, request):
     """GraceTime of 10 s with send_user_signal; a requeued job waits 120 s, as Slurm has it."""
     request.getfixturevalue("cluster")

@@ -61,34 +61,3 @@ def test_a_script_runs_with_tiny_sizes(words):
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert SCRIPTS[words](*rows), rows
-
-
-@pytest.mark.sweep
-def test_one_peer_attacks_a_real_server(monkeypatch):
-    """The attacker and the honest clients follow the protocol to the end of a run; a rule that
-    leaves the attacker out differs from one that does not.
-    """
-    import one_peer
-
-    monkeypatch.setattr(one_peer, "ROUNDS", 2)
-    monkeypatch.setattr(one_peer, "FLOOD", 3)
-    hit = one_peer.measure("flood, growing", "mean, guards off")
-    kept = one_peer.measure("first round x 1e6", "trimmed")
-    assert (hit["versions"], kept["versions"]) == (2, 2)
-    assert 0 < hit["share"] < 1
-    assert kept["moved"] < 10
-    assert kept["accuracy"] > 0.5
-    assert hit["settings"] != kept["settings"]
-
-
-@pytest.mark.sweep
-def test_attackers_of_a_real_server():
-    """A replay, which needs a recorded honest client: the attacker is another process, and its
-    problem is in the row.
-    """
-    import under_attack
-
-    row = under_attack.measure("replayed", 20_000, 1, warm_s=0.1)
-    assert (row["problem"], row["lost_sessions"]) == ("", 0)
-    assert row["steps"] > 0
-    assert row["attacked_s"] > 0

@@ -7,24 +7,9 @@ import re
 import pytest
 from netlab import __main__ as netlab
 from netlab import host, laboratory, netem, plan, records
-from netlab.profiles import LinkSettings, changed, profile, profiles, words
+from netlab.profiles import LinkSettings, changed, profile, words
 
 from fsl_async.errors import UsageError
-
-
-def test_profiles_are_those_of_the_documentation():
-    """Results name a profile, so its meaning must not change."""
-    assert list(profiles()) == ["lan", "campus", "transatlantic", "dsl", "wireless", "satellite"]
-    found = {
-        name: (one.rate_mbit, one.delay_ms, one.jitter_ms, one.loss_percent)
-        for name, one in profiles().items()
-    }
-    assert found["campus"] == (1000, 5, 0, 0)
-    assert found["transatlantic"] == (200, 45, 0, 0.1)
-    assert found["dsl"] == (10, 30, 0, 0)
-    assert found["wireless"] == (20, 20, 15, 2)
-    assert profile("wireless").burst_packets > 1
-    assert found["satellite"] == (50, 300, 0, 1)
 
 
 def test_words_of_tc():
@@ -56,23 +41,6 @@ def test_bursts_have_the_loss_and_the_length():
 
 
 @pytest.mark.parametrize(
-    ("word", "name", "value"),
-    [
-        ("delay=80ms", "delay_ms", 80),
-        ("delay=0.1s", "delay_ms", 100),
-        ("loss=1.5%", "loss_percent", 1.5),
-        ("rate=1gbit", "rate_mbit", 1000),
-        ("rate=7", "rate_mbit", 7),
-        ("burst=3", "burst_packets", 3),
-        ("queue_ms=50", "queue_ms", 50),
-    ],
-)
-def test_settings_are_read(word, name, value):
-    """With and without unit, by the short name and by the file's name."""
-    assert getattr(changed(LinkSettings(), word), name) == value
-
-
-@pytest.mark.parametrize(
     ("word", "says"),
     [
         ("delay=-1", "a number with ms or s or us"),
@@ -91,13 +59,6 @@ def test_nonsense_is_refused(word, says):
         changed(LinkSettings(), word)
 
 
-def test_a_profile_replaces_everything():
-    """Words are applied from left to right: a profile first, then changes to it."""
-    settings = changed(changed(LinkSettings(duplicate_percent=5, delay_ms=9), "dsl"), "loss=1")
-    assert (settings.duplicate_percent, settings.delay_ms, settings.loss_percent) == (0, 30, 1)
-    assert words(settings) == "10 Mbit/s, 30 ms each way, 1 % loss"
-
-
 def test_rates_of_the_two_directions():
     """`up` is toward the first site; a rate is that of both."""
     uneven = profile("dsl:up=2mbit:down=50mbit")
@@ -106,12 +67,6 @@ def test_rates_of_the_two_directions():
     assert netem.arguments(uneven.down) == netem.arguments(changed(profile("dsl"), "rate=50"))
     assert words(profile("lan:up=2")).startswith("2 Mbit/s up, no limit down")
     assert changed(uneven, "rate=10") == profile("dsl") == changed(uneven, "dsl")
-
-
-def test_impossible_bursts_are_refused():
-    """Bursts of two with a packet between them cannot lose more than two of three."""
-    with pytest.raises(UsageError, match="67 % at most"):
-        LinkSettings(loss_percent=80, burst_packets=2)
 
 
 def test_a_star():

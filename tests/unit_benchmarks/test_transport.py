@@ -9,20 +9,6 @@ import pytest
 from fsl_async import cli
 
 
-@pytest.mark.parametrize("word", ["0,x", "", "4096", "-1"])
-def test_wrong_sizes_are_refused(word, capsys):
-    """They are refused before any process is started."""
-    assert cli.main(["bench", "transport", "--chunks", word]) == 2
-    assert "--chunks" in capsys.readouterr().err
-
-
-def test_an_unknown_way_is_refused(capsys):
-    """The error lists the known ways."""
-    for word in ("carrier-pigeon", "fsl"):
-        assert cli.main(["bench", "transport", "--others", word]) == 2
-        assert "use tcp, pyzmq, grpc, iperf3 or none" in capsys.readouterr().err
-
-
 def test_a_tiny_run_has_its_rows(capsys, tmp_path):
     """Processes start, move chunks and report; rows are printed and kept."""
     kept = tmp_path / "rows.jsonl"

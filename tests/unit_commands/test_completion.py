@@ -16,8 +16,6 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.completion import parted
-from fsl_async.commands.options import RunDir, Setting
 
 PROGRAM = Path(sys.executable).with_name("fsl-node")
 START = {
@@ -111,39 +109,9 @@ def test_fish_completes(folder):
     assert done.stderr == ""
 
 
-def test_an_option_and_its_value_are_two_words():
-    """A node's command is found by its first option."""
-    assert parted(["a"], "--role=c") == (["a", "--role"], "c", "--role=")
-    assert parted(["--set"], "a=b") == (["--set"], "a=b", "")
-
-
 def offered(kind, text):
     """Values offered for the beginning `text`."""
     return [(item.type, item.value) for item in kind.shell_complete(None, None, text)]
-
-
-def test_run_directories_are_offered_newest_first(folder):
-    """A folder that is no run is not offered; without any run the shell completes folders."""
-    later = folder / "runs/later/ps"
-    later.mkdir(parents=True)
-    (later / "journal.jsonl").touch()
-    os.utime(folder / "runs/first/journal.jsonl", (1, 1))
-    runs = [("plain", "runs/later"), ("plain", "runs/first")]
-    assert offered(RunDir(), "") == offered(RunDir(), "runs/") == runs
-    assert offered(RunDir(), f"{folder}/runs/f") == [("plain", f"{folder}/runs/first")]
-    assert offered(RunDir(), "run") == [("dir", "run")]
-    assert offered(RunDir(), "nowhere/") == [("dir", "nowhere/")]
-
-
-def test_settings_are_offered():
-    """All keys, and values of those that are one of a few."""
-    keys = [value for _, value in offered(Setting(), "")]
-    assert "sync.every_s=" in keys
-    assert len(keys) > 100
-    assert offered(Setting(), "run.seed=") == []
-    assert offered(Setting(), "sync.pace=") == [
-        ("plain", "sync.pace=run"), ("plain", "sync.pace=speed"), ("plain", "sync.pace=own"),
-    ]  # fmt: skip
 
 
 def answered(line):
@@ -170,11 +138,6 @@ def answered(line):
 def test_commands_are_offered_without_importing_them():
     """Tab must answer at once."""
     assert answered("fsl-node ") == [*(f"plain,{name}" for name in COMMANDS), ""]
-
-
-def test_a_wrong_word_offers_nothing():
-    """An error would be printed into the line that is being typed."""
-    assert answered("fsl-node nonsense --x ") == ["", ""]
 
 
 def test_with_json_the_script_is_in_an_object(capsys):

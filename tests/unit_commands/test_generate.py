@@ -15,7 +15,7 @@ from fsl_async.errors import ConfigError, RunDirError, UsageError
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.tools import generation
-from fsl_async.tools.generation import Bytes, Chat, Sampling
+from fsl_async.tools.generation import Bytes, Sampling
 from fsl_async.tools.kept_run import KeptRun
 
 # peft calls what transformers has renamed.
@@ -138,56 +138,6 @@ def test_characters_come_whole_and_do_not_act_on_the_terminal(gpt_run, monkeypat
     how = ["--prompt", "x", "--tokens", len(data), "--temperature", 0]
     out = printed(generate.command, gpt_run, *how)
     assert out == "é\\u001b[2J\n\t\\u202e✓\ufffd!\ufffd\n"
-
-
-def test_spaces_of_sentencepiece_are_kept():
-    """A tokenizer that drops the first space of what it decodes writes words apart."""
-
-    class Words:
-        chat_template = None
-        bos_token_id = None
-        eos_token_id = 3
-
-        def __call__(self, text, **_):
-            return {"input_ids": [0] if text else []}
-
-        def decode(self, ids, **_):
-            return "".join([" a", " b", " c", ""][one] for one in ids).removeprefix(" ")
-
-    class Next(torch.nn.Module):
-        def forward(self, input_ids, **_):
-            logits = torch.zeros(1, input_ids.shape[1], 4)
-            logits[0, -1, input_ids[0, -1] + 1] = 1.0
-            return type("Out", (), {"logits": logits, "past_key_values": None})
-
-    writer = Chat(Next(), Words(), 0)
-    assert list(writer.pieces("a", Sampling(9, 0.0, 0), raw=False)) == [" b", " c"]
-    Words.eos_token_id = None
-    with pytest.raises(UsageError, match="cannot begin without a prompt"):
-        next(writer.pieces("", Sampling(9, 0.0, 0), raw=False))
-
-
-def test_a_character_of_several_tokens_comes_whole():
-    """Tokens of bytes, as many tokenizers have for rare characters."""
-    rest = list("é✓".encode())
-
-    class Tokens:
-        chat_template = bos_token_id = eos_token_id = None
-
-        def __call__(self, text, **_):
-            return {"input_ids": list(text.encode())}
-
-        def decode(self, ids, **_):
-            return bytes(ids).decode("utf-8", "replace")
-
-    class Next(torch.nn.Module):
-        def forward(self, **_):
-            logits = torch.zeros(1, 1, 256)
-            logits[0, 0, rest.pop(0)] = 1.0
-            return SimpleNamespace(logits=logits, past_key_values=None)
-
-    writer = Chat(Next(), Tokens(), 0)
-    assert list(writer.pieces("x", Sampling(5, 0.0, 0), raw=False)) == ["é", "✓"]
 
 
 def test_wrong_calls_are_one_line(tmp_path, base, gpt_run):

@@ -31,7 +31,9 @@ from target_parts import (
     Target,
     attacker_dialer,
     coded,
+    control,
     delivery,
+    greeting,
     memory_folder,
     pack,
     piece,
@@ -357,31 +359,21 @@ def run_server(data):
 def server_seeds():
     said, metas = bodies()
     delta = metas[1] | {"key": f"{ATTACKER}/1/0/0", "base_digest": ""}
-    attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
-    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{ATTACKER}/1/0/0", 1, 1 << 62, delta]
+    attach = control(1, frames.MESSAGE, said[0])
+    offer = control(2, frames.OFFER, 1, f"delta:{ATTACKER}/1/0/0", 1, 1 << 62, delta)
     made = [
         [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
         *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),
-        [[frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[:4])],
+        [control(n + 1, frames.MESSAGE, body) for n, body in enumerate(said[:4])],
         [
-            [frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]],
+            control(1, frames.MESSAGE, said[1]),
             {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]},
         ],
-        [
-            {
-                "n": "new",
-                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]],
-            }
-        ],
-        [
-            {
-                "n": ATTACKER,
-                "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, ATTACKER, "client", said[-2]],
-            }
-        ],
+        [greeting("new", "client", said[-2])],
+        [greeting(ATTACKER, "client", said[-2])],
         [[frames.BEAT, 0, 0, True, {"step": 4, "loss": 1.0}], 6.0, [frames.BYE, 0, "done"]],
-        [attach, 6.0, [frames.DATA, 0, 2, 0, frames.MESSAGE, said[3]], 12.0],
-        [attach, *([frames.DATA, 0, 2 + n, 0, frames.MESSAGE, said[12]] for n in range(2))],
+        [attach, 6.0, control(2, frames.MESSAGE, said[3]), 12.0],
+        [attach, *(control(2 + n, frames.MESSAGE, said[12]) for n in range(2))],
     ]
     return [msgpack.packb(one) for one in made]
 
@@ -457,35 +449,21 @@ def client_seeds():
     said, metas = bodies()
     welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, said[-1]]
     digest = digest_of(np.zeros(LINEAR, np.float32))
-    announce = [frames.DATA, 0, 1, 0, frames.MESSAGE, msg.to_wire(msg.Announce(0, digest))]
-    offer = [
-        frames.DATA,
-        0,
-        2,
-        0,
-        frames.OFFER,
-        1,
-        "full:0",
-        1,
-        0,
-        metas[2] | {"kind": "full", "version": 0},
-    ]
+    announce = control(1, frames.MESSAGE, msg.to_wire(msg.Announce(0, digest)))
+    offer = control(2, frames.OFFER, 1, "full:0", 1, 0, metas[2] | {"kind": "full", "version": 0})
     zeros = encode(np.zeros(LINEAR, np.float32), CodecSpec())
     chunk = piece(zeros)
     made = [
         [welcome, announce, offer, chunk, 5.0],
-        [
-            welcome,
-            *([frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[4:8])),
-        ],
+        [welcome, *(control(n + 1, frames.MESSAGE, body) for n, body in enumerate(said[4:8]))],
         [
             welcome,
             announce,
-            *([frames.DATA, 0, n + 2, 0, frames.MESSAGE, one] for n, one in enumerate(said[8:12])),
+            *(control(n + 2, frames.MESSAGE, one) for n, one in enumerate(said[8:12])),
         ],
         [[frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded", "text", 7]],
         [welcome, [frames.UNKNOWN, SESSION], 3.0],
-        [welcome, announce, offer, chunk, 5.0, [frames.DATA, 0, 3, 0, frames.MESSAGE, said[13]]],
+        [welcome, announce, offer, chunk, 5.0, control(3, frames.MESSAGE, said[13])],
     ]
     return [msgpack.packb(one) for one in made]
 

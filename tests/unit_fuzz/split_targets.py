@@ -26,7 +26,9 @@ from target_parts import (
     QuietFiles,
     Target,
     attacker_dialer,
+    control,
     delivery,
+    greeting,
     memory_folder,
     pack,
     play,
@@ -231,23 +233,12 @@ def run_split_server(data):
 
 def server_seeds():
     def say(seq, message):
-        return [frames.DATA, 0, seq, 0, frames.MESSAGE, msg.to_wire(message)]
+        return control(seq, frames.MESSAGE, msg.to_wire(message))
 
     def offer(seq, stream, step, **more):
         key = UploadKey(ATTACKER, 1, 0, step)
         meta = msg.to_wire(meta_of(key, **more))
-        return [
-            frames.DATA,
-            0,
-            seq,
-            0,
-            frames.OFFER,
-            stream,
-            msg.upload_stream(key.text),
-            2,
-            0,
-            meta,
-        ]
+        return control(seq, frames.OFFER, stream, msg.upload_stream(key.text), 2, 0, meta)
 
     def chunks(stream, first=1):
         return [
@@ -262,10 +253,7 @@ def server_seeds():
         msg.Trained(UploadKey("a", 1, 0, 0), 1.0),
         msg.RunOver("over"),
     ]
-    again = {
-        "n": ATTACKER,
-        "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, ATTACKER, "client", hello(METHODS[1])],
-    }
+    again = greeting(ATTACKER, "client", hello(METHODS[1]))
     made = [
         *([number, *complete] for number in range(len(METHODS))),
         [0, offer(1, 1, 0, **due), *chunks(1), 1.0, offer(2, 2, 1), *chunks(2, 3), 1.0],
@@ -274,37 +262,8 @@ def server_seeds():
         [1, again, *complete, [frames.DATA, 0, 2, 0, 5, 1]],
         [2, offer(1, 1, 0), [frames.DATA, 0, 2, 0, 6, 1, "stopped"], 1.0],
         [2, *(say(n + 1, one) for n, one in enumerate(said)), 15.0],
-        [
-            0,
-            {
-                "n": "b",
-                "h": [
-                    frames.HELLO,
-                    frames.PROTOCOL_VERSION,
-                    7,
-                    1,
-                    "b",
-                    "client",
-                    hello(METHODS[0]),
-                ],
-            },
-        ],
-        [
-            0,
-            {
-                "n": msg.PS_ROLE,
-                "h": [
-                    frames.HELLO,
-                    frames.PROTOCOL_VERSION,
-                    7,
-                    1,
-                    msg.PS_ROLE,
-                    "ps",
-                    msg.to_wire(msg.PsHello("r", msg.PS_ROLE)),
-                ],
-            },
-            6.0,
-        ],
+        [0, greeting("b", "client", hello(METHODS[0]))],
+        [0, greeting(msg.PS_ROLE, "ps", msg.to_wire(msg.PsHello("r", msg.PS_ROLE))), 6.0],
         [
             0,
             offer(1, 1, 0, lengths=[1, 1]),
@@ -391,22 +350,11 @@ def client_seeds():
     model = bytes(encode_chunk(np.zeros(size, np.float32), 0, spec_for("fp32", size, 14)))
 
     def say(seq, message):
-        return [frames.DATA, 0, seq, 0, frames.MESSAGE, msg.to_wire(message)]
+        return control(seq, frames.MESSAGE, msg.to_wire(message))
 
     def answer(seq, stream, key, payload_of=gradient):
         meta = msg.to_wire(msg.GradientMeta(key, 1.0, 1))
-        offer = [
-            frames.DATA,
-            0,
-            seq,
-            0,
-            frames.OFFER,
-            stream,
-            msg.answer_stream(key.text),
-            1,
-            0,
-            meta,
-        ]
+        offer = control(seq, frames.OFFER, stream, msg.answer_stream(key.text), 1, 0, meta)
         return [offer, chunk(stream, payload_of), 0.1]
 
     def chunk(stream, data):
@@ -415,11 +363,7 @@ def client_seeds():
     def auxiliary(payload_of):
         meta = msg.to_wire(msg.AuxiliaryMeta(1, 0))
         name = msg.auxiliary_stream(ATTACKER, 1)
-        return [
-            [frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, 1 << 62, meta],
-            chunk(1, payload_of),
-            0.1,
-        ]
+        return [control(1, frames.OFFER, 1, name, 1, 1 << 62, meta), chunk(1, payload_of), 0.1]
 
     messages = [
         msg.Trained(names[0], 1.0),

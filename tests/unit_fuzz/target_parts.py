@@ -151,6 +151,17 @@ def piece(payload):
     return {"h": [frames.CHUNK, 0, 1, 0, 0, 0, len(payload), 0, 1, True], "p": payload}
 
 
+def control(seq, *fields):
+    """Return the head of a control message of the attacker's own session."""
+    return [frames.DATA, 0, seq, 0, *fields]
+
+
+def greeting(name, role, body):
+    """Return a step: another peer's hello."""
+    head = [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, name, role, body]
+    return {"n": name, "h": head}
+
+
 def play(world, step, honest_turn):
     """Deliver a step of the attacker, or wait and then call `honest_turn`."""
     name, lane, parts, wait_s = delivery(step, world.sessions[ATTACKER])

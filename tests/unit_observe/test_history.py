@@ -1,6 +1,5 @@
 """What a journal shows over time: rounds with gaps, timelines, the open round, bounds."""
 
-import json
 import math
 
 import pytest
@@ -145,30 +144,6 @@ def test_the_open_round_has_the_times_of_the_journal(journal):
     window = journal.run.ps.window()
     assert (window["called_at"], window["quorum_at"], window["closes_at"]) == (1005, 1006, 1009)
     assert (window["open"], window["waited_for"], window["waiting"]) == (True, ("a", "b", "c"), 3)
-
-
-def test_a_reader_that_begins_at_a_segment_knows_all_before_it(journal):
-    from fsl_async.observe.segments import Total
-
-    for number in range(2):
-        journal.call(10.0 + 10 * number, number, "a", "b", "c")
-        journal.delta(11.0 + 10 * number, "a", number, 5.0, number + 1)
-        journal.delta(12.0 + 10 * number, "b", number, 4.0, number + 1)
-        journal.commit(13.0 + 10 * number, number + 1)
-    reader = Journal()
-    reader.course = Course()
-    fields = json.loads(json.dumps(Total(journal.course).as_fields(), allow_nan=False))
-    reader.add(50.0, "so_far", **fields)
-    reader.run, reader.history = reader.course.state, reader.course.history
-    for one in (journal, reader):
-        one.call(60.0, 2, "a", "b")
-        one.delta(61.0, "a", 2, 5.0, 3)
-    assert reader.run.ps.window() == journal.run.ps.window()
-    for name in "ab":
-        timelines = reader.history.timelines[name], journal.history.timelines[name]
-        assert timelines[0] == timelines[1]
-        series = reader.history.rounds, journal.history.rounds
-        assert of_client(series[0], name, 0) == of_client(series[1], name, 0)
 
 
 def test_a_new_segment_in_an_open_round_changes_nothing(journal):

@@ -173,15 +173,6 @@ def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current
     assert (client.step, client.tokens, client.version) == (2, 1100, 1)
 
 
-def test_the_same_incarnation_again_is_no_relaunch(run):
-    """A dropped connection does not count as a crash."""
-    begin(run, "a")
-    run.write(ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
-    state, news = run.state()
-    assert state.relaunches == 0
-    assert news[-1].kind == "reconnected"
-
-
 def test_news_of_an_earlier_incarnation_does_not_end_the_present_one(run):
     """The old process's session expires after its successor's hello."""
     begin(run, "a")
@@ -302,12 +293,6 @@ def test_joins_and_leaves_have_the_number_of_clients(run):
     ]
 
 
-def test_a_client_of_the_servers_last_process_is_connected_again(run):
-    """The new process's journal has no such client yet, but its hello names the run."""
-    run.write(ev.ClientHello("a", 5, "r-1", 3, "d3"))
-    assert news_texts(run, "reconnected") == ["a is connected again, 1 client connected"]
-
-
 def test_an_unchanged_state_is_printed_once(run):
     """A round that stays open for an hour does not fill the screen; changes are printed."""
     begin(run, "a", "b")
@@ -337,26 +322,6 @@ def test_alarms_are_counted_and_the_newest_is_kept(run):
     state, _ = run.state()
     assert (state.ps.alarms, state.ps.alarm) == (2, "so the damage is at a")
     assert state.as_dict(0.0)["alarms"] == 2
-
-
-def test_a_fact_of_a_note_and_another_line_is_printed_once(run):
-    """The machine's notes go to the journal; each fact is printed once."""
-    begin(run, "a")
-    run.write(Note("a left (bye); round 3 goes on without it"))
-    run.write(Note("version 0 is durable, training starts"))
-    run.write(Note("stream delta:x of a broke off: no space"))
-    assert news_texts(run, "note") == ["stream delta:x of a broke off: no space"]
-
-
-def test_many_missing_clients_are_a_number(run):
-    """With a thousand clients it stays one line."""
-    names = [f"c{number:02}" for number in range(9)]
-    begin(run, *names)
-    round_of(run, 0, names, names[:2])
-    assert (
-        "2 of 9 called clients merged (1 needed), late: c02, c03, c04, c05, c06 and 2 more;"
-        in (news_texts(run, "version")[-1])
-    )
 
 
 def test_the_end_has_its_reason(run):
@@ -413,16 +378,6 @@ def test_strange_lines_change_nothing(run):
     ):  # fmt: skip
         before.apply(line)
     assert (before.ps.version, before.clients["a"].version) == (0, 0)
-
-
-def test_json_of_a_state_is_plain(run):
-    """The object of `status --json`."""
-    import json
-
-    begin(run, "a")
-    made = json.loads(json.dumps(run.state()[0].as_dict(1002.0)))
-    assert made["clients"][0]["state"] == "training"
-    assert not [name for name in made if name.startswith("_")]
 
 
 def restart(run, version, digest):

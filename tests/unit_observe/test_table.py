@@ -5,7 +5,7 @@ import pytest
 from fsl_async.observe.clients import ClientState, NodeState, Volume
 from fsl_async.observe.rounds import ParameterServerFigures
 from fsl_async.observe.run_state import RunState
-from fsl_async.observe.table import client_lines, header, sparkline
+from fsl_async.observe.table import client_lines, header
 
 
 def a_client(name, **changed):
@@ -89,18 +89,3 @@ def test_the_header_before_there_is_anything():
     assert header(RunState()) == "the parameter server is starting"
     waiting = header(RunState(NodeState(run="r-1", phase="waiting")))
     assert waiting == "run r-1, waiting for the first client's weights"
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "drawn"),
-    [
-        ([], 4, ""),
-        ([3.0], 4, "▁"),
-        ([1.0, 1.0], 4, "▁▁"),
-        ([0.0, 7.0], 4, "▁█"),
-        ([8.0, 8.0, 1.0, 1.0], 2, "█▁"),
-    ],
-)
-def test_sparkline(values, width, drawn):
-    """Too many values are averaged; equal ones give a flat line, not a division by zero."""
-    assert sparkline(values, width) == drawn

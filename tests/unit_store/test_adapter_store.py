@@ -1,7 +1,5 @@
 """A store whose run merges adapters by products: the same bits after crashes, and no drift."""
 
-import json
-
 import numpy as np
 import pytest
 from adapter_runs import (
@@ -19,15 +17,14 @@ from adapter_runs import (
 from attrs import evolve
 from deltas import merged_of
 
-from fsl_async.files.files import Files
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.store.deltas.spool import file_name
 from fsl_async.store.disk.chunk_files import digest_of
-from fsl_async.store.errors import ManifestError, StoreError
+from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.adapters import RULES
 from fsl_async.store.rules.outer import Growing
-from fsl_async.store.versions.checkpoint import OWED, RESIDUAL, WEIGHTS
+from fsl_async.store.versions.checkpoint import OWED, WEIGHTS
 from fsl_codecs import encode
 
 CHUNK = 64
@@ -94,78 +91,6 @@ def test_a_start_replays_what_no_checkpoint_has(tuning, rule):
     for name, vector in killed.vectors.named.items():
         assert np.array_equal(vector, through.vectors.named[name]), name
     assert killed.round(ranks_of(rule)).digest == through.round(ranks_of(rule)).digest
-
-
-def test_a_checkpoint_holds_what_is_owed(tuning):
-    """And a start reads it."""
-    made = tuning()
-    made.start()
-    made.round(RANKS)
-    made.store.finish_snapshot()
-    files = json.loads(
-        (made.run.root / "checkpoints/v00000001/manifest.json").read_text().splitlines()[0]
-    )["files"]
-    assert files.keys() == {WEIGHTS, RESIDUAL, OWED, "update.bin"}
-    owed = made.vectors.named[OWED].copy()
-    assert owed.any()
-    assert not parts(made.manifest, owed)["head.weight"].any()
-    made.run.open()
-    assert np.array_equal(made.vectors.named[OWED], owed)
-
-
-class Fails(Files):
-    """A disk that fails once, at the n-th changing call."""
-
-    def __init__(self):
-        self.left = -1
-
-    def _count(self):
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(28, "No space left on device")
-
-    def write(self, descriptor, data, offset):
-        """Count."""
-        self._count()
-        super().write(descriptor, data, offset)
-
-    def sync(self, descriptor):
-        """Count."""
-        self._count()
-
-    def rename(self, source, target):
-        """Count."""
-        self._count()
-        super().rename(source, target)
-
-
-def test_a_commit_that_fails_at_any_call_is_repeated_with_the_same_bits(tuning):
-    """And the vectors of the version before are as they were, or it has not failed."""
-    through, broken = (tuning(name=name, snapshot_thread=False) for name in ("through", "broken"))
-    disk, failed = Fails(), 0
-    for made, files in ((through, None), (broken, disk)):
-        made.start()
-        made.run.open(files)
-    for version in range(1, 17):
-        through.round(RANKS)
-        keys = [DeltaKey(name, 1, version - 1, version) for name in RANKS]
-        for key in keys:
-            rank = RANKS[key.client]
-            broken.send(key, broken.delta(version, key.client, rank), rank)
-        before = {name: vector.copy() for name, vector in broken.vectors.named.items()}
-        disk.left = version
-        try:
-            made = broken.merge(keys)
-        except StoreError:
-            failed += 1
-            for name, vector in broken.vectors.named.items():
-                assert np.array_equal(vector, before[name]), name
-            disk.left = -1
-            made = broken.merge(keys)
-        disk.left = -1
-        assert made.digest == through.store.digest
-        assert np.array_equal(broken.vectors.named[OWED], through.vectors.named[OWED])
-    assert failed >= 8
 
 
 @pytest.mark.parametrize("rule", PRODUCT_RULES)
@@ -237,37 +162,6 @@ def test_coding_error_is_fed_back_and_does_not_add_up(tuning, monkeypatch):
     monkeypatch.setattr("fsl_async.store.rules.adapters.base.Current.debts", [])
     drifted = drift(blind, 40)
     assert drifted[-1] > 5 * errors[-1]
-
-
-def test_quarantine_before_the_merge_removes_a_site(tuning):
-    """The version is that of a round without it."""
-    one, other = tuning(name="one"), tuning(name="other")
-    for made in (one, other):
-        made.start()
-        made.round(RANKS)
-    keys = [DeltaKey(name, 1, 1, 2) for name in RANKS]
-    for key in keys:
-        one.send(key, one.delta(2, key.client, RANKS[key.client]), RANKS[key.client])
-    one.store.run.quarantine(keys[1], "its norm")
-    rest = {name: rank for name, rank in RANKS.items() if name != "b"}
-    assert one.merge([key for key in keys if key.client != "b"]).digest == other.round(rest).digest
-
-
-def test_deltas_of_one_client_are_one_site(tuning):
-    """Their mean counts, with the weight of both: many deltas must not be one long one."""
-    one, other = tuning(name="one"), tuning(name="other")
-    for made in (one, other):
-        made.start()
-    halves = [one.delta(1, "c"), one.delta(2, "c")]
-    keys = [DeltaKey("b", 1, 0, 1), DeltaKey("c", 1, 0, 1), DeltaKey("c", 1, 0, 2)]
-    for key, values in zip(keys, [one.delta(1, "b"), *halves], strict=True):
-        one.send(key, values)
-    one.merge(keys)
-    other.send(keys[0], one.delta(1, "b"))
-    other.send(keys[1], np.float32(0.5) * (halves[0] + halves[1]))
-    members = [merged_of(keys[0], 30.0, tokens=30), merged_of(keys[1], 40.0, tokens=20)]
-    other.store.commit(1, members, 1 / 70)
-    assert one.store.digest == other.store.digest
 
 
 @pytest.mark.parametrize("rule", PRODUCT_RULES)

@@ -17,7 +17,7 @@ from fsl_async.store.rules.adapters import (
     adapter_modules,
     adapter_rule_named,
 )
-from fsl_async.store.rules.adapters.products import best, difference, norm, stacked
+from fsl_async.store.rules.adapters.products import best, difference, norm
 
 IN, OUT, RANK, SCALE = 24, 17, 6, 2.0
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -96,18 +96,6 @@ def test_what_sites_train():
 # --- exact rules ---
 
 
-def test_fedit_is_the_mean_of_both_factors_which_is_not_the_mean_of_products():
-    """Exact only where all A_k are equal."""
-    start = random(0)
-    sites = sites_of(start)
-    made = merged("fedit", Current(start), sites).factors
-    assert close(made.a, sum(w * site.factors.a for w, site in zip(WEIGHTS, sites, strict=True)))
-    assert close(made.b, sum(w * site.factors.b for w, site in zip(WEIGHTS, sites, strict=True)))
-    assert not close(dense(made), mean_product(sites), 1e-3)
-    sites = sites_of(start, trains_a=False)
-    assert close(dense(merged("fedit", Current(start), sites).factors), mean_product(sites))
-
-
 @pytest.mark.parametrize(("name", "trains"), [
     ("ffa", {"trains_a": False}),
     ("rolora", {"trains_a": False}),
@@ -172,12 +160,6 @@ def test_bank_is_the_best_approximation_of_its_rank():
     assert close(dense(made.factors), cut)
     assert close(dense(made.owed), best_dense(wanted - cut, RANK)[0])
     assert np.allclose(made.factors.a @ made.factors.a.T, np.eye(RANK))
-
-
-def test_signs_are_those_of_the_left_vectors():
-    """So a merge that is repeated does not flip directions."""
-    made, _ = best(random(3), RANK)
-    assert all(row[np.argmax(abs(row))] > 0 for row in made.b)
 
 
 @pytest.mark.parametrize("name", ["bank", "flexlora", "fedsvd"])
@@ -264,21 +246,6 @@ def test_directions_without_a_singular_value_stay_trainable(name, columns, outpu
     assert not np.allclose(made.b[0], 0.0)
     assert np.allclose(made.b[1:], 0.0, atol=1e-12)
     assert close(dense(made), dense(start))
-
-
-def test_one_scale_for_all_ranks():
-    """Scaled by alpha / r_k instead, ranks 2 and 6 would mean updates three times apart."""
-    start = Factors(random(0).a, np.zeros((RANK, OUT)))
-    sites = sites_of(start, ranks=(2, 4, RANK))
-    wanted = SCALE * mean_product(sites)
-    assert close(SCALE * dense(best(stacked([(s.weight, s.factors) for s in sites]), 12)[0]),
-                 wanted)  # fmt: skip
-    alpha = SCALE * RANK
-    wrong = sum(
-        w * alpha / site.rank * dense(site.held) for w, site in zip(WEIGHTS, sites, strict=True)
-    )
-    assert not close(wrong, wanted, 0.1)
-    assert close(dense(merged("flora", Current(start), sites).patch), wanted)
 
 
 # --- error feedback ---

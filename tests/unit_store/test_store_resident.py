@@ -533,21 +533,6 @@ def test_damaged_memory_gets_no_checkpoint(make_run):
     assert any("not in memory as it was made" in line for line in lines)
 
 
-def test_deltas_that_no_checkpoint_holds_stay_however_many_they_are(make_run):
-    """The disk has no room for checkpoints for longer than versions are remembered."""
-    run = resident(make_run, keep_versions=1, snapshot_every=1)
-    run.start()
-    run.store._open.newest.snapshots._files = Full("snapshot")
-    many = run.settings.remembered_versions + 10
-    for version in range(1, many + 1):
-        run.round(version, "a")
-    assert len(list((run.root / "spool").iterdir())) == many
-    momentum = run.store._open.newest.vectors.named[MOMENTUM].copy()
-    run.open(Full("snapshot"))
-    assert not any("begin again" in line for line in run.store.notices)
-    assert np.array_equal(run.store._open.newest.vectors.named[MOMENTUM], momentum)
-
-
 def test_a_version_may_become_whole_while_it_is_read(make_run):
     """The version that it was to be made from is removed: it is read again, as it is now."""
     run = resident(make_run, keep_versions=1)

@@ -227,19 +227,6 @@ def test_a_rollback_makes_deltas_pending_again(run):
     assert run.open().digest == digests[2]
 
 
-def test_two_rollbacks_in_a_row_work(run):
-    """Names of void versions do not collide, and the lineages stay distinct."""
-    run.start()
-    for version in (1, 2):
-        run.round(version, "a")
-    for generation in (1, 2):
-        recovered = run.open(from_version=1)
-        assert len(recovered.pending) == 1
-        run.commit(key("a", 1, 2))
-        assert (run.root / f"checkpoints/rolled-back-{generation}-v00000002").is_dir()
-    assert run.open().version == 2
-
-
 def test_a_rollback_to_the_newest_version_changes_nothing(run):
     """An operator who leaves the option in place must not roll back again and again."""
     run.start()

@@ -157,21 +157,6 @@ def test_frames_of_another_shape_or_round_are_refused(make_run, frame, text):
         run.store.spool_write(key, 1, encode_seeds(0, scalars_of(0)[None]))
 
 
-def test_a_restart_at_any_time_gives_the_same_digests(make_run):
-    calm = seeds_run(make_run, "calm")
-    digests = [calm.store.digest, *(one_round(calm).digest for _ in range(6))]
-    run = seeds_run(make_run)
-    for base in range(6):
-        keys = [key_of(name, base) for name in "ab"]
-        send(run, keys[0], scalars_of(100 * base))
-        run.open()  # as after a crash: the sum is empty
-        send(run, keys[1], scalars_of(100 * base + 1))
-        commit(run, {keys[0]: 10.0, keys[1]: 20.0})
-        found = run.open()
-        assert (found.version, found.digest) == (base + 1, digests[base + 1])
-    assert digest_of(run.weights(6)) == digests[6]
-
-
 def to_the_end(run):
     """Complete a scenario of three rounds wherever it stands; returns the digests by version.
 

@@ -234,20 +234,6 @@ def test_an_unreadable_delta_is_in_no_version(store, how):
     assert moved == pytest.approx(-3.0 * decoded, rel=1e-5)
 
 
-def test_pending_deltas_survive_a_restart_in_order(store):
-    """fp32 sums depend on the order: after a restart it is that of acknowledgement."""
-    keys = [DeltaKey(name, 1, 0, 1) for name in ("z", "a", "m")]
-    for seed, key in enumerate(keys):
-        send(store, key, delta(seed))
-    unfinished = DeltaKey("late", 1, 0, 1)
-    store.spool_begin(evolve(DELTA, key=unfinished))
-    recovered = store.recover()
-    assert [one.key for one in recovered.pending] == keys
-    assert recovered.pending[0].delta == evolve(DELTA, key=keys[0])
-    assert store.known(unfinished) is None
-    assert spooled(store) == sorted(file_name(key) for key in keys)
-
-
 @pytest.mark.parametrize("change", ["flip", "gone"])
 def test_a_damaged_pending_delta_is_recorded(store, change):
     """If the disk loses an acknowledged delta, this is reported, and the run goes on."""

@@ -1,10 +1,6 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 
 import attrs
@@ -12,24 +8,14 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.cluster.supervisor import ChildExited
-from fsl_async.commands import demo
 from fsl_async.config.load import load
 from fsl_async.errors import UsageError
-from fsl_async.observe.clients import News
-from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
-from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.chaos.report import Recovery
-from fsl_async.tools.demo.places import Linked, Places
-from fsl_async.tools.demo.pretrain import lines, pretrain, problems_of, summarize
+from fsl_async.tools.demo.pretrain import pretrain, problems_of
 from fsl_async.tools.demo.runner import Runner, make_run_dir
 from fsl_async.tools.demo.scenario import Choices, Played, Stage, overrides
-
-KEYS = (
-    "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches"
-    " deltas_merged deltas_lost deltas_doubled participation seconds run_dir"
-)
 
 
 @pytest.fixture
@@ -55,46 +41,12 @@ AUDIT = Audit(7, 20, 500, 20, 0, 0, (), (), ())
 EVALUATED = (7, "d7", 2.5)
 
 
-def test_the_keys_of_the_result_are_those_promised(chosen):
-    """Scripts read these keys, and `sim` has the same."""
-    assert list(summarize(demo_of(chosen), EVALUATED)) == KEYS.split()
-
-
-def test_a_demo_with_long_round_trips_takes_longer_and_reports_it(chosen):
-    """By satellite the usual 40 s were over before the second round."""
-    assert [demo._late_s(net) for net in (None, "dsl", "transatlantic")] == [0.0, 0.0, 0.0]
-    late_s = demo._late_s("satellite")
-    slow = pretrain(attrs.evolve(chosen, every_s=0.0, late_s=late_s))
-    assert (late_s, slow.ends_at_s, slow.settings["sync.every_s"]) == (0.5, 70.0, 10.0)
-    found = "\n".join(slow.introduction)
-    assert "a round trip takes 0.6 s here" in found
-    assert "the last round is at 70 s" in found
-    assert "session.expire_after_s=5.0" in overrides(slow.settings)
-    usual = pretrain(attrs.evolve(chosen, every_s=0.0))
-    assert (usual.ends_at_s, usual.settings["sync.every_s"]) == (40.0, 5.0)
-    assert "round trip" not in "\n".join(usual.introduction)
-
-
 def test_the_run_is_configured_as_asked(chosen):
     """The options must reach the run as settings."""
     config = load(None, overrides(pretrain(chosen).settings))
     assert (config.sync.every_s, config.sync.clients, config.shards) == (4.0, 3, 3)
     assert (config.codec.up, config.codec.down, config.run.seed) == ("e5m2", "e5m2", 3)
     assert (config.train.threads, config.model.preset) == (1, "0.5m")
-
-
-def test_the_children_are_real_nodes(chosen):
-    """The parameter server must get a free port, each client its own name and folder."""
-    made = pretrain(attrs.evolve(chosen, data=("/text",)))
-    server = made.servers[0].child()
-    client = made.clients[1].child(address="tcp://127.0.0.1:5").argv
-    assert server.argv[2:6] == ("-m", "fsl_async.cli", "--role", "ps")
-    assert "tcp://127.0.0.1:0" in server.argv
-    assert client[4:7] == ("--role", "client", "tcp://127.0.0.1:5")
-    assert client[client.index("--run-dir") + 1] == str(chosen.run_dir / "clients" / "client-2")
-    assert client[client.index("--data") + 1] == "/text"
-    assert made.victim == "client-2"
-    assert pretrain(attrs.evolve(chosen, clients=1)).victim == "client-1"
 
 
 def test_a_good_demo_has_no_problems(chosen):
@@ -137,38 +89,12 @@ def test_each_failed_check_is_reported(chosen, audit, evaluated, text):
     assert text in found[0]
 
 
-def test_a_missing_ledger_is_a_failure(chosen):
-    """Nothing shows then that no delta was lost."""
-    played = demo_of(chosen)
-    del played.audit
-    assert problems_of(played, EVALUATED) == ["there is no ledger to audit"]
-
-
 def test_no_round_is_a_failure(chosen):
     """Started processes without a merged round must not pass."""
     played = demo_of(chosen, audit=attrs.evolve(AUDIT, tokens=0))
     played.state.ps.version = played.state.ps.tokens = 0
     found = problems_of(played, (0, "d7", 5.0))
     assert found == ["no round was merged; give it more --seconds"]
-
-
-def test_one_client_is_one_client(chosen):
-    """The text must use the singular for one client."""
-    played = demo_of(attrs.evolve(chosen, clients=1))
-    assert "from 1 client in" in lines(played, summarize(played, EVALUATED))[0]
-
-
-def test_the_summary_counts_in_the_ledger_and_names_the_next_command(chosen):
-    """Counts must come from the ledger, and the last line must be a command to paste."""
-    played = demo_of(chosen, audit=attrs.evolve(AUDIT, lost=("x",)))
-    summary = summarize(played, EVALUATED)
-    assert [summary[f"deltas_{name}"] for name in ("merged", "lost")] == [20, 1]
-    assert summary["eval_loss"] == 2.5
-    shown = lines(played, summary)
-    assert shown[-1] == f"for details: fsl-node status {chosen.run_dir}"
-    assert any(
-        "detected after 3.0 s, back after 5.0 s, caught up after 6.0 s" in line for line in shown
-    )
 
 
 def test_run_directories(tmp_path, monkeypatch):
@@ -211,42 +137,8 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, capsys, tmp_path, m
     assert err.startswith("error: ")
 
 
-def test_a_node_of_a_demo_ends_because_the_demo_is_over(chosen):
-    """The demo sends the SIGINT itself, so `status` of a finished one had "ended (Ctrl-C)"."""
-    child = pretrain(chosen).servers[0].child()
-    script = (
-        "import os, signal; from fsl_async.process.stopper import Stopper, stop_on_signals\n"
-        "stop = Stopper()\n"
-        "with stop_on_signals(stop, quiet=True): os.kill(os.getpid(), signal.SIGINT)\n"
-        "print(stop.reason)"
-    )
-    argv = [sys.executable, "-c", script]
-    for env, reason in ((child.env, "the demo is over"), ({}, "Ctrl-C")):
-        done = subprocess.run(
-            argv, env={**os.environ, **env}, capture_output=True, text=True, check=True
-        )
-        assert done.stdout == f"{reason}\n"
-
-
 def runner_of(chosen, show=lambda *_: None):
     return Runner(pretrain(chosen), Stage(print, Stopper()), show)
-
-
-def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(chosen):
-    """The journal is late by a second: a kill must not be printed before its cause."""
-    lines = []
-    one = runner_of(
-        chosen, lambda state, news: lines.extend(news_line(state, each) for each in news)
-    )
-    begun = one.played.state.node.started_at = one.played.begun
-    with JournalWriter(chosen.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
-        journal.note("node_started", 0.0, role="ps", run="r", address="a")
-    one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]
-    one._read_journals(hold_s=-100.0)
-    assert [line.split("s  ")[0].strip() for line in lines] == ["1.0", "4.0", "7.0"]
-    one._report("killed", "just now")
-    one._read_journals()
-    assert len(lines) == 3  # earlier news may still come
 
 
 def exited(name, code, error="", relaunch_in_s=None):
@@ -305,15 +197,6 @@ def test_an_unknown_network_is_refused(capsys):
     """The error must come before any process is started and list the profiles."""
     assert cli.main(["demo", "--net", "moon", "--dry-run"]) == 2
     assert "no profile 'moon'; profiles: lan, campus" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("links", [False, True])
-def test_with_links_every_client_has_one_that_can_be_cut(chosen, links):
-    """A storm finds the link by the client's name; without it the client dials directly."""
-    server, folder = "tcp://127.0.0.1:7100", chosen.run_dir / "links"
-    with contextlib.closing(Linked(folder) if links else Places()) as places:
-        assert (places.dialed("client-1", server) == server) is not links
-    assert (folder / "client-1").exists() is links
 
 
 @pytest.mark.parametrize("arguments", [["split"], ["--net", "dsl"]])

@@ -341,31 +341,6 @@ def test_labels_stay_at_home_in_a_u_shape(texts):
     assert not hasattr(second, "labels")
 
 
-def test_uploads_and_alignments_come_when_they_should(images):
-    """U = ceil(K / q) uploads a round, and an alignment in rounds 0, l, 2l after the first upload,
-    as the byte model counts.
-    """
-    run = start(
-        method_of(SplitConfig(method="fsl-sage", upload_every=2, align_every=3)),
-        split(cnn(), 2),
-        "a",
-        SPEC,
-        auxiliary=cnn_auxiliary(),
-        server=ServerPartOptions(SPEC, align=AlignSettings(1)),
-    )
-    seen = []
-    serve = run.method.serve
-    run.method.serve = lambda server, site, crossing: (
-        seen.append(type(crossing).__name__),
-        serve(server, site, crossing),
-    )[1]
-    for batches in images(names="a", rounds=4, batches=5)["a"]:
-        run.round({"a": batches})
-        seen.append("end")
-    uploads, lazy = ["Activations"] * 3, ["Activations", "AuxiliaryWanted"] + ["Activations"] * 2
-    assert seen == [*lazy, "end", *uploads, "end", *uploads, "end", *lazy, "end"]
-
-
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adding-a-method.md"
 

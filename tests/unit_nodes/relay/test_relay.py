@@ -13,12 +13,8 @@ from fsl_async.errors import AddressError
 from fsl_async.nodes.relay import pair, relay
 from fsl_async.nodes.relay.pair import Drop
 from fsl_async.nodes.relay.relay import Route
-from fsl_transport import Lane
-from fsl_transport.link import public_key
 from fsl_transport.loop import run
 from fsl_transport.relay.buffer import COPY_BYTES, PIPE_BYTES, can_splice
-from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
-from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 OPEN = SIGNATURE + b"\3\1"
@@ -313,40 +309,5 @@ def test_out_of_file_descriptors_a_relay_waits_and_goes_on(relayed, monkeypatch)
             one.relay._accept_from(relay._Port(port.route, Full(), port.server))
             await one.joined()
             assert len(refused) == 3
-
-    run(main())
-
-
-def test_all_connections_of_a_dialer_go_through_the_relay(relayed):
-    """Stripes opened later, and redialed connections, use the relay too."""
-
-    async def main():
-        got, server, own = [], KeyPair.new(), KeyPair.new()
-        curve = ListenerCurve(server, {own.public}.__contains__)
-        listener = ZmqListener("127.0.0.1:0", None, curve)
-        listener.set_receiver(lambda *message: got.append(message))
-        async with relayed(server=f"127.0.0.1:{listener.port}", requires_curve=True) as one:
-            dialer = ZmqDialer(f"127.0.0.1:{one.port}", "c", None, DialerCurve(own, server.public))
-
-            async def all_arrive():
-                got.clear()
-                while (
-                    len({bytes(parts[0]) for _, _, parts, _ in got}) < 5
-                ):  # what breaks loses some
-                    dialer.send("", Lane.CONTROL, [b"control"])
-                    for stripe in range(4):
-                        dialer.send("", Lane.BULK, [b"%d" % stripe], stripe=stripe)
-                    await asyncio.sleep(0.01)
-                assert {public_key(origin) for *_, origin in got} == {own.public}
-
-            dialer.open_stripes(4)
-            await all_arrive()
-            assert one.relay.accepted == listener.connections == 5
-            dialer.redial()
-            await until(lambda: one.relay.accepted == 10)
-            await all_arrive()
-            await until(lambda: listener.connections == len(one.relay._pairs) == 5)
-            await dialer.aclose()
-            await listener.aclose()
 
     run(main())

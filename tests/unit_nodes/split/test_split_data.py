@@ -152,52 +152,6 @@ def server(*sets, run_dir):
     return ["--role", "server", "--with-ps", "--run-dir", str(run_dir), *flags]
 
 
-def short_idx(folder):
-    """The file of images ends early."""
-    path = folder / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:-5])
-    return "train-images-idx3-ubyte' is damaged"
-
-
-def no_idx(folder):
-    """The head is something else's."""
-    path = folder / "train-labels-idx1-ubyte"
-    path.write_bytes(b"PK" + path.read_bytes()[2:])
-    return "train-labels-idx1-ubyte' is damaged or of another kind (50 4b 08 01 is no idx head)"
-
-
-def label_out_of_range(folder):
-    """Label 12 of ten classes."""
-    path = folder / "train-labels-idx1-ubyte"
-    path.write_bytes(path.read_bytes()[:-1] + bytes([12]))
-    return "train-images-idx3-ubyte', sample 59: label 12 is not in 0 ... 9"
-
-
-@pytest.mark.parametrize("damage", [short_idx, no_idx, label_out_of_range])
-def test_damaged_data_are_named_with_their_file(damage, images, capsys, tmp_path):
-    """By command, at the server and, before it dials, at a client."""
-    folder = images()
-    words = damage(folder)
-    run_dir = tmp_path / "run"
-    arguments = server(*CNN, f"data.path={folder}", "data.classes=10", run_dir=run_dir)
-    assert words in error_of(capsys, *arguments)
-    if damage is not label_out_of_range:  # the run has the number of classes
-        line = error_of(
-            capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder)
-        )
-        assert words in line
-    assert not (run_dir / "ps" / "ledger.jsonl").exists()
-
-
-def test_a_short_cifar_file_is_named(capsys, tmp_path):
-    """An incomplete download must not be used."""
-    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 2 + 100))
-    line = error_of(
-        capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path)
-    )
-    assert "data_batch_1.bin' is damaged" in line
-
-
 WRONG = {
     "a cut that does not exist": (
         ["split.cut=pool7"],

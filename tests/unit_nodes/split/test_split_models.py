@@ -11,13 +11,9 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from split_lockstep import Lockstep, check_equal, kept
+from split_lockstep import check_equal, kept
 
-from fsl_async.config.rules import LANGUAGE_FAMILIES
 from fsl_async.errors import RefusedError, TaskError
-from fsl_async.learn.data.facts import facts_of
-from fsl_async.learn.models import families as models
-from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split import build
 
 needs_hf = pytest.mark.skipif(
@@ -113,28 +109,6 @@ def test_images_by_sockets_are_the_computation_in_one_process(nodes, configured,
         *LOCKSTEP,
     )
     check_equal(nodes(config), config)
-
-
-def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
-    """A CIFAR-10 folder and a family's name are enough.
-
-    The sizes of the parts are the published ones.
-    """
-    chance = np.random.default_rng(0)
-    records = chance.integers(0, 256, (12, 3073), dtype=np.uint8)
-    records[:, 0] = np.arange(12) % 10
-    (tmp_path / "data_batch_1.bin").write_bytes(records.tobytes())
-    config = configured(
-        "split.method=splitfed-v2",
-        "model.family=resnet18",
-        f"data.path={tmp_path}",
-        "split.samples=2",
-    )
-    run = nodes(config)
-    sent = run.summaries["site-a"].traffic["payload"]
-    assert sent["activations up"] == 4 * 2 * 128 * 4 * 4
-    # The published 2,740,048 less counters; once more where version 1 is sent before the end.
-    assert sent["client model down"] in {2_739_968, 2 * 2_739_968}
 
 
 def test_a_custom_model_and_a_custom_auxiliary(nodes, configured, images, own):
@@ -280,29 +254,6 @@ def test_padding_is_not_sent(nodes, configured, sentences):
         assert sum(each[what] for each in found) == tokens * 32 * 4
     config = attrs.evolve(config, split=attrs.evolve(config.split, samples=12))
     check_equal(run, config)
-
-
-@needs_hf
-@pytest.mark.parametrize("family", LANGUAGE_FAMILIES)
-def test_every_family_is_built_and_cut_from_the_same_settings(family, configured):
-    """Sizes have other names in each family.
-
-    The parts must fit each other, tied or not, and a step must train both.
-    """
-    for more in ((), ("split.labels_at_home=true",)):
-        config = configured("split.method=splitfed-v2", f"model.family={family}", *more)
-        facts = facts_of(config)
-        parts = build.build_parts(config, at_client=True)
-        server, method, cut, other = build.build_server(config, torch.device("cpu"))
-        assert parts.architecture == other.architecture
-        assert cut.shape == (-1, 32)
-        assert models.build_model(config, facts).get_submodule("").training
-        half = build.client_part(method, parts.model, build.client_options(config, "a"))
-        run = Lockstep(method, {"a": half}, server)
-        ids = torch.arange(48).reshape(3, 16) % 7
-        batch = Batch(ids, (ids + 1) % 7)
-        losses = [run.round({"a": [batch]})["a"] for _ in range(4)]
-        assert losses[-1] < losses[0] < 6.0
 
 
 @needs_hf

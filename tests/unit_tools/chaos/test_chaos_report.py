@@ -1,10 +1,8 @@
 """The report of a storm: every figure against one that is counted here by hand."""
 
-import pytest
 from facts import VersionFact, client_line, line_of
 
-from fsl_async.commands.chaos import seconds_of, text_lines
-from fsl_async.errors import UsageError
+from fsl_async.commands.chaos import text_lines
 from fsl_async.tools.chaos.report import report
 
 
@@ -138,17 +136,6 @@ def test_times_are_counted_from_the_ends_of_faults():
     assert found["never_back"] == 0
 
 
-def test_sessions_that_began_in_a_deleted_segment():
-    """In a long run the oldest line alone tells which clients were connected."""
-    known = {"incarnation": 1, "incarnations": 1}
-    clients = {name: {"name": name, "connected": True, "version": 2, **known} for name in NAMES}
-    clients["gone"] = {"name": "gone", "connected": False, "version": 1}
-    state = {"clients": clients, "ps": {"version": 2}}
-    first = {"t": 92.0, "kind": "note", "type": "so_far", "state": state}
-    lines = [first, *(line for line in JOURNAL if line["t"] > 92.0)]
-    assert report(storm(*FAULTS), lines, LEDGER, {"b": [131.9]}) == made()
-
-
 def test_bytes_other_than_chunks_are_control():
     """Control is the difference: 10000 bytes at the sockets, 8000 of chunks."""
     found = made()
@@ -167,21 +154,3 @@ def test_clients_that_never_come_back_are_counted():
     found = report(storm(*fault(0, "kill", "a", 180.0)), JOURNAL, LEDGER, {})
     assert (found["never_back"], found["back"]["count"]) == (1, 0)
     assert any("not recovered" in line for line in text_lines(found))
-
-
-def test_the_last_storm_of_a_record_counts():
-    """A run may have several storms, and the report is of the last."""
-    first = storm(*fault(0, "kill", "a", 20.0), start=10.0, over=30.0)
-    assert report([*first, *storm(*FAULTS)], JOURNAL, LEDGER, {})["faults"] == 4
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5min", 90), ("2h", 7200), ("3s", 3)])
-def test_times_are_read(text, seconds):
-    """Every unit of --for must be read."""
-    assert seconds_of(text) == seconds
-
-
-def test_a_wrong_time_is_one_line():
-    """A wrong --for must be an error before any fault is injected."""
-    with pytest.raises(UsageError, match="give a time such as"):
-        seconds_of("soon")

@@ -183,38 +183,6 @@ def test_the_table_has_means_over_seeds_and_over_sites():
     assert "bank: adapters down 0.0 kB / 0.0 kB, adapters up 4.0 kB / 2.0 kB,\n" in text
 
 
-def test_columns_without_a_value_are_left_out():
-    """A language model has no accuracy, and split learning has no rank."""
-    points = (point(1, None, loss=3.0),)
-    found = table.lines([attrs.evolve(outcome("fedit", by_loss=True, target=0.0), points=points)])
-    assert found[0].split() == ["method", "loss", "up", "down", "PS", "MB"]
-    assert found[3].split() == ["method", "total", "s", "idle"]
-
-
-def test_a_target_that_no_method_reaches_is_said():
-    """Its columns are left out, so nothing else tells of it."""
-    missed = table.lines([outcome("sl", (0.3,))])
-    assert "no method reached the target" in missed
-    assert not any("to the target;" in line for line in missed)
-    assert "no method reached the target" not in table.lines([outcome("sl", (0.6,))])
-
-
-def test_the_table_fits_80_columns():
-    """Terminals, mails and logs have 80 columns."""
-    names = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "hetlora", "fedavg")
-    big = {"client-1": traffic(123_456_789_012)}
-    found = table.lines(
-        [
-            outcome(name, (0.987654, 123_456_789_012), sites=big, ranks=(2, 16), seed=seed)
-            for name in names
-            for seed in (0, 1)
-        ]
-    )
-    assert max(map(len, found)) <= 80
-    assert [line.split()[0] for line in found[1:7]] == list(names)
-    assert "123.46 GB" in found[1]
-
-
 def test_a_row_has_everything():
     """Programs read rows, so a row has all figures."""
     found = outcome("fsl-sage", (0.3, 10), (0.55, 20), ranks=(2, 4)).row({"seed": 3})

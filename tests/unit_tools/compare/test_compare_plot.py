@@ -1,9 +1,6 @@
 """The picture of a comparison."""
 
-import itertools
-
 import attrs
-import pytest
 
 from fsl_async.tools.compare.outcome import Outcome, Point
 from fsl_async.tools.compare.table import draw, figure_of
@@ -33,24 +30,6 @@ def test_a_picture_is_drawn(tmp_path):
     panel = figure_of(losses, "title").axes[0]
     assert list(panel.get_lines()[0].get_ydata()) == [1.0, 1.0]
     assert panel.get_ylabel() == "loss on the held-out set"
-
-
-@pytest.mark.parametrize("sizes", [(9, 11), (3, 40), (0.05, 900), (2.1e6, 9.4e6), (1, 1e9)])
-def test_labels_of_an_axis_do_not_overlap(sizes):
-    """Bytes that differ by less than ten times had a label for each of nine small ticks."""
-    curves = [outcome(str(least), 0.1, 0.2, 0.3, 0.4, megabytes=least) for least in sizes]
-    figure = figure_of(curves, "title")
-    figure.canvas.draw()
-    for panel in figure.axes:
-        left, right = sorted(panel.get_xlim())
-        ticks = [
-            tick.label1
-            for tick in [*panel.xaxis.get_major_ticks(), *panel.xaxis.get_minor_ticks()]
-            if left <= tick.get_loc() <= right and tick.label1.get_text()
-        ]
-        boxes = sorted((one.get_window_extent() for one in ticks), key=lambda box: box.x0)
-        assert len(boxes) >= 2
-        assert all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(boxes)), [str(t) for t in ticks]
 
 
 def test_a_title_is_text_whatever_the_data_are_called(tmp_path):

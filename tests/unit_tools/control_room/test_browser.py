@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import queue
-import re
 import shutil
 import threading
 
@@ -204,128 +203,9 @@ def test_a_hidden_tab_gives_its_connection_back(browser, journal):
         assert page.locator("#link").inner_text() == "connected"
 
 
-def test_times_of_days_and_a_run_that_counts_samples(browser, tmp_path):
-    journal = JournalFile(tmp_path / "run", counts="samples")
-    journal.join(1.0, "a")
-    journal.add(2.0, "relaunch", what="launched", client="a")
-    for number in range(3):
-        journal.round(40_000.0 * number + 10, number, {"a": 3.0 - number})
-    journal.traffic(100_000.0, 1000)
-    with opened(browser, journal.path.parent, timezone_id="UTC") as page:
-        titles = page.locator("table.sites th").all_inner_texts()
-        cells = page.locator('table.sites tr[data-site="a"] td').all_inner_texts()
-        assert "samples/s" in titles
-        assert "samples" in titles
-        assert "samples merged" in page.locator(".facts").inner_text()
-        assert page.locator("select.axis option").all_inner_texts()[1] == "samples"
-        assert "tokens" not in page.locator("main").inner_text()
-        assert dict(zip(titles, cells, strict=True))["job"] == "launched Sep 21 14:13"
-        assert page.locator(".news time").first.inner_text().startswith("Sep 22 ")
-        assert page.locator(".timeline .axis span").first.inner_text() == "Sep 21 14:13"
-
-
-def test_the_state_of_a_slurm_job_is_shown_while_its_site_is_away(browser, tmp_path):
-    journal = JournalFile(tmp_path / "run")
-    journal.join(1.0, "a", "b")
-    for name in ("a", "b"):
-        journal.client(2.0, name, "gone", why="expired")
-    text = "b is not launched: Slurm has job 4711 PENDING for it"
-    journal.add(30.0, "relaunch", what="left alone", client="b", text=text)
-    text = "launched a again by slurm: Slurm job 4712"
-    journal.add(31.0, "relaunch", what="launched", client="a", text=text)
-    journal.client(40.0, "a", "joining", incarnation=2, begins=True, in_run=True)
-    with opened(browser, journal.path.parent, timezone_id="UTC") as page:
-        titles = page.locator("table.sites th").all_inner_texts()
-        at = titles.index("job")
-        jobs = [
-            page.locator(f'table.sites tr[data-site="{name}"] td').all_inner_texts()[at]
-            for name in ("a", "b")
-        ]
-    assert jobs[0] == "launched Sep 21 14:13"
-    assert jobs[1] == (
-        "left alone Sep 21 14:13: is not launched: Slurm has job 4711 PENDING for it"
-    )
-
-
-def test_narrow_and_dark(browser, journal):
-    viewport = {"width": 380, "height": 800}
-    with opened(browser, journal.path.parent, viewport=viewport) as page:
-        for scheme in ("dark", "light"):
-            page.emulate_media(color_scheme=scheme)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 380
-            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            shades = [int(one) for one in re.findall(r"\d+", ground)[:3]]
-            assert (max(shades) < 60) if scheme == "dark" else (min(shades) > 200)
-            text = page.evaluate("[...room.nodes.values()][0].chart.series[4]._stroke")
-            page.wait_for_function("() => room.idle()")
-            assert page.locator("#map svg").bounding_box()["width"] <= 380
-            assert text
-
-
 def test_names_of_the_network_are_text(browser, journal):
     with opened(browser, journal.path.parent) as page:
         assert page.evaluate("window.evil") is None
         assert page.locator("main img").count() == 0
         assert page.locator(".timeline .label").first.inner_text() == EVIL
         assert page.locator("#map .site text").first.text_content().startswith("<img src")
-
-
-def test_a_hundred_sites(browser, tmp_path):
-    journal = JournalFile(tmp_path / "run")
-    names = [f"site-{at:03}" for at in range(100)]
-    journal.join(1.0, *names)
-    for number in range(3):
-        journal.round(10.0 * number + 10, number, dict.fromkeys(names, 3.0 - number))
-    with opened(browser, journal.path.parent) as page:
-        assert page.locator("table.sites tbody tr").count() == 100
-        assert page.locator(".timeline svg").count() == 100
-        assert page.locator("#map .site").count() == 100
-        data = page.evaluate(CHARTS)[0]["data"]
-        assert len(data) == 102
-        assert data[100] == [3, 2, 1]
-
-
-MAP = """() => ({
-  width: document.querySelector("#map svg").getBoundingClientRect().width,
-  sites: [...document.querySelectorAll("#map .site text")].map((one) => {
-    const box = one.getBBox();
-    return [box.x, box.x + box.width, box.y, box.y + box.height];
-  }),
-})"""
-
-
-@pytest.mark.parametrize("width", [380, 1200])
-@pytest.mark.parametrize("count", [1, 30, 100])
-def test_no_two_sites_of_the_map_overlap(browser, tmp_path, count, width):
-    journal = JournalFile(tmp_path / "run")
-    journal.join(1.0, *(f"site-{at:03}-of-the-university" for at in range(count)))
-    viewport = {"width": width, "height": 900}
-    with opened(browser, journal.path.parent, viewport=viewport) as page:
-        found = page.evaluate(MAP)
-    assert len(found["sites"]) == count
-    for at, (left, right, top, bottom) in enumerate(found["sites"]):
-        assert left >= 0
-        assert right <= found["width"]
-        for other in found["sites"][:at]:
-            is_beside = right <= other[0] or other[1] <= left
-            assert is_beside or bottom <= other[2] + 3 or other[3] <= top + 3
-
-
-def test_the_map_has_groups_relays_and_wider_links_where_more_bytes_went(browser, tmp_path):
-    for name, size in (("north", 10_000_000), ("south", 1)):
-        journal = JournalFile(tmp_path / name, run=name)
-        journal.join(1.0, f"{name}-1")
-        delta = {"key": f"{name}-1/1/0/1", "tokens": 1, "round": 0}
-        stored = {"delta": delta, "bytes": size}
-        journal.add(2.0, "delta_stored", peer=f"{name}-1", stored=stored)
-    relay = JournalFile(tmp_path / "relay", role="relay", routes=["r -> s"])
-    for number in (1, 2):
-        relay.add(2.0, "connection_accepted", connection=number, server="s", address="x")
-    relay.add(3.0, "connection_ended", connection=1, drop="", reason="", up=10, down=2_000_000)
-    with opened(browser, tmp_path) as page:
-        links = page.locator("#map .link").all()
-        assert [one.get_attribute("stroke-width") for one in links] == ["3.0", "1.0"]
-        assert page.locator("#map .ring").count() == 2
-        assert page.locator("#map .ring title").all_text_contents() == ["groups of one run"]
-        assert page.locator("#map .hub.alive").count() == 3
-        assert "1 connections, 2.0 MB" in page.locator("#map .hub").all_text_contents()[1]

@@ -88,15 +88,6 @@ def test_a_snapshot_has_the_round_the_sites_and_the_late(journal):
     json.dumps(found, allow_nan=False)
 
 
-def test_facts_of_fine_tuning_are_rows_where_they_are_known(tmp_path):
-    journal = JournalFile(tmp_path / "run")
-    journal.join(1.0, "a")
-    journal.round(10.0, 0, {"a": 5.0}, facts={"rank": 8.0, "order": 1.0, "epsilon": 1.5})
-    (found,) = snapshots(watch(tmp_path / "run"))
-    (row,) = found["sites"]
-    assert (row["rank"], row["epsilon"], row["norm"]) == (8.0, 1.5, None)
-
-
 def test_the_audits_verdict():
     assert snapshot.audit_words({}) is None
     counts = {"merged": 3, "pending": 0, "quarantined": 1, "lost": (), "doubled": ()}
@@ -134,22 +125,6 @@ def test_many_sites_of_a_hostile_network_are_bounded(tmp_path):
     journal.join(1.0, *(f"p{at}" for at in range(500)))
     (found,) = snapshots(watch(tmp_path / "run"))
     assert (len(found["sites"]), found["hidden"]) == (snapshot.MAX_SITES, 100)
-
-
-def test_a_relay_has_its_connections_and_bytes(tmp_path):
-    JournalFile(tmp_path / "ps").join(1.0, "a")
-    relay = JournalFile(tmp_path / "relay", role="relay", routes=["r -> s"])
-    for number in (1, 2):
-        relay.add(2.0, "connection_accepted", connection=number, server="s", address="x")
-    relay.add(3.0, "connection_ended", connection=1, drop="", reason="", up=10, down=2_000_000)
-    found = snapshots(watch(tmp_path))
-    assert found[1]["relays"] == [{"server": "s", "open": 1, "accepted": 2, "up": 10, "down": 2e6}]
-
-
-def test_a_clients_own_journal_has_its_slurm_job(tmp_path):
-    JournalFile(tmp_path / "site", role="client", name="a", slurm_job="17", requeues=2)
-    (found,) = snapshots(watch(tmp_path / "site"))
-    assert (found["role"], found["job"], found["requeues"]) == ("client", "17", 2)
 
 
 # --- folders, segments ---

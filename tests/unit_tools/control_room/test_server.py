@@ -125,27 +125,6 @@ def test_evaluations_that_are_no_numbers_do_not_end_a_stream(journal):
     asyncio.run(check())
 
 
-def test_many_lines_are_few_messages(journal):
-    """A page gets what is new when it takes the next message, however much that is."""
-
-    async def check():
-        room = Room(watch(journal.path.parent))
-        messages, turns = 0, 0
-        async for message in stream(room):
-            messages += 1
-            if message.startswith(b"event: drawn"):
-                turns += 1
-                if turns == 3:
-                    break
-                for number in range(50 * turns - 49, 50 * turns + 1):
-                    journal.round(10.0 + number, number, {"a": 5.0, "b": 4.0})
-                room.nodes[0].read_all()
-        assert room.nodes[0].state.ps.version == 101
-        assert messages <= 3 * 8
-
-    asyncio.run(check())
-
-
 def test_text_of_the_network_cannot_end_an_event():
     found = event("state", {"text": "a\n\nevent: evil\ndata: 1\n\n\ud800"})
     assert found.count(b"\n") == 3

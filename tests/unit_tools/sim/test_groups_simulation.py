@@ -1,14 +1,7 @@
-"""Groups in the simulator: complete runs, and proof that its checks can fail."""
+"""Groups in the simulator: complete runs."""
 
 import pytest
-from attrs import evolve
-from defects import defect
 
-from fsl_async.roles.groups.coordinator import GroupsCoordinator
-from fsl_async.roles.groups.member import GroupMember
-from fsl_async.store.book.groups_state import GroupsState
-from fsl_async.store.commit.groups_store import GroupsStore
-from fsl_async.store.store import Store
 from fsl_async.tools.sim.groups_simulation import GroupsSimulation
 from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 
@@ -87,58 +80,3 @@ def test_without_faults_all_groups_take_part_in_each_round():
     assert found["global_rounds"] >= 8
     assert found["longest_held_s"] < 75.0
     assert found["adopted"] == 3 * found["global_rounds"]
-
-
-def _count_again(monkeypatch):
-    """The coordinator forgets which cuts were counted."""
-    monkeypatch.setattr(
-        GroupsCoordinator, "counted", property(lambda _: {}, lambda *_: None), raising=False
-    )
-
-
-def _forget_the_cut(monkeypatch):
-    """A group that merges again drops the cut that it has offered; most do before a decision."""
-    # Rounds do not end then.
-    monkeypatch.setattr("fsl_async.tools.sim.simulation.LONGEST_END_S", 600.0)
-
-    def short(config):
-        return GroupMember(evolve(config, groups=evolve(config.groups, hold_s=10.0)))
-
-    monkeypatch.setattr("fsl_async.nodes.ps.groups.GroupMember", short)
-    commit = Store.commit
-
-    def forget(self, *given, **more):
-        self.groups._state.cut = None
-        return commit(self, *given, **more)
-
-    monkeypatch.setattr(Store, "commit", forget)
-
-
-_use_numbers_again = defect(GroupsState, "attempted")(lambda *_: None)
-
-
-@defect(Store, "adopt_global")
-def _adopt_as_counted(original, self, *given, counted):
-    """A group takes its cut for one that was in the round, or the other way round."""
-    counted = not counted and self.groups._state.cut is not None
-    return original(self, *given, counted=counted)
-
-
-_forget_what_was_gained = defect(GroupsStore, "_reference")(lambda *_: None)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "defect",
-    [
-        _count_again,
-        _forget_the_cut,
-        _use_numbers_again,
-        _adopt_as_counted,
-        _forget_what_was_gained,
-    ],
-)
-def test_a_defect_is_found(defect, monkeypatch):
-    """Each injected defect violates an invariant."""
-    defect(monkeypatch)
-    assert any(simulate(seed=seed, hours=0.7, faults=WORSE).violations for seed in range(1, 5))

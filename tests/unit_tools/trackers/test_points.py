@@ -198,16 +198,6 @@ def test_many_values_go_in_parts():
     assert [len(point.values) for point in tracker.points] == [BATCH, 1]
 
 
-def test_what_waits_is_bounded(monkeypatch):
-    """The oldest points are dropped, on record."""
-    monkeypatch.setattr("fsl_async.tools.trackers.outbox.MAX_WAITING", 2)
-    box = Outbox(tracker := Kept())
-    tracker.fails = 1
-    for step in range(3):
-        box.put(Point(step, 0.0, {"x": 1.0}))
-    assert "1 dropped" in box.send(0.0)
-
-
 def test_the_two_servers_of_a_process_have_marks_of_their_own():
     """Rounds of a split server are not versions."""
     box = Outbox(Kept({"split/loss/newest": 90, "loss/mean": 4}))
