@@ -6,6 +6,7 @@ Everything read here comes from a peer: each field is checked, and a wrong one r
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Any
@@ -150,7 +151,7 @@ def violation_in(reason: str) -> str:
 
 
 _EARLY_CHUNKS = 4
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 3 << 19
 """Upper bound of a chunk's bytes in fp32."""
 
 
@@ -200,7 +201,8 @@ def count_weights(
 
 
 AT_ONCE = 8
-"""Chunks from memory that one turn of the loop may send; the next goes through the worker."""
+"""Chunks from memory that one turn of the loop may send, the next goes through the worker; and
+chunks that one job of the worker takes."""
 
 
 @define(eq=False, slots=False)
@@ -243,29 +245,52 @@ class Source:
 
 @define(eq=False, slots=False)
 class Sink:
-    """Passes the chunks of one stream to the worker. A chunk that it does not take ends the stream.
+    """Passes the chunks of one stream to the worker, in order.
 
-    problem: called with the error. count: called with each chunk that is taken.
+    A job has all chunks that have arrived since the one before, at most AT_ONCE: handing over costs
+    as much as storing a chunk of two bits a value. Chunks that are not taken end the stream.
+
+    take: gets the first chunk's number, and the frames. problem: called with the error. count:
+    called with each chunk that is taken.
     """
 
     _worker: Worker
-    _take: Callable[[int, bytes], None]
+    _take: Callable[..., None]
     _count: Callable[[int, bytes], None] = lambda _, __: None
     _problem: Callable[[str], None] = lambda _: None
 
+    def __attrs_post_init__(self) -> None:
+        self._arrived: deque[tuple[int, bytes, Callable[[bool], None]]] = deque()
+        self._is_taking = False
+
     def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        """Take a chunk in the worker."""
+        """Take a chunk in the worker, after those before it."""
+        self._arrived.append((index, bytes(data), done))
+        if not self._is_taking:
+            self._take_arrived()
+
+    def _take_arrived(self) -> None:
+        chunks = [self._arrived.popleft() for _ in range(min(AT_ONCE, len(self._arrived)))]
+        self._is_taking = bool(chunks)
+        if not chunks:
+            return
+        first = chunks[0][0]
+        frames = [frame for _, frame, _ in chunks]
+
+        def taken(_: None) -> None:
+            self._take_arrived()
+            for index, frame, done in chunks:
+                self._count(index, frame)
+                done(True)
 
         def failed(error: Exception) -> None:
             self._problem(str(error))
-            done(False)
+            chunks.extend(self._arrived)
+            self._arrived.clear()
+            for _, _, done in chunks:
+                done(False)
 
-        def taken(_: None) -> None:
-            self._count(index, frame)
-            done(True)
-
-        frame = bytes(data)
-        self._worker.submit(lambda: self._take(index, frame), taken, failed)
+        self._worker.submit(lambda: self._take(first, *frames), taken, failed)
 
 
 class TransferProgress:

@@ -297,15 +297,15 @@ class Store:
         """Return the chunk that `write_initial` expects next."""
         return self._initial.next_chunk if self._initial else 0
 
-    def write_initial(self, index: int, frame: BytesLike) -> None:
-        """Store chunk `index` of version 0: an fp32 frame, finite, in order.
+    def write_initial(self, index: int, *frames: BytesLike) -> None:
+        """Store chunks of version 0 from `index` on: fp32 frames, finite, in order.
 
         Repeats are ignored.
         """
         if self._initial is None:
             raise StoreError("version 0 was not begun; call begin_initial first")
         with disk("cannot write version 0"):
-            self._initial.write(index, frame)
+            self._initial.write(index, *frames)
 
     def abort_initial(self) -> None:
         """Drop what was received of version 0, if anything."""
@@ -384,10 +384,10 @@ class Store:
         """Return the chunk that `spool_write` expects next; 0 for an unknown delta."""
         return self._open.run.spool.next_chunk(key)
 
-    def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
-        """Check and store a coded chunk, in order. Repeats are ignored."""
+    def spool_write(self, key: DeltaKey, index: int, *frames: BytesLike) -> None:
+        """Check and store coded chunks from `index` on, in order. Repeats are ignored."""
         with disk(f"cannot spool delta {key.text}"):
-            self._open.run.spool.write(key, index, frame, self.manifest)
+            self._open.run.spool.write(key, index, frames, self.manifest)
 
     def spool_finish(self, key: DeltaKey) -> DeltaStored:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""

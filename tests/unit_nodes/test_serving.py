@@ -71,19 +71,46 @@ def test_chunks_that_are_not_in_memory_are_read():
     assert [str(error) for error in failures] == [str(OSError(5, "Input/output error"))]
 
 
-def test_a_chunk_that_is_not_taken_ends_its_stream():
-    """The error is kept for the report; only chunks that were taken count."""
-    counted, problems, answers, worker = [], [], [], Late()
+def sink(take, counted=None, problems=None):
+    """A sink of one stream, and its worker."""
+    worker = Late()
+    counted, problems = counted if counted is not None else [], problems or [].append
+    return Sink(worker, take, lambda *chunk: counted.append(chunk), problems), worker
 
-    def take(index, frame):
-        if index:
+
+def test_a_job_takes_all_chunks_that_have_arrived():
+    """At most AT_ONCE of them, in order; each is answered and counted by itself."""
+    jobs, counted, answers = [], [], []
+    made, worker = sink(lambda first, *frames: jobs.append((first, len(frames))), counted)
+    for index in range(AT_ONCE + 3):
+        made.write(index, memoryview(bytes([index])), answers.append)
+    assert len(worker.jobs) == 1
+    worker.run()
+    worker.run()
+    worker.run()
+    assert jobs == [(0, 1), (1, AT_ONCE), (AT_ONCE + 1, 2)]
+    assert answers == [True] * (AT_ONCE + 3)
+    assert counted == [(index, bytes([index])) for index in range(AT_ONCE + 3)]
+    made.write(AT_ONCE + 3, b"x", answers.append)
+    worker.run()
+    assert jobs[-1] == (AT_ONCE + 3, 1)
+
+
+def test_a_chunk_that_is_not_taken_ends_its_stream():
+    """The error is kept for the report; chunks that arrived after it are answered, not taken."""
+    counted, problems, answers = [], [], []
+
+    def take(first, *frames):
+        if first:
             raise OSError(28, "No space left on device")
 
-    made = Sink(worker, take, lambda *chunk: counted.append(chunk), problems.append)
-    for index in range(2):
+    made, worker = sink(take, counted, problems.append)
+    for index in range(AT_ONCE + 3):
         made.write(index, memoryview(b"x"), answers.append)
     assert answers == []
     worker.run()
-    assert answers == [True, False]
+    worker.run()
+    assert answers == [True] + [False] * (AT_ONCE + 2)
+    assert worker.jobs == []
     assert counted == [(0, b"x")]
     assert problems == [str(OSError(28, "No space left on device"))]

@@ -119,7 +119,7 @@ def test_starting_over_on_a_full_disk_forgets_the_first_try():
     files.make_directory(Path("/spool"))
     spool = Spool(files, Path("/"), Dense())
     spool.begin(DELTA)
-    spool.write(KEY, 0, frames(delta())[0], Manifest.from_shapes([("w", (CHUNK,))]))
+    spool.write(KEY, 0, frames(delta())[:1], Manifest.from_shapes([("w", (CHUNK,))]))
     with pytest.raises(OSError, match="No space"):
         spool.begin(evolve(DELTA, tokens=11))
     assert spool.next_chunk(KEY) == 0

@@ -136,7 +136,7 @@ def test_unauthenticated_peers_get_answers(world, pair):
     link, received = raw(world, "unknown")
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
     link.send("", Lane.CONTROL, [pack(frames.ACK, b"12345678", 0, False)])
-    link.send("", Lane.CONTROL, [pack(frames.HELLO, 9, 5, 1, "future", "shape")])
+    link.send("", Lane.CONTROL, [pack(frames.HELLO, 99, 5, 1, "future", "shape")])
     link.send("", Lane.CONTROL, [pack(frames.BYE, b"12345678", "x")])
     link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0, 0, 1, 0, 1, True), b"x"])
     world.run(1)
@@ -148,12 +148,12 @@ def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
     """Both versions in one text, on the side where a person waits."""
     world.listener()
     client = world.dialer(connect=False)
-    monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
+    monkeypatch.setattr(frames, "PROTOCOL_VERSION", 99)
     client.endpoint.connect(dict)
     monkeypatch.undo()
     world.until(lambda: client.count(Refused))
     assert client.last(Refused).code == "protocol"
-    assert f"protocol {frames.PROTOCOL_VERSION}, the dialer 9" in client.last(Refused).text
+    assert f"protocol {frames.PROTOCOL_VERSION}, the dialer 99" in client.last(Refused).text
 
 
 def test_bad_bytes_cost_the_peer_its_session(world, pair):

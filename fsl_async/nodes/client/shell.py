@@ -312,9 +312,11 @@ class ClientShell(Shell):
             fetch.next_chunk = max(fetch.next_chunk, index + 1)
             self.count(Direction.DOWN, index, frame)
 
-        sink = Sink(
-            self.worker, lambda index, frame: self.learner.put_fetch(version, index, frame), taken
-        )
+        def put(first: int, *frames: bytes) -> None:
+            for index, frame in enumerate(frames, first):
+                self.learner.put_fetch(version, index, frame)
+
+        sink = Sink(self.worker, put, taken)
         self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:

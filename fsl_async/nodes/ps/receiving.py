@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -111,7 +112,7 @@ class Receiving:
                 # It was finished since this offer; the acknowledgement is being sent.
                 self.ps.endpoint.decline(peer, stream, "known")
                 return
-            write = lambda index, frame: self.ps.store.spool_write(key, index, frame)  # noqa: E731
+            write = partial(self.ps.store.spool_write, key)
             finish = lambda: self._finish_delta(effect, number, broken)  # noqa: E731
             self._open(peer, stream, write, finish, next_chunk)
 
@@ -172,7 +173,7 @@ class Receiving:
         self,
         peer: str,
         stream: str,
-        write: Callable[[int, bytes], None],
+        write: Callable[..., None],
         finish: Callable[[], None],
         next_chunk: int = 0,
     ) -> None:

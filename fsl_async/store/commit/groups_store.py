@@ -331,12 +331,12 @@ class GroupsStore:
             weights = ArrivingWeights(name, manifest, FlatWriter(self._files, path, manifest))
             self._receiving = decision, weights
 
-    def write_chunk(self, index: int, frame: BytesLike) -> None:
-        """Check and write a chunk, an fp32 frame, in order. Repeats are ignored."""
+    def write_chunk(self, index: int, *frames: BytesLike) -> None:
+        """Check and write chunks from `index` on, fp32 frames, in order. Repeats are ignored."""
         if self._receiving is not None:
             decision, weights = self._receiving
             with disk(f"cannot write global weights {decision.round}"):
-                weights.write(index, frame)
+                weights.write(index, *frames)
 
     def finish_receiving(self) -> None:
         """Keep the global weights that arrived. StoreError: others were decided."""

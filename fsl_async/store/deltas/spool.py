@@ -48,7 +48,7 @@ from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_codecs import SEEDS_MAGIC, SeedsFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -245,28 +245,32 @@ class Spool:
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
-    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> None:
-        """Check and append a frame. Repeats are ignored."""
+    def write(
+        self, key: DeltaKey, first: int, frames: Sequence[BytesLike], manifest: Manifest
+    ) -> None:
+        """Check and append frames. Repeats are ignored."""
         part = self.part(key)
-        if index < part.writer.frames:
-            return
-        if index > part.writer.frames:
+        if first > part.writer.frames:
             raise FrameRefused(
-                f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
+                f"chunk {first} of delta {key.text} came before chunk {part.writer.frames}"
             )
-        try:
-            checked = self._kind.check(manifest, index, frame)
-        except FrameRefused as error:
-            raise FrameRefused(f"delta {key.text}: {error}") from error
-        if checked.base not in (None, key.base):
-            raise FrameRefused(f"delta {key.text} is a frame of round {checked.base}")
-        if part.is_seeds:
-            raise FrameRefused(f"delta {key.text}: {index} is past the only frame of seeds")
-        part.writer.append(frame)  # it may fail, and the frame comes again
-        part.is_seeds = isinstance(checked.content, SeedsFrame)
-        part.squared_norm += checked.squared_norm
-        if self._kind.comparable and not part.is_seeds:
-            self.sketches.take(manifest, key, index, checked.content)
+        new = frames[part.writer.frames - first :]
+        squared_norm, is_seeds = part.squared_norm, part.is_seeds
+        for index, frame in enumerate(new, part.writer.frames):
+            try:
+                checked = self._kind.check(manifest, index, frame)
+            except FrameRefused as error:
+                raise FrameRefused(f"delta {key.text}: {error}") from error
+            if checked.base not in (None, key.base):
+                raise FrameRefused(f"delta {key.text} is a frame of round {checked.base}")
+            if is_seeds:
+                raise FrameRefused(f"delta {key.text}: {index} is past the only frame of seeds")
+            is_seeds = isinstance(checked.content, SeedsFrame)
+            squared_norm += checked.squared_norm
+            if self._kind.comparable and not is_seeds:
+                self.sketches.take(manifest, key, index, checked.content)
+        part.writer.append(*new)  # it may fail, and the frames come again
+        part.squared_norm, part.is_seeds = squared_norm, is_seeds
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
         """Make a complete delta durable. If that fails, it is dropped and must be sent again.

@@ -37,6 +37,7 @@ half megabyte of weights) finds every frame.
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -263,17 +264,19 @@ class FrameWriter:
             files.write(descriptor, MAGIC, 0)
         self.bytes = len(MAGIC)
 
-    def append(self, frame: BytesLike) -> None:
-        """Write the next frame."""
-        view = memoryview(frame).cast("B")
-        if len(view) > MAX_FRAME_BYTES:
-            raise StoreError(f"a frame of {len(view)} bytes is longer than {MAX_FRAME_BYTES}")
-        record = b"".join((len(view).to_bytes(_LENGTH_BYTES, "little"), view))
+    def append(self, *frames: BytesLike) -> None:
+        """Write the next frames."""
+        views = [memoryview(frame).cast("B") for frame in frames]
+        longest = max(map(len, views), default=0)
+        if longest > MAX_FRAME_BYTES:
+            raise StoreError(f"a frame of {longest} bytes is longer than {MAX_FRAME_BYTES}")
+        lengths = (len(view).to_bytes(_LENGTH_BYTES, "little") for view in views)
+        record = b"".join(chain.from_iterable(zip(lengths, views, strict=True)))
         with self._files.opened(self.path, writable=True) as descriptor:
             self._files.write(descriptor, record, self.bytes)
-        self._digests.append(blake3(view).digest())
+        self._digests.extend(blake3(view).digest() for view in views)
         self.bytes += len(record)
-        self.frames += 1
+        self.frames += len(views)
 
     def sync(self) -> tuple[int, str]:
         """Make the content durable; return the file's bytes and its digest.

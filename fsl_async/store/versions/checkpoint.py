@@ -291,8 +291,12 @@ class ArrivingWeights:
         self._what = what
         self._scratch = np.empty(manifest.longest_chunk, np.float32)
 
-    def write(self, index: int, frame: BytesLike) -> None:
-        """Check a frame and write its values; a repeated one is ignored. Raises FrameRefused."""
+    def write(self, first: int, *frames: BytesLike) -> None:
+        """Check frames and write their values; repeated ones are ignored. Raises FrameRefused."""
+        for index, frame in enumerate(frames, first):
+            self._write(index, frame)
+
+    def _write(self, index: int, frame: BytesLike) -> None:
         if index < self.next_chunk:
             return
         if index > self.next_chunk:

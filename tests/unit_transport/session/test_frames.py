@@ -83,8 +83,8 @@ def test_a_chunk_keeps_its_payload_uncopied():
 
 def test_a_hello_of_another_version_is_foreign():
     """A mismatch must be explainable whatever that version's HELLO looks like."""
-    assert parse(raw(frames.HELLO, 9, 5, 2)) == frames.Foreign(9, 5, 2)
-    assert parse(raw(frames.HELLO, 9, 5, 2, [1], {"new": 1}, 3.5)) == frames.Foreign(9, 5, 2)
+    assert parse(raw(frames.HELLO, 99, 5, 2)) == frames.Foreign(99, 5, 2)
+    assert parse(raw(frames.HELLO, 99, 5, 2, [1], {"new": 1}, 3.5)) == frames.Foreign(99, 5, 2)
     with pytest.raises(PeerError):
         parse(raw(frames.HELLO, "9", 5, 2))
 

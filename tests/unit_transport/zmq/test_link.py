@@ -240,7 +240,7 @@ def test_an_attacker_under_an_honest_name(zmq_world):
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "c", "client", {}))
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 99, 1, "d", "client", {}))
-            control.send(pack(frames.HELLO, 9, 99, 1))
+            control.send(pack(frames.HELLO, 99, 99, 1))
             while len(received) < 3:
                 zmq_world.until(lambda: control.poll(0))
                 received.append(frames.parse([control.recv()], 1000, 1000))

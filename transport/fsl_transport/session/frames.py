@@ -63,7 +63,7 @@ from fsl_transport.events import Body
 from fsl_transport.link import NAME, Buffer
 from fsl_transport.text import peer_text
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 SESSION_BYTES: Final = 8
 TEXT_LIMIT: Final = 1024
 """Maximum number of characters of a reason, a code, a role or a stream id."""
