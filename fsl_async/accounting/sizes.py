@@ -155,7 +155,7 @@ FORMATS: Mapping[str, WireFormat] = {
         WireFormat("bf16", 16, 0, _bits(10.7, 11.3, 10.8, 10.75)),
         WireFormat("e4m3", 8, 8, _bits(6.65, 6.8, 6.6, 6.65)),
         WireFormat("e5m2", 8, 8, _bits(5.65, 5.8, 5.6, 5.65)),
-        WireFormat("uniform", 8, 10, _bits(5.6, 5.65, 5.6, 5.6)),
+        WireFormat("uniform", 8, 10, _bits(5.6, 5.65, 5.6, 2.2)),
     )
 }
 

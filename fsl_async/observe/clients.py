@@ -52,6 +52,11 @@ class Volume:
         """Raw over sent; None before anything was sent."""
         return self.raw / self.sent if self.sent else None
 
+    @property
+    def bits(self) -> float | None:
+        """Bits a value as sent; None before anything was."""
+        return 8 * _VALUE_BYTES * self.sent / self.raw if self.raw else None
+
     def add(self, values: int, sent: int) -> None:
         """Count one transfer of `values` values."""
         self.raw += _VALUE_BYTES * values
@@ -179,6 +184,8 @@ class ClientState:
     losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None
     epsilon: float | None = None  # that it has spent, by its newest delta
+    unsent: float | None = None  # norm of what coding has kept back, in norms of its delta
+    unsent_grew: int = 0  # deltas in a row with which that grew
     deltas_merged: int = 0
     deltas_refused: int = 0
     deltas_quarantined: int = 0

@@ -20,7 +20,7 @@ from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.segments import restored
 from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
-from fsl_async.roles.sync.delta import EPSILON
+from fsl_async.roles.sync.delta import EPSILON, UNSENT
 from fsl_async.roles.sync.facts import RoundFact, VersionFact
 from fsl_async.roles.sync.training_trouble import ALARM_AFTER, CAUSES
 
@@ -186,8 +186,11 @@ class ParameterServerFigures:
         if sequence <= client.sequence_offered:  # offered again after a loss
             return
         client.offered(key, sequence, steps=int(delta["steps"]), tokens=int(delta["tokens"]))
-        epsilon = _small((delta.get("facts") or {}).get(EPSILON))
+        facts = delta.get("facts") or {}
+        epsilon, unsent = _small(facts.get(EPSILON)), _small(facts.get(UNSENT))
         client.epsilon = client.epsilon if epsilon is None else epsilon
+        if unsent is not None and saw_unsent(client, unsent):
+            run.tell("unsent", unsent_words(client), client.name, "warning")
         metrics = delta.get("metrics") or {}
         run.look_for_trouble(client, metrics, may_end="loss" in metrics)
         self._evaluated(metrics)
@@ -395,6 +398,8 @@ SHARE = "share_"
 """A metric's name begins with it; the name of a label follows."""
 ONE_CLASS = 0.95
 """Share of one label from which a site counts as one of a single class."""
+GROWS = 10
+"""Deltas in a row with which the share that is kept back grows, until people are told."""
 FAR = 3.0
 """A site that moves weights or products this many times as far as the median is named."""
 MOST_LABELS = 16
@@ -444,6 +449,7 @@ def saw_alike(
 def idle_lines(clients: Iterable[ClientState], counts: Mapping[str, int]) -> list[str]:
     """Lines about all of them that are told and have not ceased."""
     still = [unmoved_words(one) for one in clients if one.unmoved >= ALARM_AFTER]
+    still += [unsent_words(one) for one in clients if one.unsent_grew >= GROWS]
     return still + _alike_words(pair for pair, rounds in counts.items() if rounds >= ALIKE_ROUNDS)
 
 
@@ -463,6 +469,24 @@ def _words(names: list[str]) -> str:
         f"{', '.join(names[:_SHOWN])}{more} send almost the same deltas, as clients do that train"
         " the same batches: take the data through fed.shard, and seed by fed.part or the client's"
         " name"
+    )
+
+
+# --- what coding keeps back ---
+
+
+def saw_unsent(client: ClientState, share: float) -> bool:
+    """Keep the share of a delta that was not sent; return whether it has grown for too long."""
+    grows = client.unsent is not None and share > client.unsent
+    client.unsent, client.unsent_grew = share, client.unsent_grew + 1 if grows else 0
+    return client.unsent_grew == GROWS
+
+
+def unsent_words(client: ClientState) -> str:
+    """A line about a client that keeps back more and more."""
+    return (
+        f"{client.name} keeps back more with each delta, {client.unsent_grew} times in a row, now"
+        f" {client.unsent or 0.0:.0%} of its norm: a smaller codec.up_step sends more at once"
     )
 
 

@@ -60,6 +60,8 @@ def client_lines(state: RunState, now: float, width: int | None = None) -> list[
     clients = [state.clients[name] for name in sorted(state.clients)]
     if any(client.epsilon is not None for client in clients):
         columns, upgrades = (*columns, _EPSILON), (*upgrades, len(columns))
+    if any(client.unsent is not None for client in clients):
+        columns, upgrades = (*columns, _UNSENT), (*upgrades, len(columns))
     return _fitted(clients, now, width, columns, upgrades)
 
 
@@ -149,8 +151,10 @@ def _speed(client: ClientState) -> str:
 
 def _sent(client: ClientState, _: float) -> str:
     up = client.up
-    ratio = f" ({up.ratio:.1f}x)" if up.ratio else ""
-    return f"{megabytes(up.raw)} as {megabytes(up.sent)}{ratio}" if up.sent else "-"
+    if not up.sent:
+        return "-"
+    bits = f" ({up.bits:.2f} bits)" if up.bits else ""
+    return f"{megabytes(up.raw)} as {megabytes(up.sent)}{bits}"
 
 
 def _short_sent(client: ClientState, _: float) -> str:
@@ -167,6 +171,9 @@ def _number(title: str, cell: Callable[[ClientState], str], *, is_short: bool = 
 
 
 _EPSILON = _number("epsilon", lambda one: "-" if one.epsilon is None else f"{one.epsilon:.2f}")
+_UNSENT = _number(
+    "kept back", lambda one: "-" if one.unsent is None else f"{one.unsent:.0%}", is_short=False
+)
 _CLIENT = Column("client", lambda client, _: client.name, _name)
 _DOING = Column("state", _state, _short_state)
 _LOSS = Column("loss", _loss, _loss)

@@ -59,7 +59,7 @@ def test_a_wide_terminal_shows_details():
     assert "relaunched 2x" in wide
     assert "gone for 100 s" in wide
     everything = client_lines(state, 1000.0)
-    assert "123.4 MB as 30.8 MB (4.0x)" in everything[1]
+    assert "123.4 MB as 30.8 MB (7.99 bits)" in everything[1]
     assert len({line.index("training") for line in everything[1::2]}) == 1
 
 
