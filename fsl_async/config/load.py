@@ -435,6 +435,10 @@ CONSTANTS = {
     *("split.checkpoint_every", "groups.timeout_s", "groups.grace_s"),
 }
 """Keys that were settings; files of earlier commits have them."""
+REPLACED = {
+    "codec.step_log2": "now codec.up_step and codec.down_step, 2^(-step_log2/4) of a block's rms",
+    "codec.feedback_up": "leave it out: what coding loses is always sent with the next delta",
+}
 
 
 def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
@@ -447,6 +451,8 @@ def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
         meant = f"did you mean {close[0]}?" if close else f"the tables are {', '.join(TABLES)}"
         return shown, f"unknown table, {meant}"
     key = f"{table}.{shown}" if table else shown
+    if key in REPLACED:
+        return key, REPLACED[key]
     if key in CONSTANTS:
         return key, "this is a constant now: leave it out"
     own = {field.name for field in attrs.fields(TABLES[table])} if table else set()

@@ -381,9 +381,9 @@ class Lora(PlannedMethod):
     by_rounds: bool
 
     def flows(self, shapes: ModelShapes, work: Workload, count: Accounting) -> Iterable[Flow]:
-        """Adapters both ways; zeros of a delta cost about a bit each."""
-        down = count.values(self.exchanged.whole, Kind.DELTA)
-        coded = count.values(self.exchanged.trained, Kind.DELTA).coded
+        """Adapters both ways, coded as finely as weights; zeros cost at most about a bit each."""
+        down = count.values(self.exchanged.whole, Kind.WEIGHTS)
+        coded = count.values(self.exchanged.trained, Kind.WEIGHTS).coded
         zeros = self.exchanged.whole - self.exchanged.trained
         up = Size(down.payload, min(down.coded, coded + zeros // 8))
         flow = Flow(Category.ADAPTERS, Direction.UP, up)
