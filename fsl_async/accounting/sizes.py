@@ -8,7 +8,8 @@ compared with it to the byte.
 Source of the estimates, all of a transformer: `python benchmarks/cut_bits.py` (rows in
 benchmarks/results/cut_bits.jsonl) for activations, their gradients and weights, means over three
 cuts; docs/BENCHMARKS.md, "Quality at equal tokens", for deltas, means of up and down (e5m2 and
-uniform activations are taken to be like deltas with steps of 0.088). After a ReLU many values are zero and take less.
+uniform activations are taken to be like deltas with steps of 0.088). After a ReLU many values are
+zero and take less.
 
 A `ModelShapes` has the numbers of a cut model that its bytes and memory depend on.
 

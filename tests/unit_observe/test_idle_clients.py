@@ -59,7 +59,7 @@ def test_clients_that_train_the_same_are_told_after_three_rounds():
 
 
 def test_a_client_that_keeps_back_more_and_more_is_told():
-    """Where the step is too coarse, what was not sent grows until the client's weights go astray."""
+    """Where the step is too coarse, what was not sent grows, and weights go astray."""
     run, told = RunState(), []
     for sequence, share in enumerate([0.3, 0.29, *(0.3 + 0.05 * i for i in range(12)), 0.2], 1):
         facts = {"unsent": share}
