@@ -385,9 +385,7 @@ class _Server:
                 say=self._journal.say,
                 finished=self._finish,
                 after_commit=options.after_commit,
-                count=lambda *chunk: self._traffic.weights(
-                    *chunk, category=exchanged_category(config)
-                ),
+                count=functools.partial(self._traffic.weights, category=exchanged_category(config)),
             ),
         )
         self._shell.groups = self._groups = join_groups(
