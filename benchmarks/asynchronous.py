@@ -78,7 +78,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "waits": {"sync.trigger": "rounds"},
     "buffer": STEPPED,
     "buffer, all": STEPPED | {"sync.buffer": len(STEP_S)},
-    "buffer, DyLU": STEPPED | {"sync.dylu": True},
+    "buffer, DyLU": STEPPED | {"sync.pace": "speed"},
     "anarchic": OWN | {"sync.weighting": "anarchic"},
     "latest": OWN | {"outer.aggregation": "latest"},
     "Nesterov per arrival": STEPPED

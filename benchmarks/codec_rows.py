@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from fsl_async.process.memory import cores
+from fsl_async.config.load import cores
 from fsl_codecs import CodecSpec, bound, info
 from fsl_codecs.codec import MAXIMUM_THREADS
 

@@ -88,7 +88,7 @@ def sets_of(way: str, seed: int, lab: Laboratory) -> dict[str, Any]:
                 "sync.trigger": "buffer",
                 "sync.buffer": 4,
                 "sync.local_steps": STEPS,
-                "sync.dylu": True,
+                "sync.pace": "speed",
             }
         case "groups":
             roster = ", ".join(f"{one}=tcp://{lab.address(one)}:{PORT}" for one in SITES)

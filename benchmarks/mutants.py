@@ -126,8 +126,11 @@ def tests_of_lines(folder: Path, words: list[str]) -> dict[str, dict[int, list[s
 
 def verdict(folder: Path, words: list[str], limit_s: float | None) -> str:
     """Run the tests in a copy and return "killed", "survived" or "timed_out"."""
-    places = os.pathsep.join(str(folder / one) for one in (".", "codecs", "transport"))
-    command, environment = [sys.executable, "-m", *words], os.environ | {"PYTHONPATH": places}
+    places = [str(folder / one) for one in (".", "codecs", "transport")]
+    # `coverage` may be in a folder of its own.
+    places += filter(None, [os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-m", *words]
     with (folder / "output.txt").open("wb") as output:
         how: dict[str, Any] = {"stdout": output, "stderr": output, "start_new_session": True}
         running = subprocess.Popen(command, cwd=folder, env=environment, **how)

@@ -160,7 +160,7 @@ def _iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dic
 
 # Another machine has its clone in another folder: its own fsl_async finds it.
 _MAIN = (
-    "from fsl_async.process.program import need_benchmarks; need_benchmarks('bench transport');"
+    "from fsl_async.errors import need_benchmarks; need_benchmarks('bench transport');"
     " from transport_end import main; main()"
 )
 _END = partial(between_processes, ("-P", "-c", _MAIN))

@@ -16,8 +16,7 @@ import click
 
 from fsl_async.commands import COMMANDS
 from fsl_async.commands.node import NODE, ROLES, SECTIONS, node, section_title
-from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
-from fsl_async.process.program import NAME, program
+from fsl_async.errors import PROGRAM, ExitCode, Report, UsageError, one_line, program, report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +118,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     if wanted:
         from importlib.metadata import version
 
-        click.echo(f"{NAME} {version('fsl-async')}")
+        click.echo(f"{PROGRAM} {version('fsl-async')}")
         ctx.exit(ExitCode.DONE)
 
 

@@ -1,4 +1,4 @@
-"""Defines the errors and the exit codes, and maps every exception to a message and an exit code.
+"""Defines the errors and exit codes, maps exceptions to messages, and names this program in them.
 
     FslError                       the user can act on it: the message has a cause and a remedy
     ├── UsageError                 the command line is wrong
@@ -30,8 +30,12 @@ Exit codes, the same for every command:
 
 import errno
 import json
+import os
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple, TextIO
 
 _NO_HOME = "determine home directory"
@@ -287,3 +291,60 @@ def report(
         err.writelines(f"{begin}: {line}\n" for line in found.lines or (found.message,))
     err.flush()
     return found.exit_code
+
+
+PROGRAM = "fsl-node"
+CALLED_AS = "FSL_NODE_CALLED_AS"
+"""Set by `bin/fsl-node` of a clone, which is not on PATH."""
+STAMP = ".fsl-installed"
+"""File in an environment that `bin/fsl-node` of a clone made: what it has installed there."""
+
+
+def program() -> str:
+    """Return `fsl-node`, or the path by which it was called, quoted for a shell."""
+    return shlex.quote(os.environ.get(CALLED_AS) or _script() or PROGRAM)
+
+
+def to_install(extras: str) -> str:
+    """Return the line that installs extras here, such as "hf" or "hf,gguf".
+
+    The environment of a clone is installed by `bin/fsl-node`, with pinned versions.
+    """
+    if not (Path(sys.prefix) / STAMP).is_file():
+        return f"pip install 'fsl-async[{extras}]'"
+    called = os.environ.get(CALLED_AS) or "bin/fsl-node"
+    return f"FSL_EXTRAS={extras} {shlex.quote(called)} --version"
+
+
+def _script() -> str:
+    """Return the script's path if PATH does not lead to it (an environment is not activated)."""
+    import shutil
+
+    given = sys.argv[0] if sys.argv else ""
+    if Path(given).name != PROGRAM or shutil.which(PROGRAM) == given:
+        return ""
+    return given
+
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def has_benchmarks() -> bool:
+    """Let this process import the modules of benchmarks/, after all others.
+
+    Returns False where this package was installed without the repository.
+    """
+    if not (BENCHMARKS / "netlab").is_dir():
+        return False
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    return True
+
+
+def need_benchmarks(what: str) -> None:
+    """Do the same. Raises UsageError, which begins with `what`, without the repository."""
+    if not has_benchmarks():
+        raise UsageError(
+            f"{what} needs benchmarks/ of a clone of the repository, which an installed wheel does"
+            " not have; use bin/fsl-node in a clone"
+        )

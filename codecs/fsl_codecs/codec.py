@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import uniform
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import (
     FIRST_NONFINITE,
@@ -73,6 +74,7 @@ from .quantised import (
 )
 from .reader import Reader
 from .scales import read_scales, write_scales
+from .sparse import is_cheap, looks_sparse, plan_sparse, read_sparse, runs_in_use, write_sparse
 
 MAXIMUM_THREADS = 64
 """Most threads that a call may ask for."""
@@ -291,12 +293,11 @@ def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, byt
     if largest >= number_format.escape_magnitude:
         return raw_fp32
 
+    coded = _coded(values, spec) if spec.entropy else None
+    if coded is not None:
+        return CODED, nonfinite, coded
     blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
     raw_codes = _raw_codes(blocks, number_format)
-    if spec.entropy:
-        coded = _coded(blocks, number_format)
-        if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
-            return CODED, nonfinite, coded
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
         return raw_fp32
     return RAW_CODES, nonfinite, raw_codes
@@ -312,30 +313,56 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
     return b"".join(pieces)
 
 
-def _coded(blocks: list[Quantised], number_format: Format) -> bytes | None:
-    """The payload of mode `coded`; None if the plan estimates no saving."""
+def _coded(values: Float32Array, spec: CodecSpec) -> bytes | None:
+    """The payload of mode `coded`; None if coding does not pay."""
+    number_format = format_named(spec.format)
+    settings = number_format, spec.block_values, spec.step_log2
+    is_sparse = looks_sparse(values)
+    blocks = quantise(values, *settings, sparse=is_sparse)
     words = np.concatenate([block.words for block in blocks])
-    for sample in (sample_of(words), Sample(words, words.size)):
-        plan = plan_chunk(sample, number_format)
+    for everything in (False, True):
+        plan = _plan(words, number_format, everything, sparse=is_sparse)
+        if is_sparse and not is_cheap(plan, words, number_format):
+            others = quantise(values, *settings)
+            other_words = np.concatenate([block.words for block in others])
+            other = _plan(other_words, number_format, everything, sparse=False)
+            if plan.cost_bits >= other.cost_bits:
+                blocks, words, plan, is_sparse = others, other_words, other, False
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None
         try:
-            return _coded_as(plan, words, blocks, number_format)
+            coded = _coded_as(plan, words, blocks, spec)
         except ConstantPlaneError:
             continue
+        raw_codes = _raw_codes(blocks, number_format)
+        return coded if len(coded) <= min(len(raw_codes), 4 * values.size) else None
     raise AssertionError("a plan of everything fits everything")
 
 
-def _coded_as(
-    plan: ChunkPlan, words: WordArray, blocks: list[Quantised], number_format: Format
-) -> bytes:
+def _plan(words: WordArray, number_format: Format, everything: bool, *, sparse: bool) -> ChunkPlan:
+    if sparse:
+        return plan_sparse(words, number_format, everything=everything)
+    sample = Sample(words, words.size) if everything else sample_of(words)
+    return plan_chunk(sample, number_format)
+
+
+def _coded_as(plan: ChunkPlan, words: WordArray, blocks: list[Quantised], spec: CodecSpec) -> bytes:
+    number_format = format_named(spec.format)
+    is_sparse = number_format.splits[plan.split_index].sparse
     pieces: list[bytes] = []
-    write_plan(plan, pieces)
-    write_streams(words, number_format, plan, pieces)
+    if is_sparse:
+        write_sparse(words, number_format, plan, pieces)
+    else:
+        write_plan(plan, pieces)
+        write_streams(words, number_format, plan, pieces)
     for block in blocks:
-        if block.scales is not None:
-            write_scales(block.scales, number_format, pieces)
-        write_words(block.words, number_format, plan, pieces)
+        scales = block.scales
+        if scales is not None and is_sparse:
+            scales = scales[runs_in_use(block.words, spec.block_values, number_format)]
+        if scales is not None and scales.size:
+            write_scales(scales, number_format, pieces)
+        if not is_sparse:
+            write_words(block.words, number_format, plan, pieces)
         write_escaped(block, pieces)
     return b"".join(pieces)
 
@@ -362,10 +389,10 @@ def _left_over(
         with np.errstate(all="ignore"):
             return values - constant if np.isfinite(constant[0]) else np.float32(0)
     decoded = np.empty_like(values)
-    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
-    for index, block in enumerate(blocks):
-        part = decoded[index * BLOCK_SYMBOLS : (index + 1) * BLOCK_SYMBOLS]
-        dequantise(block, number_format, spec.block_values, part)
+    header = Header(number_format, spec.block_values, spec.chunk_values, values.size)
+    _decode_chunk(
+        Chunk(0, values.size, mode, False, np.frombuffer(payload, np.uint8)), header, decoded
+    )
     return values - decoded
 
 
@@ -403,14 +430,23 @@ def _decode_chunk(chunk: Chunk, header: Header, out: Float32Array) -> None:
 def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Array) -> None:
     number_format, code_bytes = header.number_format, header.number_format.code_bytes
     is_coded = chunk.mode == CODED
+    sparse: WordArray | None = None
     if is_coded:
         plan = read_plan(reader, number_format)
-        streams = read_streams(reader, number_format, plan, chunk.values)
+        if number_format.splits[plan.split_index].sparse:
+            sparse = read_sparse(reader, number_format, chunk.values)
+        else:
+            streams = read_streams(reader, number_format, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
-        runs = -(-part.size // header.block_values)
-        scales = read_scales(reader, number_format, runs) if code_bytes == 1 else None
-        if is_coded:
+        in_use = np.ones(-(-part.size // header.block_values), dtype=np.bool_)
+        if sparse is not None:
+            words = sparse[start : start + BLOCK_SYMBOLS]
+            in_use = runs_in_use(words, header.block_values, number_format)
+        scales = _read_scales(reader, number_format, in_use) if code_bytes == 1 else None
+        if sparse is not None:
+            escaped = read_escaped(reader, number_format, words)
+        elif is_coded:
             block = BlockReader(reader, number_format, plan, streams, part.size)
             words, escaped = _read_pieces(reader, number_format, block, part.size)
         else:
@@ -418,6 +454,16 @@ def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Arr
             escaped = read_escaped(reader, number_format, words)
         quantised = Quantised(words, scales, escaped)
         dequantise(quantised, number_format, header.block_values, part)
+
+
+def _read_scales(
+    reader: Reader, number_format: Format, in_use: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """The scales (runs,) of an inner block; those not in use are any valid one."""
+    scales = np.full(in_use.size, 127 if number_format.float8 else uniform.STEP_OFFSET, np.int64)
+    if in_use.any():
+        scales[in_use] = read_scales(reader, number_format, int(np.count_nonzero(in_use)))
+    return scales
 
 
 def _read_pieces(

@@ -64,12 +64,14 @@ class Split:
     """The division of a code word into planes of at most 8 bits, from the top bit down.
 
     `rotate` first moves the sign below the other bits, so that exponents stand at the top.
-    `group` consecutive codes become one symbol of the only plane (`groups`).
+    `group` consecutive codes become one symbol of the only plane (`groups`). Of a `sparse` split
+    these are the planes of the codes that are not zero (`sparse`); it is a format's last.
     """
 
     rotate: bool
     widths: tuple[int, ...]
     group: int = 1
+    sparse: bool = False
 
 
 @frozen
@@ -88,20 +90,30 @@ class Format:
     float8: Float8 | None = field(default=None)
 
     @property
+    def zero_code(self) -> int:
+        """The code word of +0.0."""
+        return 128 if self.name == "uniform" else 0
+
+    @property
     def code_bytes(self) -> int:
         """Bytes of one code."""
         return self.code_bits // 8
 
 
 # The sign is the last bit of the raw plane, or the first of the coded one, or all is one alphabet.
-_FP8_SPLITS: Final = (Split(True, (6, 2)), Split(False, (6, 2)), Split(False, (8,)))
+_SPARSE: Final = Split(False, (8,), sparse=True)
+_FP8_SPLITS: Final = (Split(True, (6, 2)), Split(False, (6, 2)), Split(False, (8,)), _SPARSE)
 _UNIFORM_SPLITS: Final = (
-    Split(False, (6, 2)), Split(False, (8,)), Split(False, (6,), 2), Split(False, (8,), 4),
+    Split(False, (6, 2)), Split(False, (8,)), Split(False, (6,), 2), Split(False, (8,), 4), _SPARSE,
 )  # fmt: skip
+_WORD_SPLITS: Final = {
+    planes: (Split(True, (8,) * planes), Split(True, (8,) * planes, sparse=True))
+    for planes in (2, 4)
+}
 
 FORMATS: Final = {
-    "fp32": Format("fp32", 0, 32, (Split(True, (8, 8, 8, 8)),), 1 << 31),
-    "bf16": Format("bf16", 1, 16, (Split(True, (8, 8)),), 0x7F7F8000),
+    "fp32": Format("fp32", 0, 32, _WORD_SPLITS[4], 1 << 31),
+    "bf16": Format("bf16", 1, 16, _WORD_SPLITS[2], 0x7F7F8000),
     "e4m3": Format("e4m3", 2, 8, _FP8_SPLITS, 0x7F780000, Float8(3, 7, 8, 0x7F)),
     "e5m2": Format("e5m2", 3, 8, _FP8_SPLITS, 0x7F700000, Float8(2, 15, 15, 0x7C)),
     "uniform": Format("uniform", 4, 8, _UNIFORM_SPLITS, 0x7B800000),

@@ -69,7 +69,8 @@ class CodecSpec:
     format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". block_values: values that share a scale;
     fp32 and bf16 have no scales, but it must divide chunk_values. entropy: False leaves out the
     Huffman stage. step_log2: uniform's step is about 2**(-step_log2 / 4) times a block's root mean
-    square, 0 to 40; the default has the mean square error of e4m3.
+    square (in a chunk of mostly zeros, that of the other values), -8 to 40; the default has the
+    mean square error of e4m3.
     """
 
     format: str = "fp32"

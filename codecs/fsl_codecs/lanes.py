@@ -26,7 +26,8 @@ from .huffman import LENGTH_LIMIT
 
 _MANY_LANES: Final = 128
 _FEW_LANES: Final = 16
-_SYMBOLS_FOR_MANY: Final = 16384
+MANY_LANES_FROM: Final = 16384
+"""Number of symbols."""
 
 Table = npt.NDArray[np.int64]
 
@@ -49,9 +50,9 @@ class Code:
     lengths_of_bits: Table
 
 
-def lanes_of(count: int) -> int:
+def lanes_of(count: int, many_from: int) -> int:
     """The number of lanes of `count` symbols."""
-    return _MANY_LANES if count >= _SYMBOLS_FOR_MANY else _FEW_LANES
+    return _MANY_LANES if count >= many_from else _FEW_LANES
 
 
 def build_code(code_lengths: bytes, escape: int) -> Code:
@@ -80,9 +81,9 @@ def build_code(code_lengths: bytes, escape: int) -> Code:
     )
 
 
-def write_stream(code: Code, symbols: ByteArray) -> bytes:
+def write_stream(code: Code, symbols: ByteArray, many_from: int = MANY_LANES_FROM) -> bytes:
     """The stream of symbols (n,), which all have a code word or take the escape."""
-    lanes = lanes_of(symbols.size)
+    lanes = lanes_of(symbols.size, many_from)
     coded = max(0, symbols.size - lanes)
     v = np.zeros(lanes, dtype=np.int64)
     p = np.zeros(lanes, dtype=np.int64)
@@ -107,10 +108,17 @@ def write_stream(code: Code, symbols: ByteArray) -> bytes:
 class StreamReader:
     """Reads what `write_stream` wrote, piece by piece; FrameError if it cannot have written it."""
 
-    def __init__(self, code: Code, stream: ByteArray, width: int, count: int) -> None:
+    def __init__(
+        self,
+        code: Code,
+        stream: ByteArray,
+        width: int,
+        count: int,
+        many_from: int = MANY_LANES_FROM,
+    ) -> None:
         """The stream (n,) holds `count` symbols of `width` bits."""
         self._code, self._stream, self._width = code, stream, width
-        self._lanes = lanes_of(count)
+        self._lanes = lanes_of(count, many_from)
         self._coded = max(0, count - self._lanes)
         self._done = 0
         self._position = 2 * self._lanes

@@ -30,7 +30,7 @@ from .groups import (
     ungrouped,
     write_listed,
 )
-from .lanes import StreamReader, lanes_of, write_stream
+from .lanes import MANY_LANES_FROM, StreamReader, lanes_of, write_stream
 from .quantised import BLOCK_SYMBOLS
 from .reader import Reader
 from .uniform import ZERO_CODE
@@ -155,6 +155,7 @@ class Counted:
     width: int
     total: int
     values: int
+    many_from: int = MANY_LANES_FROM
 
     @property
     def raw_bits(self) -> int:
@@ -165,7 +166,7 @@ class Counted:
 
     def coded_bits(self, table: CodeTable) -> int:
         """Estimated size with the chunk's own table, without the head."""
-        ends = 8 * _STREAM_HEAD_BYTES + 16 * lanes_of(self.values)
+        ends = 8 * _STREAM_HEAD_BYTES + 16 * lanes_of(self.values, self.many_from)
         return ends + self.values * int((self.counts * table.costs).sum()) // self.total
 
 
@@ -259,7 +260,11 @@ def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
 
 
 def write_streams(
-    words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
+    words: WordArray,
+    number_format: Format,
+    plan: ChunkPlan,
+    pieces: list[bytes],
+    many_from: int = MANY_LANES_FROM,
 ) -> None:
     """Append the streams of a chunk's code words (n,).
 
@@ -270,7 +275,7 @@ def write_streams(
         if plane.kind == CONSTANT and (symbols != plane.head[1]).any():
             raise ConstantPlaneError
         if plane.table is not None:
-            stream = write_stream(plane.table.code, symbols)
+            stream = write_stream(plane.table.code, symbols, many_from)
             pieces += [len(stream).to_bytes(_STREAM_HEAD_BYTES, "little"), stream]
 
 
@@ -303,15 +308,21 @@ def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> 
 
 
 def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
-    """Read what `write_plan` wrote; FrameError if it cannot have written it."""
+    """Read what `write_plan` wrote; FrameError if it cannot have written it.
+
+    Of a sparse split, the planes are not read.
+    """
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
-    widths = number_format.splits[split_index].widths
-    return ChunkPlan(split_index, tuple(_read_plane(reader, width) for width in widths))
+    split = number_format.splits[split_index]
+    if split.sparse:
+        return ChunkPlan(split_index, ())  # each plane's head is before its symbols
+    return ChunkPlan(split_index, tuple(read_plane(reader, width) for width in split.widths))
 
 
-def _read_plane(reader: Reader, width: int) -> PlanePlan:
+def read_plane(reader: Reader, width: int) -> PlanePlan:
+    """Read the head of a plane of `width` bits."""
     kind = reader.byte()
     if kind == RAW:
         return PlanePlan(width, bytes((kind,)), 0)
@@ -326,7 +337,11 @@ def _read_plane(reader: Reader, width: int) -> PlanePlan:
 
 
 def read_streams(
-    reader: Reader, number_format: Format, plan: ChunkPlan, values: int
+    reader: Reader,
+    number_format: Format,
+    plan: ChunkPlan,
+    values: int,
+    many_from: int = MANY_LANES_FROM,
 ) -> list[StreamReader | None]:
     """The streams that `write_streams` wrote, of `values` values; None for planes without one."""
     count = -(-values // number_format.splits[plan.split_index].group)
@@ -336,7 +351,7 @@ def read_streams(
             streams.append(None)
         else:
             stream = reader.take(reader.number(_STREAM_HEAD_BYTES))
-            streams.append(StreamReader(plane.table.code, stream, plane.width, count))
+            streams.append(StreamReader(plane.table.code, stream, plane.width, count, many_from))
     return streams
 
 

@@ -35,19 +35,27 @@ class Quantised:
 
 
 def quantise(
-    values: Float32Array, number_format: Format, block_values: int, step_log2: int
+    values: Float32Array,
+    number_format: Format,
+    block_values: int,
+    step_log2: int,
+    *,
+    sparse: bool = False,
 ) -> list[Quantised]:
-    """The inner blocks of a chunk (n,) whose values are below the format's escape magnitude."""
+    """The inner blocks of a chunk (n,) whose values are below the format's escape magnitude.
+
+    sparse: with uniform's steps of a sparse chunk.
+    """
     return [
         _quantise_inner(
-            values[start : start + BLOCK_SYMBOLS], number_format, block_values, step_log2
+            values[start : start + BLOCK_SYMBOLS], number_format, block_values, step_log2, sparse
         )
         for start in range(0, values.size, BLOCK_SYMBOLS)
     ]
 
 
 def _quantise_inner(
-    values: Float32Array, number_format: Format, block_values: int, step_log2: int
+    values: Float32Array, number_format: Format, block_values: int, step_log2: int, sparse: bool
 ) -> Quantised:
     bits = values.view(np.uint32)
     if number_format.code_bits == 32:
@@ -62,7 +70,7 @@ def _quantise_inner(
         escaped = None
         lowest = number_format.float8.lowest_scale
     else:
-        words, scales = uniform.quantise(values, block_values, step_log2)
+        words, scales = uniform.quantise(values, block_values, step_log2, sparse=sparse)
         escaped = values[words == uniform.ESCAPE]
         scales += uniform.STEP_OFFSET
         lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET

@@ -73,17 +73,33 @@ def _mean_square_quarters(rows: Float32Array, exponents: npt.NDArray[np.int64]) 
     return quarters + (mantissas >= _FIRST_QUARTER) + (mantissas >= _THIRD_QUARTER)
 
 
-def quantise(values: Float32Array, run_values: int, step_log2: int) -> tuple[ByteArray, StepArray]:
-    """Codes (n,) and k (runs,) of values (n,), which are finite and below 2**120."""
+def quantise(
+    values: Float32Array, run_values: int, step_log2: int, *, sparse: bool = False
+) -> tuple[ByteArray, StepArray]:
+    """Codes (n,) and k (runs,) of values (n,), which are finite and below 2**120.
+
+    In a sparse chunk, a run of which c of B values are not zero has a step that is larger by
+    sqrt(B / c), about: that of the root mean square of these values.
+    """
     rows = rows_of(values, run_values)
     largest = (rows.view(np.uint32) & MAGNITUDE_MASK).max(axis=1).astype(np.int64)
     exponents = np.maximum(largest >> FP32_MANTISSA_BITS, 1)
     with np.errstate(under="ignore"):
         quarters = _mean_square_quarters(rows, exponents)
         steps = np.clip(quarters - step_log2, LOWEST_STEP, HIGHEST_STEP)
+        if sparse:
+            steps = np.minimum(steps + _coarser_by(rows), HIGHEST_STEP)
         rounded = np.rint(rows * power_values(-steps)[:, None]).reshape(-1)[: values.size]
     codes = np.where(np.abs(rounded) <= LARGEST, rounded + ZERO_CODE, ESCAPE).astype(np.uint8)
     return codes, steps
+
+
+def _coarser_by(rows: Float32Array) -> StepArray:
+    """The largest d (runs,) with c * c * 2**d <= B * B, of rows (runs, B) with c nonzero values."""
+    counts = np.maximum(np.count_nonzero(rows, axis=1), 1)
+    # frexp gives the number of bits of an integer.
+    more: StepArray = 2 * (rows.shape[1].bit_length() - 1) - np.frexp(counts * counts - 1)[1]
+    return more
 
 
 def dequantise(codes: ByteArray, steps: StepArray, run_values: int, out: Float32Array) -> None:

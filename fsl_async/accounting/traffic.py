@@ -15,14 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import fsl_transport as tp
 from fsl_async.accounting.sizes import FORMATS, Category, Direction
-from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
-
-if TYPE_CHECKING:
-    from fsl_async.store.model.manifest import Manifest
 
 EVERY_S = 10.0
 """From one note of the sums to the next at most."""
@@ -43,39 +39,6 @@ class Traffic:
         """Count a frame of values."""
         self.payload[category, direction] += FORMATS[number_format].payload(values)
         self.coded[category, direction] += coded
-
-    def weights(
-        self,
-        manifest: Manifest,
-        direction: Direction,
-        index: int,
-        frame: bytes,
-        *,
-        category: Category,
-    ) -> None:
-        """Count a chunk of weights between a client and the parameter server.
-
-        category: full model, client model, or adapters. An auxiliary model that is averaged with
-        the client's part (CSE-FSL) is recognized by the names of its tensors.
-        """
-        start, stop = manifest.chunk_range(index)
-        auxiliary = 0
-        if is_seeds(frame):
-            self.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
-            self.coded[Category.SCALARS, direction] += len(frame)
-            return
-        if category is Category.CLIENT_MODEL:
-            auxiliary = sum(
-                max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))
-                for spec in manifest.tensors
-                if spec.name.startswith("auxiliary.")
-            )
-        coded = round(len(frame) * auxiliary / max(stop - start, 1))
-        number_format = format_of(frame)
-        own = stop - start - auxiliary
-        self.values(category, direction, number_format, own, len(frame) - coded)
-        if auxiliary:
-            self.values(Category.AUXILIARY, direction, number_format, auxiliary, coded)
 
     def plain(self, category: Category, direction: Direction, size: int) -> None:
         """Count bytes that are not coded."""

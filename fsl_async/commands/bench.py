@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from fsl_async.process.program import need_benchmarks
+from fsl_async.errors import need_benchmarks
 
 SCRIPTS = {
     "codec": "Speed, size and error of the codec, on tensors of a training of seconds.",

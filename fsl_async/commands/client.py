@@ -13,10 +13,10 @@ from attrs import evolve, fields_dict
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
+from fsl_async.config.load import threads_here
 from fsl_async.config.site_policy import SiteChoices, listed
-from fsl_async.errors import DataError, TooShortError, UsageError
-from fsl_async.process.memory import keep_freed_blocks, threads_here
-from fsl_async.process.program import program
+from fsl_async.errors import DataError, TooShortError, UsageError, program
+from fsl_async.process.memory import keep_freed_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -22,7 +22,7 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from fsl_async.process.program import NAME
+from fsl_async.errors import PROGRAM
 
 VARIABLE = "_FSL_NODE_COMPLETE"
 
@@ -91,9 +91,9 @@ class _Fish(_Prefixed, FishComplete):
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 _WHERE = {
-    "bash": f"echo 'eval \"$({NAME} completion bash)\"' >> ~/.bashrc",
-    "zsh": f"echo 'eval \"$({NAME} completion zsh)\"' >> ~/.zshrc, after compinit",
-    "fish": f"{NAME} completion fish > ~/.config/fish/completions/{NAME}.fish",
+    "bash": f"echo 'eval \"$({PROGRAM} completion bash)\"' >> ~/.bashrc",
+    "zsh": f"echo 'eval \"$({PROGRAM} completion zsh)\"' >> ~/.zshrc, after compinit",
+    "fish": f"{PROGRAM} completion fish > ~/.config/fish/completions/{PROGRAM}.fish",
 }
 
 
@@ -106,7 +106,7 @@ def command(*, shell: str, as_json: bool) -> None:
     It completes commands, options, roles, settings, presets, run directories and paths, of a
     clone's bin/fsl-node too.
     """
-    script = _SHELLS[shell](click.Command(NAME), {}, NAME, VARIABLE).source()
+    script = _SHELLS[shell](click.Command(PROGRAM), {}, PROGRAM, VARIABLE).source()
     if as_json:
         from fsl_async.commands.output import Output
 

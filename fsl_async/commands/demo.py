@@ -15,8 +15,7 @@ from fsl_async.commands.options import Finite, Options, Whole, Words, argument, 
 from fsl_async.commands.output import Output
 from fsl_async.config.presets import SIZES
 from fsl_async.config.settings_tuning import AdapterRuleName
-from fsl_async.errors import ExitCode, UsageError
-from fsl_async.process.program import need_benchmarks
+from fsl_async.errors import ExitCode, UsageError, need_benchmarks
 from fsl_async.roles.split.methods import names_of
 
 if TYPE_CHECKING:

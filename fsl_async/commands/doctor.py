@@ -17,7 +17,7 @@ from attrs import asdict, field, frozen
 
 from fsl_async.commands.options import WithJson, option, takes
 from fsl_async.commands.output import Output
-from fsl_async.process.program import NAME, to_install
+from fsl_async.errors import PROGRAM, to_install
 from fsl_async.roles.phrasing import counted, megabytes
 
 OK = "ok"
@@ -122,7 +122,7 @@ def examine(run_dir: Path) -> list[Finding]:
 
 
 def _versions() -> Result:
-    found = {"python": platform.python_version(), NAME: _version_of("fsl-async")}
+    found = {"python": platform.python_version(), PROGRAM: _version_of("fsl-async")}
     found |= {package: _version_of(package) for package in _PACKAGES}
     missing = [name for name, number in found.items() if not number]
     system = f"{platform.system()} {platform.machine()}"

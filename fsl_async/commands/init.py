@@ -9,8 +9,7 @@ import click
 
 from fsl_async.commands.options import WithJson, argument, option, takes
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError
-from fsl_async.process.program import program
+from fsl_async.errors import UsageError, program
 
 
 class InitOptions(WithJson):

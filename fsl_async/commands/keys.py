@@ -140,7 +140,7 @@ def revoke(options: RevokeOptions) -> None:
 
 def trust_line(public: str, label: str) -> str:
     """The command that trusts this key; quoted, because keys have characters of the shell."""
-    from fsl_async.process.program import program
+    from fsl_async.errors import program
 
     return f"{program()} keys trust {shlex.quote(public)} --name {label}"
 

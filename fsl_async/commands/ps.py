@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from fsl_async.commands.client import check_base, check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
-from fsl_async.errors import ConfigError, UsageError
+from fsl_async.errors import ConfigError, UsageError, program
 from fsl_async.process.memory import keep_freed_blocks
-from fsl_async.process.program import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable

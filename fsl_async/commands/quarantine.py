@@ -67,7 +67,7 @@ def command(options: QuarantineOptions) -> int:
                 " without DELTA and --client these are listed"
             )
         for key in chosen:
-            store.quarantine(key, options.reason)
+            store.run.quarantine(key, options.reason)
     except (StoreError, CheckpointDamaged) as error:
         raise RunDirError(str(error)) from None
     finally:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
-from fsl_async.errors import UsageError
-from fsl_async.process.program import program
+from fsl_async.errors import UsageError, program
 
 if TYPE_CHECKING:
     from fsl_async.commands.node import NodeOptions

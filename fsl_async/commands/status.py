@@ -21,8 +21,7 @@ import click
 
 from fsl_async.commands.options import RunDir, Whole, WithJson, argument, option, takes
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError, one_line
-from fsl_async.process.program import to_install
+from fsl_async.errors import UsageError, one_line, to_install
 
 if TYPE_CHECKING:
     from fsl_async.commands.status_report import NodeStatus

@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -31,14 +32,13 @@ from fsl_async.config.presets import PUBLISHED, SIZES
 from fsl_async.config.recipes import limits_of
 from fsl_async.config.rules import OWN, SettingError, is_own, problem_of, show
 from fsl_async.config.settings import TABLES, Config
-from fsl_async.errors import ConfigError, printable
-from fsl_async.process.memory import threads_here
-from fsl_async.process.program import program
+from fsl_async.errors import ConfigError, printable, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 FIXED = "fixed for the whole run"
+OMP_THREADS = "OMP_NUM_THREADS"
 _WELCOME = "the parameter server's welcome"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
@@ -158,6 +158,22 @@ def resolved(config: Config) -> Config:
         train=attrs.evolve(config.train, threads=threads_here(config.train.threads)),
         split=attrs.evolve(config.split, preset="none"),
     )
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, by its container or batch system."""
+    try:
+        return len(os.sched_getaffinity(0))
+    # macOS has no such function.
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def threads_here(setting: int) -> int:
+    """Return `train.threads` of this machine: the setting, else OMP_NUM_THREADS, else all cores."""
+    text = os.environ.get(OMP_THREADS, "").partition(",")[0].strip()
+    given = int(text[:4]) if text.isascii() and text.isdecimal() else 0
+    return setting or given or cores()
 
 
 def to_wire(config: Config) -> dict[str, dict[str, Any]]:

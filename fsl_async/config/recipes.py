@@ -82,7 +82,7 @@ def _tunes(config: Config, rules: tuple[str, ...]) -> bool:
 
 
 _LEFT_OUT = "leave it out, or choose buffer"
-_DEFAULTS = {"buffer": 0, "local_steps": 0, "dylu": False, "pace": "run"}
+_DEFAULTS = {"buffer": 0, "local_steps": 0, "pace": "run"}
 _UNUSED = {f"sync.{key}": Only((value,), _LEFT_OUT) for key, value in _DEFAULTS.items()}
 _ROUNDS = {
     "sync.trigger": Only(("rounds",), "leave it out"),
@@ -117,12 +117,12 @@ RECIPES: tuple[Recipe, ...] = (
     }),
     Recipe("`sync.pace = own`", lambda c: c.sync.pace == "own",
            "with sync.pace = own each task calls fed.send when it likes", {
-        "sync.dylu": Only((False,), "leave out one of them"),
         "sync.local_steps": Only((0,), "leave out one of them"),
         "train.task": Only(("",), "which the built-in one does not: set train.task = own,"
                            " or sync.pace = run", others=True),
     }),
-    Recipe("`sync.dylu`", lambda c: c.sync.dylu, "is what sync.dylu divides by speed", {
+    Recipe("`sync.pace = speed`", lambda c: c.sync.pace == "speed",
+           "is what sync.pace = speed divides by speed", {
         "sync.local_steps": Only((0,), "set sync.local_steps", others=True),
     }),
     Recipe("`latest`", lambda c: c.outer.aggregation == "latest",

@@ -120,18 +120,14 @@ class SyncConfig:
         " at least 2",
         span(least=0, most=100_000),
     )
-    pace: Literal["run", "own"] = setting(
+    pace: Literal["run", "speed", "own"] = setting(
         "run",
-        "of buffer: when a client sends: run (by local_steps, or every_s) | own (when its task"
+        "of buffer: when a client sends: run (by local_steps, or every_s) | speed (a slow client"
+        " after fewer local_steps, in proportion: DyLU, arXiv 2401.09135) | own (when its task"
         " calls fed.send)",
     )
     local_steps: int = setting(
         0, "of buffer: steps from one delta of a client to the next; 0 = by every_s", span(least=0)
-    )
-    dylu: bool = setting(
-        False,
-        "of buffer: fewer local_steps for slow clients, in proportion to their speed (DyLU, arXiv"
-        " 2401.09135)",
     )
     round_cap_s: float = setting(
         3600.0,

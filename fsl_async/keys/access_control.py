@@ -36,11 +36,10 @@ from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async.config import address as addresses
-from fsl_async.errors import ConfigError, KeysError
+from fsl_async.errors import ConfigError, KeysError, program
 from fsl_async.files.files import Files
 from fsl_async.keys.allow_list import AllowList, Refusal
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.process.program import program
 from fsl_async.roles.machine import Note
 from fsl_async.roles.names import NAME
 from fsl_async.roles.phrasing import MessageThrottle, counted
@@ -55,10 +54,8 @@ from fsl_transport.zmq.curve import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from fsl_async.observe.table import Reporter
 
 
 FILE = "names.txt"
@@ -375,21 +372,25 @@ class AccessControl:
         self,
         loop: asyncio.AbstractEventLoop,
         endpoint: tp.ListenerEndpoint,
-        journal: Reporter,
+        note: Callable[..., int],
+        say: Callable[[Note], None],
+        *,
         heartbeat_s: float,
     ) -> None:
         """Begin to check the list for changes, at least four times a heartbeat.
 
+        note: writes a note to the journal, from its name, the time and fields. say: takes lines for
+        the operator.
         An empty list causes a warning with the command that adds a key.
         """
-        self._loop, self._endpoint, self._journal = loop, endpoint, journal
+        self._loop, self._endpoint, self._note, self._say = loop, endpoint, note, say
         self._every_s = min(REREAD_EVERY_S, heartbeat_s / 4)
         if self._admission is None or self._keys is None:
             return
         if not self._admission.list.entries:
             trust = self._keys.command("trust KEY --name SITE")
             text = f"no key is trusted yet: {trust}, with the key that keys new prints at the site"
-            journal.say(Note(text, "warning"))
+            say(Note(text, "warning"))
         self._timer = loop.call_later(self._every_s, self._reread)
 
     def close(self) -> None:
@@ -403,17 +404,17 @@ class AccessControl:
         assert self._admission is not None
         reread = self._admission.reread()
         if reread is not None and reread.problem:
-            self._journal.note("keys_kept", self._loop.time(), problem=reread.problem)
+            self._note("keys_kept", self._loop.time(), problem=reread.problem)
             text = (
                 f"the list of keys stays as it was, {counted(reread.keys, 'key')}: {reread.problem}"
             )
-            self._journal.say(Note(text, "warning"))
+            self._say(Note(text, "warning"))
         elif reread is not None:
             gone = self._endpoint.evict(self._admission.allows)
-            self._journal.note("keys_read", self._loop.time(), keys=reread.keys, ended=gone[:64])
+            self._note("keys_read", self._loop.time(), keys=reread.keys, ended=gone[:64])
             ended = f"; ended the sessions of {', '.join(gone[:8])}" if gone else ""
             text = f"read the list of keys again: {counted(reread.keys, 'key')}{ended}"
-            self._journal.say(Note(text, "info"))
+            self._say(Note(text, "info"))
         self._timer = self._loop.call_later(self._every_s, self._reread)
 
     def _report(
@@ -423,7 +424,7 @@ class AccessControl:
         if more is None:
             return
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
-        self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
+        self._note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
         # A command stays last: people copy the rest of the line.
         what, to_do, command = line.partition(TO_TRUST)
-        self._journal.say(Note(f"{what}{more}{to_do}{command}", "warning"))
+        self._say(Note(f"{what}{more}{to_do}{command}", "warning"))

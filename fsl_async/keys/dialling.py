@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 import fsl_transport as tp
-from fsl_async.errors import AddressError, KeysError, UsageError
+from fsl_async.errors import AddressError, KeysError, UsageError, program
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.process.program import program
 from fsl_async.roles.phrasing import AGAIN_S
 from fsl_transport.zmq.curve import (
     CLOSED,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.config.address import Address
-    from fsl_async.observe.journal import JournalWriter, TraceHash
 
 EXPLAINED_S = 15.0
 """A handshake that failed within this time explains why no answer came."""
@@ -141,6 +139,7 @@ def at_client(
 class HandshakeReports:
     """Reports failed handshakes to people and to the client's journal. For the loop's thread.
 
+    note: writes a note to the journal, from its name, the time and fields.
     is_reserved: the allow-list has to assign the name to the key (`keys.access_control`).
     """
 
@@ -148,7 +147,7 @@ class HandshakeReports:
     _public: str
     _name: str
     _scheduler: tp.Scheduler
-    _journal: JournalWriter | TraceHash
+    _note: Callable[..., int]
     _log: Callable[[str], None]
     _is_reserved: bool = False
 
@@ -183,5 +182,5 @@ class HandshakeReports:
         if line:
             self._failed_at = now
         if line and self._throttle.lets(failed.why, now):
-            self._journal.note("turned_away", now, why=failed.why)
+            self._note("turned_away", now, why=failed.why)
             self._log(f"warning: {line}")

@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
-from fsl_async.errors import KeysError, UsageError
+from fsl_async.errors import KeysError, UsageError, program
 from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
-from fsl_async.process.program import program
 from fsl_transport.errors import LocalError
 from fsl_transport.zmq.curve import KeyPair
 

@@ -5,6 +5,7 @@ Everything read here comes from a peer: each field is checked, and a wrong one r
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
@@ -13,7 +14,8 @@ from typing import Any
 from attrs import define, field, frozen
 
 import fsl_transport as tp
-from fsl_async.accounting.sizes import Category
+from fsl_async.accounting.sizes import Category, Direction
+from fsl_async.accounting.traffic import Traffic
 from fsl_async.config.settings import Config
 from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.messages import MessageError, checked_text, optional
@@ -21,6 +23,8 @@ from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.events import TransfersChecked
 from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.roles.sync.messages import RUN
+from fsl_async.store.model.manifest import Manifest
+from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 from fsl_transport.text import peer_text
 
 MAX_BEAT_ENTRIES = 64
@@ -159,11 +163,41 @@ def eager_bytes(chunks: int) -> int:
     return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0
 
 
-def exchanged_category(config: Config) -> Category:
-    """Category of the weights that clients and the parameter server exchange."""
+def count_weights(
+    traffic: Traffic,
+    manifest: Manifest,
+    direction: Direction,
+    index: int,
+    frame: bytes,
+    *,
+    config: Config,
+) -> None:
+    """Count a chunk of weights between a client and the parameter server.
+
+    An auxiliary model that is averaged with the client's part (CSE-FSL) is recognized by the names
+    of its tensors.
+    """
+    if is_seeds(frame):
+        traffic.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
+        traffic.coded[Category.SCALARS, direction] += len(frame)
+        return
+    category = Category.CLIENT_MODEL if config.split.has_server else Category.FULL_MODEL
     if config.tune.is_on:
-        return Category.ADAPTERS
-    return Category.CLIENT_MODEL if config.split.has_server else Category.FULL_MODEL
+        category = Category.ADAPTERS
+    start, stop = manifest.chunk_range(index)
+    auxiliary = 0
+    if category is Category.CLIENT_MODEL:
+        auxiliary = sum(
+            max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))
+            for spec in manifest.tensors
+            if spec.name.startswith("auxiliary.")
+        )
+    coded = round(len(frame) * auxiliary / max(stop - start, 1))
+    number_format = format_of(frame)
+    own = stop - start - auxiliary
+    traffic.values(category, direction, number_format, own, len(frame) - coded)
+    if auxiliary:
+        traffic.values(Category.AUXILIARY, direction, number_format, auxiliary, coded)
 
 
 AT_ONCE = 8

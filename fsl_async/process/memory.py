@@ -1,7 +1,6 @@
 """Measures this process's resident memory, in bytes."""
 
 import ctypes
-import os
 import resource
 import sys
 from pathlib import Path
@@ -93,22 +92,3 @@ def _set(option: int, value: int) -> bool:
         return bool(ctypes.CDLL(None).mallopt(option, value))
     except (OSError, AttributeError):
         return False
-
-
-VARIABLE = "OMP_NUM_THREADS"
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use, by its container or batch system."""
-    try:
-        return len(os.sched_getaffinity(0))
-    # macOS has no such function.
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
-def threads_here(setting: int) -> int:
-    """Return `train.threads` of this machine: the setting, else OMP_NUM_THREADS, else all cores."""
-    text = os.environ.get(VARIABLE, "").partition(",")[0].strip()
-    given = int(text[:4]) if text.isascii() and text.isdecimal() else 0
-    return setting or given or cores()

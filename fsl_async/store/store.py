@@ -28,12 +28,11 @@ calls is at fault, and FrameRefused when a peer's bytes are.
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
@@ -41,14 +40,11 @@ from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
 from fsl_async.store.book.records import recordable, to_fact
 from fsl_async.store.commit.groups_store import GroupsStore
-from fsl_async.store.commit.merging import AT_START, Merging
+from fsl_async.store.commit.merging import AT_START, Merging, merge_of
 from fsl_async.store.commit.newest import Newest, oldest_needed
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import StoreError, disk
-from fsl_async.store.merge.merge import SumMerge
-from fsl_async.store.merge.merge_products import ProductsMerge
-from fsl_async.store.merge.merge_rows import RowsMerge
-from fsl_async.store.recovery.recovery import open_run_directory
+from fsl_async.store.recovery.recovery import open_run_directory, recovered
 from fsl_async.store.recovery.run_directory import RunDirectory
 from fsl_async.store.rules.adapters import adapter_modules, has_adapters
 from fsl_async.store.settings import StoreSettings
@@ -67,19 +63,11 @@ if TYPE_CHECKING:
     from fsl_async.files.files import BytesLike
     from fsl_async.roles.groups.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, Outcome
-    from fsl_async.roles.sync.progress import Decay, RunPosition
+    from fsl_async.roles.sync.progress import RunPosition
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
-    from fsl_async.store.merge.merge import Merge
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.versions.checkpoint import Checkpoint
-
-LARGEST_NORM = 1e20
-"""Largest norm of a delta.
-
-Times the most tokens that a delta may report, summed over thousands of deltas, it is far inside
-fp32.
-"""
 
 
 @frozen
@@ -156,36 +144,7 @@ class Store:
             run = self._opened()
         finally:
             self._is_starting = False
-        book = run.book
-        exact = book.groups.adopted is not None and (
-            book.digests.get(book.groups.version) == book.groups.adopted.digest
-        )
-        age_s = self._wall_clock() - book.version_at if book.version_at else 0.0
-        return Recovered(
-            version=book.version,
-            digest=book.digests.get(book.version, ""),
-            digests=dict(book.digests),
-            pending=tuple(book.pending.values()),
-            settled=dict(book.outcomes()),
-            tokens_total=book.tokens_total,
-            served_s=run.ledger.served_before_s,
-            began_s=book.began_s,
-            since_version_s=max(0.0, age_s),
-            usual=tuple(book.usual),
-            decay=book.decay,
-            held=tuple(book.held.values()),
-            leases=dict(book.leases),
-            provisional=frozenset(book.provisional),
-            incarnations=dict(book.incarnations),
-            run=book.run,
-            global_version=book.groups.version if exact else -1,
-            global_base=self._open.groups.update_base,
-            global_versions=book.groups.versions,
-            newest_global=tuple(book.groups.newest),
-            latest=tuple(run.latest),
-            lost=tuple(run.lost),
-            void=dict(book.void),
-        )
+        return recovered(run, self._open.groups.update_base)
 
     def _opened(self) -> RunDirectory:
         """Open the run directory, and load its newest version."""
@@ -272,6 +231,11 @@ class Store:
         return self._open.merging
 
     @property
+    def run(self) -> RunDirectory:
+        """The run directory, which writes facts that concern no version."""
+        return self._open.run
+
+    @property
     def kind(self) -> DeltaKind:
         """The kind of the run's deltas."""
         return self._settings.kind
@@ -309,63 +273,6 @@ class Store:
     def known(self, key: DeltaKey) -> Outcome | None:
         """Return the outcome of a delta, or None when it was never acknowledged."""
         return self._open.run.book.known(key)
-
-    # --- small facts ---
-
-    def start_run(self, name: str) -> str:
-        """Name the run, once; return its name, which is the first one it got."""
-        run = self._open.run
-        if not run.book.run:
-            with disk("cannot write the ledger"):
-                run.record("run", {"run": name})
-        return run.book.run
-
-    def lease(
-        self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
-    ) -> int | None:
-        """Return the shard index of `name`, durably leased, or None when there is no free one.
-
-        The index is its old one, else `index`, else the lowest free one below `limit`. provisional:
-        the lease is provisional; another client that asks for this `index` may take it.
-        """
-        book = self._open.run.book
-        held = book.leases.get(name)
-        if held is not None and held < limit:
-            if name in book.provisional and not provisional:
-                self._book_lease(name, held, provisional=False)
-            return held
-        taken = {held for other, held in book.leases.items() if other not in book.provisional}
-        used = set(book.leases.values())
-        wanted = index is not None and 0 <= index < limit and index not in taken
-        unused = (one for one in range(limit) if one not in used)
-        free = index if wanted else next(unused, None)
-        if free is not None:
-            self._book_lease(name, free, provisional=provisional)
-        return free
-
-    def _book_lease(self, name: str, index: int, *, provisional: bool) -> None:
-        fact: dict[str, Any] = {"name": name, "index": index}
-        with disk(f"cannot write the shard of {name} to the ledger"):
-            self._open.run.record("lease", fact | {"provisional": True} if provisional else fact)
-
-    def record_decay(self, decay: Decay) -> None:
-        """Record that learning rates fall from now on."""
-        with disk("cannot write the decay to the ledger"):
-            self._open.run.record("decay", asdict(decay))
-
-    def position(self, name: str) -> dict[str, float]:
-        """Return where a client's newest acknowledged delta ended in its data; empty without one.
-
-        For any thread.
-        """
-        return dict(self._open.run.book.positions.get(name, {}))
-
-    def record_incarnation(self, name: str, incarnation: int) -> None:
-        """Record a client's newest incarnation, to detect older ones after a restart."""
-        run = self._open.run
-        if run.book.incarnations.get(name, -1) < incarnation:
-            with disk(f"cannot write the incarnation of {name} to the ledger"):
-                run.record("incarnation", {"name": name, "incarnation": incarnation})
 
     # --- version 0 ---
 
@@ -416,7 +323,7 @@ class Store:
         run = self._open.run
         if not run.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
-            self.start_run(f"run-{initial.manifest.fingerprint[:8]}")
+            self.run.start_run(f"run-{initial.manifest.fingerprint[:8]}")
         try:
             with disk("cannot write version 0"):
                 run.write_model(initial.manifest)
@@ -487,16 +394,8 @@ class Store:
         run, spool = self._open.run, self._open.run.spool
         with disk(f"cannot spool delta {key.text}"):
             part = spool.seal(key, self.manifest)
-            problem, norm = None, part.norm
-            if not math.isfinite(norm):
-                problem = "it holds NaN or infinity"
-            elif norm > LARGEST_NORM:
-                problem = (
-                    f"its norm of {norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
-                )
-            else:
-                problem = self._merging.too_large(key.client, norm)
-            norm = norm if problem is None else 0.0
+            problem = self._merging.too_large(key.client, part.norm)
+            norm = part.norm if problem is None else 0.0
             stored = StoredDelta(part.delta, part.writer.bytes, norm, part.writer.digest)
             if problem is None:
                 run.record("accepted", to_fact(stored))
@@ -507,26 +406,6 @@ class Store:
         with suppress(OSError):  # recovery moves it if this does not
             spool.quarantine(key, run.book.held)
         return DeltaStored(key.client, stored, problem)
-
-    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
-        """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""
-        run = self._open.run
-        if key not in run.book.pending:
-            raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
-        with disk(f"cannot quarantine delta {key.text}"):
-            fact = {**to_fact(run.book.pending[key]), "reason": reason}
-            run.record("quarantined", fact | {"held": True} if held else fact)
-        with suppress(OSError):  # recovery moves it if this does not
-            run.spool.quarantine(key, run.book.held)
-
-    def release(self, key: DeltaKey) -> None:
-        """Make a delta that was quarantined as `held` pending again."""
-        run = self._open.run
-        if key not in run.book.held:
-            raise StoreError(f"delta {key.text} is not held, so it cannot be released")
-        with disk(f"cannot release delta {key.text}"):
-            run.spool.release(key)  # recovery undoes this where the line is missing
-            run.record("released", to_fact(run.book.held[key]))
 
     # --- the outer step ---
 
@@ -559,7 +438,7 @@ class Store:
         keeps_momentum: runs keep it; false measures the alternative (docs/BENCHMARKS.md).
         """
         if self.version < 0:
-            self.start_run("run")
+            self.run.start_run("run")
         groups = self._open.groups
         if self._open.merging is not None:
             self._merging.restore(self.version)
@@ -599,6 +478,7 @@ class Store:
             opened.newest.begin_snapshot(checkpoint)
             if self._settings.kind.is_full:  # no coded change leads to it
                 opened.newest.finish_snapshot()
+        by_rounds = self._settings.product_rule is not None or self._settings.kind.is_scalars
         return VersionCommitted(
             record.version,
             record.digest,
@@ -611,7 +491,7 @@ class Store:
             global_base=self._open.groups.update_base if record.made_of == "global" else "",
             alike=dict(alike),
             opposite=opposite,
-            late=self._late(record),
+            late=record.late if by_rounds else (),
             notice=notice,
         )
 
@@ -625,15 +505,6 @@ class Store:
         # What no whole version contains is needed to make it again.
         book.since = oldest
         return oldest
-
-    def _late(self, record: VersionRecord) -> tuple[DeltaKey, ...]:
-        """Deltas that a run by rounds left out of a version, because they are of an older one."""
-        settings = self._settings
-        if settings.product_rule is None and not settings.kind.is_scalars:
-            return ()
-        return tuple(
-            one.key for one in record.merged if not one.weight and one.key.base < record.version - 1
-        )
 
     def _take_snapshots(self) -> None:
         """Take over versions that have become whole since."""
@@ -715,14 +586,3 @@ class Store:
             intact = False
         newest.begin_snapshot(opened.run.kept.get(version))
         return intact
-
-
-def merge_of(run: RunDirectory) -> Merge:
-    """Return the merge of a run."""
-    settings = run.settings
-    kind: type[Merge] = SumMerge
-    if settings.product_rule is not None:
-        kind = ProductsMerge
-    elif settings.rule.by_rows:
-        kind = RowsMerge
-    return kind(run.manifest, run.spool, run.pool, settings)

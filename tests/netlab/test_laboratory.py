@@ -109,7 +109,7 @@ def test_the_remains_of_a_crash_are_removed(sweeper, left, capsys):
     name = f"crash{os.getpid()}"
     sweeper(name)
     make = (
-        "import subprocess, sys; from fsl_async.process.program import has_benchmarks\n"
+        "import subprocess, sys; from fsl_async.errors import has_benchmarks\n"
         "assert has_benchmarks(); from netlab.laboratory import Laboratory\n"
         f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
         "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, "

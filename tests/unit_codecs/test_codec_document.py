@@ -27,11 +27,11 @@ ONE = {"e4m3": 0x38, "e5m2": 0x3C, "uniform": 129}
 """The code of 1, which decodes to the scale."""
 CODE_BITS = {"fp32": 32, "bf16": 16, "e4m3": 8, "e5m2": 8, "uniform": 8}
 SPLITS = {
-    "fp32": [("rotated", 8, 8, 8, 8)],
-    "bf16": [("rotated", 8, 8)],
-    "e4m3": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
-    "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
-    "uniform": [("plain", 6, 2), ("plain", 8), ("groups of 2", 6), ("groups of 4", 8)],
+    "fp32": [("rotated", 8, 8, 8, 8), ("sparse",)],
+    "bf16": [("rotated", 8, 8), ("sparse",)],
+    "e4m3": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8), ("sparse",)],
+    "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8), ("sparse",)],
+    "uniform": [("plain", 6, 2), ("plain", 8), ("groups of 2", 6), ("groups of 4", 8), ("sparse",)],
 }
 
 
@@ -129,9 +129,9 @@ class CodeTable:
         assert code == 256
 
 
-def stream_of(data, table, count):
+def stream_of(data, table, count, many_from=16384):
     """Return the symbols of a stream; None for a symbol in a list."""
-    lanes = 128 if count >= 16384 else 16
+    lanes = 128 if count >= many_from else 16
     data = Bytes(data.take(data.number("I")))
     lows, seconds = data.take(lanes), data.take(lanes)
     states = [
@@ -181,6 +181,43 @@ def plane_of(data, head, width, streamed):
     ranks = data.ranks(listed, what.last_rank)
     numbers = iter([rank << what.low_bits | n for rank, n in zip(ranks, low, strict=True)])
     return [what.uncoded[next(numbers)] if s is None else s for s in streamed]
+
+
+def whole_plane(data, count):
+    """Return the symbols of a plane of a sparse chunk."""
+    if count == 0:
+        return []
+    kind, what = head_of(data, 8)
+    streamed = stream_of(data, what, count, 4096) if kind == "coded" else [None] * count
+    parts = (streamed[start : start + 16384] for start in range(0, count, 16384))
+    return [symbol for part in parts for symbol in plane_of(data, (kind, what), 8, part)]
+
+
+def sparse_codes(data, name, count):
+    """Return the codes of a sparse chunk."""
+    groups, zero = -(-count // 8), 128 if name == "uniform" else 0
+    shown = Bytes(whole_plane(data, -(-groups // 8))).bits(groups)
+    lower = whole_plane(data, sum(shown))
+    assert 0 not in lower
+    mask = iter(lower)
+    is_code = Bytes([next(mask) if bit else 0 for bit in shown]).bits(count)
+    codes = [0] * sum(is_code)
+    for _ in range(CODE_BITS[name] // 8):
+        plane = whole_plane(data, len(codes))
+        codes = [code << 8 | symbol for code, symbol in zip(codes, plane, strict=True)]
+    if CODE_BITS[name] > 8:
+        codes = [code >> 1 | (code & 1) << CODE_BITS[name] - 1 for code in codes]
+    assert zero not in codes
+    code = iter(codes)
+    return [next(code) if bit else zero for bit in is_code]
+
+
+def scales_in_use(data, codes, name, block_values):
+    """Return the scales of an inner block of a sparse chunk."""
+    runs = [codes[at : at + block_values] for at in range(0, len(codes), block_values)]
+    in_use = [any(code != (128 if name == "uniform" else 0) for code in run) for run in runs]
+    scales = iter(scales_of(data, sum(in_use), name) if any(in_use) else [])
+    return [next(scales) if each else 127 for each in in_use]
 
 
 def scales_of(data, runs, name):
@@ -239,8 +276,14 @@ def ungrouped(data, symbols, group, count):
 
 def inner_block(data, count, name, block_values, plan):
     """Return the bytes of an inner block's values."""
-    scales = scales_of(data, -(-count // block_values), name) if CODE_BITS[name] == 8 else []
-    if plan is None:
+    scales = []
+    if CODE_BITS[name] == 8 and isinstance(plan, list):
+        scales = scales_in_use(data, plan, name, block_values)
+    elif CODE_BITS[name] == 8:
+        scales = scales_of(data, -(-count // block_values), name)
+    if isinstance(plan, list):
+        codes = plan
+    elif plan is None:
         codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
     else:
         (rotation, *widths), heads, streams = plan
@@ -277,9 +320,12 @@ def read(frame):
         elif mode == 1:
             out += payload.take(4) * count
         else:
-            plan = None
+            plan = codes = None
             if mode == 3:
                 split = SPLITS[name][payload.number("B")]
+            if mode == 3 and split == ("sparse",):
+                codes = sparse_codes(payload, name, count)
+            elif mode == 3:
                 heads = [head_of(payload, width) for width in split[1:]]
                 group = group_of(split[0])
                 symbols = -(-count // group)
@@ -289,7 +335,9 @@ def read(frame):
                 ]
             for start in range(0, count, 16384):
                 part = min(16384, count - start)
-                if mode == 3:
+                if codes is not None:
+                    plan = codes[start : start + part]
+                elif mode == 3:
                     those = slice(start // group, -(-(start + part) // group))
                     plan = split, heads, [stream[those] for stream in streams]
                 out += inner_block(payload, part, name, block_values, plan)
@@ -319,7 +367,9 @@ def drawn(draw, count):
 @pytest.mark.parametrize("draw", ["gauss", "gelu", "sparse", "heavy", "rows", "nan"])
 def test_the_document_alone_reads_frames(name, draw):
     """Small and sampled chunks, coded and not, with code tables and escapes."""
+    many = [(131_072, CodecSpec(name))] if draw == "sparse" else []
     for count, spec in [
+        *many,
         (700, CodecSpec(name)),
         (3000, CodecSpec(name, 16, 1008)),
         (17_500, CodecSpec(name, 1024)),

@@ -162,7 +162,7 @@ def test_huge_announcements_cost_nothing():
         (HEADER + 9, b"\1", "quantized"),
         (HEADER + 8, b"\0", "too early"),
         (HEADER + 8, b"\1", "too many"),
-        (HEADER + HEAD, b"\3", "unknown split 3"),
+        (HEADER + HEAD, b"\4", "unknown split 4"),
     ],
 )
 def test_each_field_is_checked(offset, value, message):
@@ -176,10 +176,10 @@ def test_each_field_is_checked(offset, value, message):
 @pytest.mark.parametrize(
     ("name", "payload", "message"),
     [
-        ("e4m3", "03", "unknown split 3"),
-        ("uniform", "04", "unknown split 4"),
-        ("fp32", "01", "unknown split 1"),
-        ("bf16", "01", "unknown split 1"),
+        ("e4m3", "04", "unknown split 4"),
+        ("uniform", "05", "unknown split 5"),
+        ("fp32", "02", "unknown split 2"),
+        ("bf16", "02", "unknown split 2"),
         ("e4m3", "00 05", "unknown plane kind 5"),
         ("e4m3", "00 ff", "unknown plane kind 255"),
         ("e4m3", "00 01 40", "constant 64 does not fit"),

@@ -305,3 +305,52 @@ def test_groups_have_one_representation(payload, values, what):
     expected = what if isinstance(what, str) else np.array(what, np.float32).tobytes()
     found = dict(zip(available(), readings(frame), strict=True))
     assert found == dict.fromkeys(available(), expected)
+
+
+# Sparse chunks with raw planes: the upper mask, the lower mask's bytes that are not 0, the codes.
+ONE_BYTE, TWO_CODES = "04 00 01", "00 05 00 81 7e"
+MASK_END, MASK_BYTE = "a mask goes on after its last bit", "a byte of a mask is zero"
+ZERO_CODE = "a code that is not zero is zero"
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "values", "what"),
+    [
+        ("uniform", ONE_BYTE + TWO_CODES + "00 02 00", 8, [1, 0, -2, 0, 0, 0, 0, 0]),
+        ("uniform", "04 01 01 01 05 00 81 7e 00 02 00", 3, [1, 0, -2]),
+        ("uniform", "04 00 00", 64, [0] * 64),
+        ("uniform", "04 00 00 00", 65, [0] * 65),
+        # One of two runs has a scale; an escaped value.
+        ("uniform", "04 00 04 00 01 00 81 00 02 00", 24, [0] * 16 + [1] + [0] * 7),
+        ("uniform", "04 00 01 00 03 00 00 81 00 02 00 00 00 80 3f", 8, [1, 1] + [0] * 6),
+        ("e4m3", "03 00 01 00 02 00 38 7f 00", 8, [0, 1] + [0] * 6),
+        ("bf16", "01 00 01 00 02 00 7f 00 00", 8, [0, 1] + [0] * 6),
+        ("bf16", "01 00 01 00 02 00 00 00 01", 8, [0, -0.0] + [0] * 6),
+        ("fp32", "01 00 01 00 02 00 7f 00 00 00 00 00 00", 8, [0, 1] + [0] * 6),
+        ("uniform", "04 00 03", 8, MASK_END),
+        ("uniform", "04 00 01 00 00", 8, MASK_BYTE),
+        ("uniform", "04 00 03 00 01 00", 16, MASK_BYTE),
+        ("uniform", "04 00 01 00 80", 7, MASK_END),
+        ("uniform", "04 00 01 00 05 00 81 80", 8, ZERO_CODE),
+        ("e4m3", "03 00 01 00 02 00 00", 8, ZERO_CODE),
+        ("bf16", "01 00 01 00 02 00 00 00 00", 8, ZERO_CODE),
+        ("fp32", "01 00 01 00 02 00 00 00 00 00 00 00 00", 8, ZERO_CODE),
+        ("uniform", "04 00", 8, "payload ends too early"),
+        ("uniform", ONE_BYTE, 8, "payload ends too early"),
+        ("uniform", ONE_BYTE + "00 05 00 81", 8, "payload ends too early"),
+        ("uniform", ONE_BYTE + TWO_CODES, 8, "payload ends too early"),
+        ("uniform", "04 00 01 00 01 00 00 00 02 00 00 00", 8, "payload ends too early"),
+        ("uniform", "04 00 00" + "00 02 00", 64, "3 bytes too many in a payload"),
+        ("uniform", ONE_BYTE + "05", 8, "unknown plane kind 5"),
+        ("uniform", "04 02 00 00 41 01" + ZEROS + "03 00", 128,
+         "3 symbols without a code among 2"),
+        ("uniform", "04 02 00 00 41 01 20000000" + LOWS + "01" * 16 + "01 00" + "00" * 5, 128,
+         WRONG_LIST),
+    ],
+)  # fmt: skip
+def test_sparse_chunks_have_one_representation(name, payload, values, what):
+    """Masks without spare bits or needless bytes, no zero among the codes, as many as announced."""
+    frame = forged(name, bytes.fromhex(payload), values, block_values=16)
+    expected = what if isinstance(what, str) else np.array(what, np.float32).tobytes()
+    found = dict(zip(available(), readings(frame), strict=True))
+    assert found == dict.fromkeys(available(), expected)

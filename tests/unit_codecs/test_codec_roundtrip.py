@@ -46,6 +46,17 @@ def as_bfloat16(values):
     return torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
+@pytest.mark.parametrize(("share", "bits"), [(0.01, 0.19), (0.05, 0.64), (0.3, 2.65)])
+def test_mostly_zeros_cost_little_and_have_the_error_of_dense_values(share, bits):
+    """Steps are from the values that are not zero, which saves bits; the residual knows them."""
+    values = np.where(np.random.default_rng(1).random(131_072) < share, gaussian(131_072), 0)
+    values, residual = values.astype(np.float32), np.zeros(131_072, np.float32)
+    frame = coded(values, CodecSpec("uniform"), residual=residual)
+    assert info(frame).bits_per_value < bits
+    assert same_bits(residual, values - decode(frame))
+    assert 0.02 < np.linalg.norm(residual) / np.linalg.norm(values) < 0.027
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_accumulate_is_one_multiplication_and_one_addition(name):
     """All nodes get the same bits, so the order of roundings is part of the interface."""

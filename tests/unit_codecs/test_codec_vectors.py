@@ -62,6 +62,11 @@ def values_of(kind, count):
         return np.where(values < 0, np.ldexp(values, -6), values)
     if kind == "sparse":  # nine of ten are zero
         return np.where(chance % 10 == 0, values, np.float32(0))
+    if kind == "touched":  # rows: one of twelve, and half of its values
+        return np.where((index // 700 % 12 == 3) & (chance % 2 == 0), values, np.float32(0))
+    if kind == "marked":  # two of five, all the same but for one outside the sample
+        marks = np.where(index == 50_000, np.float32(-3), np.float32(0.5))
+        return np.where((chance % 5 < 2) | (index == 50_000), marks, np.float32(0))
     if kind == "rows":  # a third are zeros of either sign, the others of sizes 2**-24 to 2**24
         sizes = (index // 1000 * 7 % 49) - 24
         zeros = np.where(chance % 2 == 0, np.float32(0), np.float32(-0.0))
@@ -122,6 +127,8 @@ def inputs():
         ]:
             if is_scaled or "block_values" not in spec or spec["block_values"] == 16:
                 yield {"values": kind, "count": count, "spec": {"format": name, **spec}}
+        if name != "e5m2":
+            yield {"values": "touched", "count": 30_000, "spec": {"format": name}}
         # Scales as ranks, with more of them above the most frequent one, and with fewer.
         ranked = [("lopsided", 64), ("bell", 32)] if name == "uniform" else []
         ranked += [("sparse", 32), ("lopsided", 16)] if is_scaled and name != "uniform" else []
@@ -139,6 +146,8 @@ def inputs():
         for kind in ("bell", "heavy"):
             spec = {"format": "uniform", "block_values": 64, "step_log2": step_log2}
             yield {"values": kind, "count": 1001, "spec": spec}
+    yield {"values": "marked", "count": 70_000, "spec": {"format": "bf16"}}
+    yield {"values": "sparse", "count": 60_000, "spec": {"format": "uniform"}, "residual": "sparse"}
     for step_log2 in (-8, -4, 0):  # groups
         for kind, count in (("bell", 33_003), ("sparse", 5001), ("misled", 40_000), ("heavy", 19)):
             spec = {"format": "uniform", "step_log2": step_log2}
@@ -260,7 +269,7 @@ def test_the_vectors_show_every_part_of_the_format():
         expected = {"raw_fp32", "constant", "coded"} | ({"raw_code"} if name != "fp32" else set())
         assert {(name, mode) for mode in expected} <= seen
         assert (name, "plane", 2) in seen
-    for name, splits in (("e4m3", 3), ("e5m2", 3), ("uniform", 4)):
+    for name, splits in (("e4m3", 4), ("e5m2", 4), ("uniform", 5)):
         assert {(name, "split", at) for at in range(splits)} <= seen
         assert {(name, "escape"), (name, "ranks", True), (name, "low bits", True)} <= seen
         assert {(name, "scales", form) for form in ("planes", 64, 128)} <= seen

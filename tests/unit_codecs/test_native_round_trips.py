@@ -104,6 +104,14 @@ def read_by(codec, frame, count, places, **options):
     places=(3, 1, 5, 8, 3, 7),
 )
 @example(
+    kind="sparse",
+    count=CHUNK + 3,
+    seed=0,
+    spec=CodecSpec("uniform"),
+    threads=2,
+    places=(3, 1, 5, 8, 3, 7),
+)
+@example(
     kind="heavy",
     count=CHUNK - 1,
     seed=0,

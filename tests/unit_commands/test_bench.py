@@ -3,8 +3,8 @@
 import pytest
 
 from fsl_async import cli
+from fsl_async import errors as clone
 from fsl_async.errors import UsageError
-from fsl_async.process import program as clone
 from fsl_async.tools.demo.places import net_of
 
 ALL = [

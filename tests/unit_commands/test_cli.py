@@ -13,8 +13,8 @@ from golden import golden
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.process.memory import threads_here
-from fsl_async.process.program import STAMP, program, to_install
+from fsl_async.config.load import threads_here
+from fsl_async.errors import STAMP, program, to_install
 
 REPOSITORY = Path(__file__).parents[2]
 

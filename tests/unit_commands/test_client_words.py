@@ -5,7 +5,7 @@ import torch
 
 from fsl_async import cli
 from fsl_async.commands import client
-from fsl_async.config.load import from_wire, to_wire
+from fsl_async.config.load import cores, from_wire, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.nodes.client.client_node import progress_words
@@ -13,7 +13,6 @@ from fsl_async.nodes.client.gang import options_from_wire, options_to_wire
 from fsl_async.nodes.client.joining import context_of, start_line
 from fsl_async.nodes.client.parts import ClientOptions, ClientParts, Membership
 from fsl_async.nodes.wire import Welcome
-from fsl_async.process.memory import cores
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from tracked_run import TrackedRun
 from fsl_async import cli
 from fsl_async.commands import status
 from fsl_async.commands.status import PORT, StatusOptions, watching
-from fsl_async.errors import UsageError
+from fsl_async.errors import UsageError, to_install
 from fsl_async.observe.clients import NodeState
 from fsl_async.observe.node_folders import SILENT_S, is_gone
-from fsl_async.process.program import to_install
 from fsl_async.tools.trackers import prometheus
 from fsl_async.tools.trackers.outbox import RETRY_S
 

@@ -49,7 +49,6 @@ def test_rows_name_settings_and_values_that_there_are():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([BUFFER, "sync.dylu=true", "sync.pace=own"], "sync.dylu"),
         (["split.method=sl", "sync.trigger=clock"], "sync.trigger"),
         (["split.method=sl", "tune.method=lora"], "split.method"),
         (["model.family=resnet18"], "model.family"),
@@ -59,7 +58,7 @@ def test_rows_name_settings_and_values_that_there_are():
         (["tune.method=lora", "tune.rule=rolora", "sync.trigger=clock"], "sync.trigger"),
         ([BUFFER, "outer.optimizer=nesterov"],
          r"outer.optimizer: moves .* 0.9 with every 2 deltas of 3 clients, .*momentum <= 0\.5"),
-        ([BUFFER, "sync.dylu=true"], "sync.local_steps.* set sync.local_steps"),
+        ([BUFFER, "sync.pace=speed"], "sync.local_steps.* set sync.local_steps"),
         ([BUFFER, "sync.pace=own"], "train.task.* which the built-in one does not"),
         ([BUFFER, "sync.pace=own", "sync.local_steps=9"], "sync.local_steps.* leave out one"),
         ([BUFFER, "tune.method=lora", "tune.rule=bank"], "sync.trigger.* needs rounds"),
@@ -71,7 +70,7 @@ def test_rows_name_settings_and_values_that_there_are():
         ([BUFFER, LATEST, "tune.method=lora"], "tune.method.* is for pretraining"),
         (["sync.buffer=2"], r"sync.buffer: is for sync\.trigger = buffer"),
         (["sync.local_steps=9"], r"sync.local_steps: is for sync\.trigger = buffer"),
-        (["sync.dylu=true"], r"sync.dylu: is for sync\.trigger = buffer"),
+        (["sync.pace=speed"], r"sync.pace: is for sync\.trigger = buffer"),
         (["sync.pace=own"], r"sync.pace: is for sync\.trigger = buffer"),
         ([*PRIVATE, "tune.rule=fedit"],
          "tune.rule.* choose ffa or fedsvd, .* noise on both is multiplied, got fedit"),

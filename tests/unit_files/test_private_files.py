@@ -41,7 +41,7 @@ def test_everything_in_a_run_directory_is_its_owners(tmp_path, monkeypatch):
     run = tmp_path / "runs" / "one"
     store = Store(run)
     store.recover()
-    store.start_run("one")
+    store.run.start_run("one")
     store.begin_initial(MANIFEST)
     keep_settings(run, load(None), -1)
     MembersFile(run / "members.json").write({"a"})

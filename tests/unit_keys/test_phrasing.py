@@ -132,7 +132,7 @@ def test_a_refused_key_is_no_server_that_is_away():
     """It was told every 10 s to look whether the server is running."""
     clock, lines, events = Clock(), [], []
     reports = HandshakeReports(
-        parse(INVITE), "k", "a", scheduler=clock, journal=TraceHash(), log=lines.append
+        parse(INVITE), "k", "a", scheduler=clock, note=TraceHash().note, log=lines.append
     )
     take = reports.beside(events.append)
     away, up = tp.Unreachable("tcp://h:1", 10.0), tp.PeerUp("server", 1, {})
@@ -162,8 +162,8 @@ def test_the_command_that_trusts_a_key_is_the_end_of_its_line(tmp_path):
     folder.make_pair()
     control, said, now = AccessControl(folder, tmp_path), [], [0.0]
     loop = SimpleNamespace(time=lambda: now[0], call_later=lambda *_: None)
-    journal = SimpleNamespace(say=said.append, note=lambda *_, **__: 0)
-    control.open(loop, SimpleNamespace(address="tcp://127.0.0.1:7000"), journal, 10.0)
+    endpoint = SimpleNamespace(address="tcp://127.0.0.1:7000")
+    control.open(loop, endpoint, lambda *_, **__: 0, said.append, heartbeat_s=10.0)
     keys = [KeyPair.new().public for _ in range(BURST + 1)]
     for key in keys:
         control.handshake_failed(HandshakeFailed(UNKNOWN_KEY, key, "10.0.0.1"))

@@ -29,7 +29,7 @@ def start(tmp_path):
             earlier.store.close()
         servers.append(Server(worker=worker, store=Store(tmp_path, StoreSettings())))
         if len(servers) == 1:
-            servers[0].store.start_run("run")
+            servers[0].store.run.start_run("run")
         return servers[-1]
 
     yield made

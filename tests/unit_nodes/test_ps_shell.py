@@ -349,7 +349,7 @@ def test_an_end_by_a_disk_error_names_the_operation(monkeypatch, effect, method,
         raise StoreError("a bad sector")
 
     server = Server()
-    monkeypatch.setattr(server.store, method, fails)
+    monkeypatch.setattr(server.store.run, method, fails)
     server.shell.node._execute(effect, 1)
     assert len(server.ends) == 1
     assert server.ends[0].startswith(words)

@@ -232,7 +232,7 @@ def test_a_rollback_takes_back_what_is_owed(tuning):
     recovered = one.run.open(from_version=2)
     assert {delta.key for delta in recovered.pending} == set(keys)
     for key in keys:
-        one.store.quarantine(key, "the reason for the rollback")
+        one.store.run.quarantine(key, "the reason for the rollback")
     again = [DeltaKey(name, 1, 2, 4) for name in RANKS]
     for made in (one, other):
         for key in again:

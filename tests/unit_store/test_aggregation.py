@@ -199,15 +199,15 @@ def test_a_held_delta_can_be_released(make_run):
     a, b = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
     run.send(a, deltas()[0])
     run.send(b, deltas()[1])
-    run.store.quarantine(b, "its norm", held=True)
+    run.store.run.quarantine(b, "its norm", held=True)
     recovered = run.open()
     assert [delta.key for delta in recovered.pending] == [a]
     assert [delta.key for delta in recovered.held] == [b]
     assert recovered.settled == {b: "quarantined"}
-    run.store.release(b)
+    run.store.run.release(b)
     assert run.store.known(b) == "accepted"
     with pytest.raises(StoreError, match="not held"):
-        run.store.release(b)
+        run.store.run.release(b)
     run.commit(a, b)
     recovered = run.open()
     assert recovered.settled == {a: "merged", b: "merged"}
@@ -220,9 +220,9 @@ def test_a_delta_that_is_not_held_is_not_released(make_run):
     run = started(make_run, "mean")
     key = DeltaKey("a", 1, 0, 1)
     run.send(key, deltas()[0])
-    run.store.quarantine(key, "by hand")
+    run.store.run.quarantine(key, "by hand")
     with pytest.raises(StoreError, match="not held"):
-        run.store.release(key)
+        run.store.run.release(key)
 
 
 def test_a_crash_during_a_release_loses_nothing(make_run):
@@ -230,19 +230,19 @@ def test_a_crash_during_a_release_loses_nothing(make_run):
     run = started(make_run, "mean")
     key = DeltaKey("a", 1, 0, 1)
     run.send(key, deltas()[0])
-    run.store.quarantine(key, "its norm", held=True)
+    run.store.run.quarantine(key, "its norm", held=True)
 
     def play(files):
         run.open(files)
         files.faults.at += len(files.faults.calls)
-        run.store.release(key)
+        run.store.run.release(key)
 
     tries = 0
     for recovered in run.deaths(play):
         held, pending = [d.key for d in recovered.held], [d.key for d in recovered.pending]
         assert held + pending == [key]
         if held:
-            run.store.release(key)
+            run.store.run.release(key)
         run.commit(key)
         tries += 1
     assert tries > 3

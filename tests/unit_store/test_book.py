@@ -234,7 +234,7 @@ def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
     run.start()
     first = DeltaKey("a", 1, 0, 1)
     run.send(first, np.ones(run.manifest.values, np.float32))
-    run.store.quarantine(first, "odd", held=True)
+    run.store.run.quarantine(first, "odd", held=True)
     for version in range(1, 5):
         key = DeltaKey("a", 1, version - 1, version + 1)
         run.send(key, np.ones(run.manifest.values, np.float32))
@@ -247,7 +247,7 @@ def test_a_held_delta_of_long_ago_is_kept_and_released(make_run):
     assert [one.key for one in recovered.held] == [first]
     assert run.store.known(first) == "quarantined"
     assert (run.root / "quarantine" / name).exists()
-    run.store.release(first)
+    run.store.run.release(first)
     recovered = run.open()
     assert [one.key for one in recovered.pending] == [first]
     run.commit(first)

@@ -24,14 +24,14 @@ def test_a_position_is_that_of_the_newest_acknowledged_delta(tmp_path):
     store.begin_initial(Manifest.from_shapes([("w", (4,))]))
     store.write_initial(0, encode(np.zeros(4, np.float32), LOSSLESS))
     digest = store.finish_initial().digest
-    assert store.position("a") == {}
+    assert store.run.position("a") == {}
     accept(store, digest, 1, {"data_at": 3.0, "data_epoch": 1.0, "rank": 2.0})
     accept(store, digest, 2, {"data_at": 5.0, "data_epoch": 1.0, "data_odd": 7.0})
     accept(store, digest, 3, {"rank": 2.0})
-    assert store.position("a") == {"data_at": 5.0, "data_epoch": 1.0}
-    assert store.position("b") == {}
+    assert store.run.position("a") == {"data_at": 5.0, "data_epoch": 1.0}
+    assert store.run.position("b") == {}
     store.close()
     again = Store(tmp_path / "run")
     again.recover()
-    assert again.position("a") == {"data_at": 5.0, "data_epoch": 1.0}
+    assert again.run.position("a") == {"data_at": 5.0, "data_epoch": 1.0}
     again.close()

@@ -104,7 +104,7 @@ def test_without_its_directory_or_ledger_a_run_ends(started, how):
     for act in (
         lambda: run.store.spool_begin(delta_of(B, 10, number=1)),
         lambda: run.store.commit(1, [merged_of(A, 10.0, tokens=10)], 0.1),
-        lambda: run.store.record_incarnation("a", 7),
+        lambda: run.store.run.record_incarnation("a", 7),
         run.store.unsaved,
     ):
         run.ends.clear()
@@ -120,7 +120,7 @@ def test_a_removed_quarantine_is_created_again(started):
     run = started()
     run.send(A, vector(run, 1.0))
     shutil.rmtree(run.root / "quarantine")
-    run.store.quarantine(A, "by hand")
+    run.store.run.quarantine(A, "by hand")
     assert [path.name for path in (run.root / "quarantine").iterdir()] == [file_name(A)]
     assert not [*(run.root / "spool").iterdir()]
 

@@ -157,7 +157,7 @@ def test_nothing_works_before_recover(run_root):
     """Before `recover` the store has no record of what was acknowledged."""
     store = Store(run_root / "run")
     with pytest.raises(StoreError, match="call recover first"):
-        store.lease("a", 1)
+        store.run.lease("a", 1)
 
 
 def test_a_running_run_refuses_initial_weights(run):
@@ -225,7 +225,7 @@ def test_only_what_is_pending_is_merged(run):
     run.start()
     for seed, name in enumerate("abx"):
         run.send(key(name), noise(SMALL, seed))
-    run.store.quarantine(key("x"), "odd")
+    run.store.run.quarantine(key("x"), "odd")
     one, other, excluded, unknown = (merged_of(key(name)) for name in "abxc")
     for merged in ([], [one, one], [one, other, one]):
         with pytest.raises(StoreError, match="no delta, or one of them twice"):
@@ -248,7 +248,7 @@ def test_a_step_that_overflows_makes_no_version(run):
     with pytest.raises(StoreError, match=r"not finite in tensor 'w\.weight'"):
         run.store.commit(1, [merged_of(key("a"))], 1e30)
     assert run.store.version == 0
-    run.store.quarantine(key("a"), "norm")
+    run.store.run.quarantine(key("a"), "norm")
     run.round(1, "b")
     assert run.store.version == 1
 
@@ -287,22 +287,22 @@ def test_versions_being_fetched_are_kept(run):
 def test_a_requested_shard_is_leased_when_it_is_free(run):
     """The ps announced the index to the client before it was written down."""
     run.start()
-    assert run.store.lease("a", 4, 2) == 2
-    assert run.store.lease("b", 4, 2) == 0
-    assert run.store.lease("a", 4, 3) == 2
+    assert run.store.run.lease("a", 4, 2) == 2
+    assert run.store.run.lease("b", 4, 2) == 0
+    assert run.store.run.lease("a", 4, 3) == 2
 
 
 def test_a_provisional_lease_can_be_taken_over(run):
     """A provisional lease survives a restart, and another client can take the shard on request."""
     run.start()
-    assert run.store.lease("a", 2, 0, provisional=True) == 0
-    assert run.store.lease("b", 2) == 1
-    assert run.store.lease("c", 2) is None
+    assert run.store.run.lease("a", 2, 0, provisional=True) == 0
+    assert run.store.run.lease("b", 2) == 1
+    assert run.store.run.lease("c", 2) is None
     recovered = run.open()
     assert (recovered.leases, recovered.provisional) == ({"a": 0, "b": 1}, {"a"})
-    assert run.store.lease("c", 2, 0, provisional=True) == 0
-    assert run.store.lease("c", 2) == 0, "for good"
-    assert run.store.lease("d", 2, 0) is None
+    assert run.store.run.lease("c", 2, 0, provisional=True) == 0
+    assert run.store.run.lease("c", 2) == 0, "for good"
+    assert run.store.run.lease("d", 2, 0) is None
     recovered = run.open()
     assert (recovered.leases, recovered.provisional) == ({"c": 0, "b": 1}, frozenset())
 
@@ -313,18 +313,18 @@ def test_a_provisional_lease_can_be_taken_over(run):
 def test_a_shard_stays_with_its_client(run):
     """Two clients on one shard would count the same data twice, also after a restart of the ps."""
     run.open()
-    assert [run.store.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
+    assert [run.store.run.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
     assert run.open().leases == {"a": 0, "b": 1}
-    assert run.store.lease("c", 3) == 2
-    assert run.store.lease("b", 1) is None
+    assert run.store.run.lease("c", 3) == 2
+    assert run.store.run.lease("b", 1) is None
 
 
 def test_names_and_incarnations_survive_a_restart(run):
     """After a restart the ps still has the run's name and each client's newest incarnation."""
     run.open()
-    assert run.store.start_run("first") == "first"
-    assert run.store.start_run("second") == "first"
+    assert run.store.run.start_run("first") == "first"
+    assert run.store.run.start_run("second") == "first"
     for incarnation in (5, 9, 7):
-        run.store.record_incarnation("a", incarnation)
+        run.store.run.record_incarnation("a", incarnation)
     recovered = run.open()
     assert (recovered.run, recovered.incarnations) == ("first", {"a": 9})

@@ -396,7 +396,7 @@ def drive(run, files, *, late):
             run.commit(key)
 
     if store.version < 0:
-        store.start_run("run")
+        store.run.start_run("run")
         run.publish()
     groups = store.groups
     groups.open(coordinates=True)

@@ -57,9 +57,9 @@ def test_an_unconfirmed_version_is_removed(run):
     with pytest.raises(StoreError, match="cannot write version 1"):
         run.commit(key("a"))
     with pytest.raises(StoreError, match="cannot quarantine"):
-        run.store.quarantine(key("a"), "too large")
+        run.store.run.quarantine(key("a"), "too large")
     disk.broken = False
-    run.store.quarantine(key("a"), "too large")
+    run.store.run.quarantine(key("a"), "too large")
     recovered = run.open()
     assert recovered.version == 0
     assert recovered.settled == {key("a"): "quarantined"}
@@ -270,7 +270,7 @@ def test_a_decay_outlives_the_process_and_not_a_rollback(make_run):
     for version in (1, 2):
         run.round(version, "a")
     decay = Decay(0.4, RunLimits(rounds=5, seconds=9.5), RunLimits(tokens=100))
-    run.store.record_decay(decay)
+    run.store.run.record_decay(decay)
     run.close()
     store = Store(run.root)
     assert store.recover().decay == decay

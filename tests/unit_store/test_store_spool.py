@@ -184,7 +184,7 @@ def test_the_quarantine_keeps_the_newest_files_only(store, monkeypatch, limit):
     bad = np.full(50, np.nan, np.float32)
     keys = [DeltaKey("a", 1, 0, sequence) for sequence in range(1, 7)]
     send(store, keys[0])
-    store.quarantine(keys[0], "its norm", held=True)
+    store.run.quarantine(keys[0], "its norm", held=True)
     send(store, keys[1], bad)
     size = (store._run_dir / "quarantine" / file_name(keys[1])).stat().st_size
     monkeypatch.setattr(
@@ -196,7 +196,7 @@ def test_the_quarantine_keeps_the_newest_files_only(store, monkeypatch, limit):
     assert left == [file_name(key) for key in (keys[0], *keys[4:])]
     store.recover()
     assert [store.known(key) for key in keys] == ["quarantined"] * 6
-    store.release(keys[0])
+    store.run.release(keys[0])
     assert spooled(store) == [file_name(keys[0])]
 
 
@@ -205,12 +205,12 @@ def test_a_pending_delta_can_be_quarantined(store):
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
-    store.quarantine(KEY, "norm 99 times the median")
+    store.run.quarantine(KEY, "norm 99 times the median")
     with pytest.raises(StoreError, match="not pending"):
         store.commit(1, [merged_of(KEY), merged_of(other)], 1.0)
     assert store.spool_begin(DELTA) == "quarantined"
     with pytest.raises(StoreError, match="not pending"):
-        store.quarantine(KEY, "again")
+        store.run.quarantine(KEY, "again")
     assert store.recover().settled == {KEY: "quarantined"}
 
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace fsl {
 
@@ -32,6 +33,33 @@ inline int trailing_zeros(std::uint64_t word) {
   return zeros;
 #endif
 }
+
+// Which runs of `run_values` values (a power of two from 16) have some bit in a bitmap of `count`.
+class RunsInUse {
+ public:
+  RunsInUse(const std::uint64_t* bitmap, std::size_t count, std::size_t run_values)
+      : bytes_(reinterpret_cast<const std::uint8_t*>(bitmap)),
+        end_((count + 7) / 8),
+        step_(run_values / 8) {}
+
+  bool operator()(std::size_t run) const {
+    const std::size_t first = run * step_;
+    const std::size_t size = first + step_ < end_ ? step_ : end_ - first;
+    std::uint64_t bits = 0;
+    std::size_t i = 0;
+    for (std::uint64_t eight; i + 8 <= size; i += 8) {
+      std::memcpy(&eight, bytes_ + first + i, 8);
+      bits |= eight;
+    }
+    for (; i < size; ++i) bits |= bytes_[first + i];
+    return bits != 0;
+  }
+
+ private:
+  const std::uint8_t* bytes_;
+  std::size_t end_;
+  std::size_t step_;
+};
 
 // Calls put(index, place) for each bit set in a bitmap of `words` words, in order; returns their
 // number. It may put one place too many at an index before it puts the right one there, or after

@@ -94,6 +94,12 @@ const char* pattern_of(Fault fault) {
       return "the listed codes of a block are too few or too many";
     case Fault::kGroupFill:
       return "a last group is not filled up with zeros";
+    case Fault::kMaskEnd:
+      return "a mask goes on after its last bit";
+    case Fault::kMaskByte:
+      return "a byte of a mask is zero";
+    case Fault::kMaskCode:
+      return "a code that is not zero is zero";
     case Fault::kStreamEnds:
       return "a stream ends before its symbols do";
     case Fault::kStreamBytesLeft:

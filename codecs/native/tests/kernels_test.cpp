@@ -87,11 +87,15 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
   for (const int step_log2 : {0, 14, 40}) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes),
         want_steps(2 * runs, kSlackBytes), steps(2 * runs, kSlackBytes);
+    const bool sparse = below(2) != 0;
+    const auto quantise = [=](const Kernels& those) {
+      return sparse ? those.quantise_sparse : those.quantise_uniform;
+    };
     const std::size_t want_escapes =
-        plain.quantise_uniform(x, count, step_log2, block, first, want_codes.as(),
-                               want_steps.as<std::int16_t>(), want_seen);
-    const std::size_t escapes = kernels.quantise_uniform(
-        x, count, step_log2, block, first, codes.as(), steps.as<std::int16_t>(), seen);
+        quantise(plain)(x, count, step_log2, block, first, want_codes.as(),
+                        want_steps.as<std::int16_t>(), want_seen);
+    const std::size_t escapes = quantise(kernels)(x, count, step_log2, block, first, codes.as(),
+                                                  steps.as<std::int16_t>(), seen);
     check_seen("quantise_uniform");
     if (largest >= 0x7B800000) continue;
     same(want_steps.as(), steps.as(), 2 * runs, "steps" + about);
@@ -253,6 +257,33 @@ void test_groups(const Kernels& plain, const Kernels& kernels) {
   if (next != same_next) fail("ungroup" + about + ": listed");
 }
 
+// --- masks
+
+void test_masks(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t words = (count + 63) / 64;
+  const std::uint8_t zero = below(2) != 0 ? 128 : 0;
+  const std::uint64_t share = below(3) == 0 ? 256 : 1 + below(40);
+  Edge bytes(count, kSlackBytes), want(count, kSlackBytes), found(count, kSlackBytes);
+  for (std::size_t i = 0; i < count; ++i)
+    bytes.as()[i] = below(256) < share ? static_cast<std::uint8_t>(chance()) : zero;
+  std::vector<std::uint64_t> want_mask(words + 1), mask(words + 1);
+  const std::string about = " of " + std::to_string(count);
+  const std::size_t ones = plain.mark(bytes.as(), count, zero, want_mask.data());
+  if (kernels.mark(bytes.as(), count, zero, mask.data()) != ones || mask != want_mask)
+    fail("mark" + about);
+  if (kernels.count_ones(mask.data(), words) != ones) fail("count_ones" + about);
+  Edge picked(ones, kSlackBytes);
+  std::vector<std::uint8_t> those(count + 2 * kSlackBytes);
+  plain.pick(bytes.as(), mask.data(), words, those.data());
+  std::copy_n(those.data(), ones, picked.as());
+  if (plain.spread(picked.as(), mask.data(), count, zero, want.as()) != ones ||
+      kernels.spread(picked.as(), mask.data(), count, zero, found.as()) != ones)
+    fail("spread" + about);
+  same(bytes.as(), want.as(), count, "plain spread" + about);
+  same(bytes.as(), found.as(), count, "spread" + about);
+}
+
 // --- fp32 out
 
 void test_decoding(const Kernels& plain, const Kernels& kernels) {
@@ -382,6 +413,7 @@ int main(int arguments, char** argument) {
       test_map(plain, kernels);
       test_planes(plain, kernels);
       test_groups(plain, kernels);
+      test_masks(plain, kernels);
       test_ranks(plain, kernels);
       test_decoding(plain, kernels);
       test_reading_values(plain, kernels);

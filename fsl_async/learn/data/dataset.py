@@ -30,8 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.npyio import NpzFile
 
-from fsl_async.errors import DataError, one_line
-from fsl_async.process.program import to_install
+from fsl_async.errors import DataError, one_line, to_install
 
 AnyArray = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]

@@ -33,9 +33,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from fsl_async.errors import ConfigError, one_line
+from fsl_async.errors import ConfigError, one_line, to_install
 from fsl_async.learn.models.forward import drawing, evaluating
-from fsl_async.process.program import to_install
 
 
 @attrs.frozen(slots=True)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.config.settings_tuning import Objective, TuneConfig
-from fsl_async.errors import ConfigError, one_line
+from fsl_async.errors import ConfigError, one_line, to_install
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.counter import random_words
@@ -45,7 +45,6 @@ from fsl_async.learn.tune.base_files import (
     checked_folder,
     weight_files,
 )
-from fsl_async.process.program import to_install
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.adapters import adapter_rule_named
 from fsl_async.store.vectors.memory import available_bytes

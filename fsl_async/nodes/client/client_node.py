@@ -32,7 +32,7 @@ from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
-from fsl_async.nodes.wire import Welcome, exchanged_category
+from fsl_async.nodes.wire import Welcome, count_weights
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
@@ -365,8 +365,8 @@ class ClientNode:
         parts = self._parts
         manifest = parts.exchange.manifest
         if manifest is not None and parts.welcome.done():
-            category = exchanged_category(parts.welcome.result().config)
-            parts.traffic.weights(manifest, direction, index, frame, category=category)
+            config = parts.welcome.result().config
+            count_weights(parts.traffic, manifest, direction, index, frame, config=config)
 
     # --- the welcome; each may bring another configuration ---
 

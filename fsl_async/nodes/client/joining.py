@@ -14,7 +14,7 @@ from typing import Any, Self
 import attrs
 
 from fsl_async.config import address as addresses
-from fsl_async.config.load import to_wire
+from fsl_async.config.load import OMP_THREADS, threads_here, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import Order
 from fsl_async.errors import DataError, FslError, StopError, TaskError, UsageError
@@ -30,8 +30,7 @@ from fsl_async.nodes.client.client_node import Summary
 from fsl_async.nodes.client.gang_joining import JoinedRank, join_ranks
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions, Membership
-from fsl_async.process.memory import VARIABLE as OMP_THREADS
-from fsl_async.process.memory import MemoryMark, threads_here
+from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper, errors_in_one_line, leave_at_exit, print_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.phrasing import counted

@@ -148,7 +148,7 @@ class ClientParts:
             curve.pair.public if curve is not None else "",
             self.options.name,
             scheduler=scheduler,
-            journal=self.journal,
+            note=self.journal.note,
             log=self.log,
         )
         dialer = ZmqDialer(server.tcp, self.options.name, settings, curve, reports)

@@ -546,7 +546,7 @@ def join_groups(
             curve.pair.public if curve is not None else "",
             name,
             scheduler=loop,
-            journal=writer,
+            note=writer.note,
             log=lambda line: group.say(Note(line, "warning")),
             is_reserved=True,
         )

@@ -47,7 +47,7 @@ from fsl_async.nodes.ps.relaunching import known_members, relauncher_of, watched
 from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier, notify_split_server
 from fsl_async.nodes.ps.shell import ParameterServerShell, Surroundings
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
-from fsl_async.nodes.wire import exchanged_category
+from fsl_async.nodes.wire import count_weights
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.journal_lines import MAX_ITEMS
 from fsl_async.observe.table import GarbageWatch, Reporter
@@ -248,7 +248,7 @@ def prepared(
         keep_settings(run_dir, config, recovered.version)
         keep_texts(run_dir, config)
         members = known_members(run_dir, log)
-        run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
+        run = store.run.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in store.notices:
             log(notice)
         journal = JournalWriter(run_dir / JOURNAL)
@@ -385,7 +385,7 @@ class _Server:
                 say=self._journal.say,
                 finished=self._finish,
                 after_commit=options.after_commit,
-                count=functools.partial(self._traffic.weights, category=exchanged_category(config)),
+                count=functools.partial(count_weights, self._traffic, config=config),
             ),
         )
         self._shell.groups = self._groups = join_groups(
@@ -461,7 +461,8 @@ class _Server:
             away_s = max(config.session.expire_after_s, LEAST_AWAY_S)
             self._relauncher.recovered(self.members, away_s)
             options.announce(self._link.address)
-            access.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            heartbeat_s = config.session.heartbeat_every_s
+            access.open(loop, endpoint, journal.note, journal.say, heartbeat_s=heartbeat_s)
             ended = await self._finished
             # Any other end is that of this process only: the next one continues the run.
             if machine.ended and not (ended.exit_code or stop.hard):

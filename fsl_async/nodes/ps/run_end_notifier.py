@@ -204,7 +204,7 @@ def notify_split_server(
             curve.pair.public if curve is not None else "",
             msg.PS_ROLE,
             scheduler=loop,
-            journal=writer,
+            note=writer.note,
             log=_once(log),
             is_reserved=True,
         )

@@ -313,7 +313,7 @@ class ParameterServerShell(Shell):
         self.node.feed(seen, number)
 
     def _welcome(self, effect: do.Welcome, number: int) -> None:
-        position, part = self._store.position(effect.peer), self._first_part + effect.shard
+        position, part = self._store.run.position(effect.peer), self._first_part + effect.shard
         welcome = Welcome(self.machine.run, part, self._parts, self._tables, position)
         self.endpoint.welcome(effect.peer, welcome.to_wire())
 

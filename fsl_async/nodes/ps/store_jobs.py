@@ -53,9 +53,9 @@ class StoreJobs:
         peer, incarnation = effect.peer, effect.incarnation
 
         def write() -> None:
-            self._store.record_incarnation(peer, incarnation)
+            self._store.run.record_incarnation(peer, incarnation)
             if effect.shard is not None:
-                self._store.lease(peer, self._shards, effect.shard, provisional=True)
+                self._store.run.lease(peer, self._shards, effect.shard, provisional=True)
 
         self.worker.submit(
             write,
@@ -66,24 +66,24 @@ class StoreJobs:
     def keep_shard(self, effect: do.KeepShard, number: int) -> None:
         """Write to disk that a client's lease is permanent."""
         self.worker.submit(
-            lambda: self._store.lease(effect.peer, self._shards),
+            lambda: self._store.run.lease(effect.peer, self._shards),
             lambda _: self._feed(Done(effect), number),
             lambda error: self._feed(Done.failed(effect, error), number),
         )
 
     def keep_decay(self, effect: do.KeepDecay, number: int) -> None:
         """Write to disk that learning rates fall."""
-        self._write(lambda: self._store.record_decay(effect.decay), number, Done(effect))
+        self._write(lambda: self._store.run.record_decay(effect.decay), number, Done(effect))
 
     def quarantine(self, effect: do.Quarantine, number: int) -> None:
         """Exclude a delta from the run."""
         self._write(
-            lambda: self._store.quarantine(effect.key, effect.reason, held=effect.held), number
+            lambda: self._store.run.quarantine(effect.key, effect.reason, held=effect.held), number
         )
 
     def release(self, effect: do.Release, number: int) -> None:
         """Make a held delta pending again."""
-        self._write(lambda: self._store.release(effect.key), number)
+        self._write(lambda: self._store.run.release(effect.key), number)
 
     def _write(self, job: Callable[[], None], number: int, then: Event | None = None) -> None:
         """Write to the ledger, then report `then`; if that fails, the machine gets StoreFailed."""

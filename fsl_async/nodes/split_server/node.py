@@ -21,6 +21,7 @@ from attrs import define, frozen
 
 import fsl_transport as tp
 from fsl_async.accounting.traffic import CountedLink, Traffic, TrafficNotes
+from fsl_async.config.load import threads_here
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.rules import SettingError
 from fsl_async.config.settings import Config, check_listen
@@ -40,7 +41,7 @@ from fsl_async.nodes.runtime import LoopLag, ThreadWorker
 from fsl_async.nodes.split_server.shell import SplitServerShell, Workers
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.table import Reporter
-from fsl_async.process.memory import keep_freed_blocks, threads_here
+from fsl_async.process.memory import keep_freed_blocks
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.split.events import PsEnded
@@ -303,7 +304,8 @@ class _Serving:
                 if peer.incarnation >= 0:
                     endpoint.remember(name, peer.incarnation)
             self._announce(SERVER, link.address)
-            self._access.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            heartbeat_s = config.session.heartbeat_every_s
+            self._access.open(loop, endpoint, journal.note, journal.say, heartbeat_s=heartbeat_s)
             ready.set_result(self._access.reached_at(link.address))
             ended = await self._finished
             give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)

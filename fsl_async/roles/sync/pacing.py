@@ -85,7 +85,7 @@ class Pacing:
     def heartbeat(self, event: ev.HeartbeatReceived, now: float) -> list[Effect]:
         """Count a client's steps; return the paces that change by that."""
         member = self.members.get(event.peer)
-        if not self.sync.dylu or member is None:
+        if self.sync.pace != "speed" or member is None:
             return []
         step = event.payload.get("step")
         if type(step) is not int or step < 0:
@@ -121,7 +121,8 @@ class Pacing:
     def _steps(self, name: str) -> int:
         """Steps of a client from one delta to the next."""
         speed, fastest = self._speeds.get(name), self._fastest()
-        if not self.sync.dylu or speed is None or len(speed.kept) < LEAST_KEPT or not fastest:
+        is_known = speed is not None and len(speed.kept) >= LEAST_KEPT and fastest > 0.0
+        if self.sync.pace != "speed" or speed is None or not is_known:
             return self.sync.local_steps
         share = max(LEAST_SHARE, median(speed.kept) / fastest)
         return max(1, math.floor(min(1.0, share) * self.sync.local_steps + ROUNDING))

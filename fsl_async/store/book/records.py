@@ -149,6 +149,12 @@ class VersionRecord:
         """The outer step that made it."""
         return OuterStep(self.learning_rate, self.momentum, self.version)
 
+    @property
+    def late(self) -> tuple[DeltaKey, ...]:
+        """Deltas that a run by rounds left out, because they are of an older version."""
+        older = (one for one in self.merged if not one.weight)
+        return tuple(one.key for one in older if one.key.base < self.version - 1)
+
     def to_fact(self) -> dict[str, Any]:
         """Return the members of the ledger line and of the version's manifest.json."""
         members = {name: getattr(self, name) for name in fields_dict(type(self))}

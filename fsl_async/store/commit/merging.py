@@ -13,7 +13,9 @@ from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.book.records import VersionRecord, way_out
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import NotFinite, StoreError, disk
-from fsl_async.store.merge.merge import Round
+from fsl_async.store.merge.merge import Round, SumMerge
+from fsl_async.store.merge.merge_products import ProductsMerge
+from fsl_async.store.merge.merge_rows import RowsMerge
 from fsl_async.store.rules.outer import mean_share
 from fsl_async.store.vectors.vectors import Change
 from fsl_async.store.versions.checkpoint import UPDATE, VersionWriter
@@ -39,6 +41,12 @@ def is_weight(weight: float | None) -> TypeGuard[float]:
 
 
 AT_START = RunPosition()
+LARGEST_NORM = 1e20
+"""Largest norm of a delta.
+
+Times the most tokens that a delta may report, summed over thousands of deltas, it is far inside
+fp32.
+"""
 
 
 class Merging:
@@ -138,6 +146,10 @@ class Merging:
 
         Deltas of a client in one round add up, so its pending ones count.
         """
+        if not math.isfinite(norm):
+            return "it holds NaN or infinity"
+        if norm > LARGEST_NORM:
+            return f"its norm of {norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
         book = self._book
         self.restore(book.version)
         moved = norm + sum(one.norm for key, one in book.pending.items() if key.client == client)
@@ -247,3 +259,14 @@ def _counted(one: MergedDelta, average: Average) -> MergedDelta:
     weight = one.weight if one.key in average.counted else 0.0
     norm = average.product_norms.get(one.key.client, 0.0) if weight else 0.0
     return evolve(one, weight=weight, product_norm=norm)
+
+
+def merge_of(run: RunDirectory) -> Merge:
+    """Return the merge of a run."""
+    settings = run.settings
+    kind: type[Merge] = SumMerge
+    if settings.product_rule is not None:
+        kind = ProductsMerge
+    elif settings.rule.by_rows:
+        kind = RowsMerge
+    return kind(run.manifest, run.spool, run.pool, settings)

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fsl_async.roles.phrasing import counted
+from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.disk.folders import make_durable_folder
 from fsl_async.store.errors import Damage, LedgerLost, StoreError
 from fsl_async.store.recovery.run_directory import LEDGER_FILE, MANIFEST_FILE, read_manifest
@@ -287,3 +288,37 @@ def _roll_back(
 
 def _deltas(count: int) -> str:
     return "1 delta is" if count == 1 else f"{count} deltas are"
+
+
+def recovered(run: RunDirectory, global_base: str) -> Recovered:
+    """Return what a start has found. global_base: `GroupsStore.update_base`."""
+    book = run.book
+    exact = book.groups.adopted is not None and (
+        book.digests.get(book.groups.version) == book.groups.adopted.digest
+    )
+    age_s = run.wall_clock() - book.version_at if book.version_at else 0.0
+    return Recovered(
+        version=book.version,
+        digest=book.digests.get(book.version, ""),
+        digests=dict(book.digests),
+        pending=tuple(book.pending.values()),
+        settled=dict(book.outcomes()),
+        tokens_total=book.tokens_total,
+        served_s=run.ledger.served_before_s,
+        began_s=book.began_s,
+        since_version_s=max(0.0, age_s),
+        usual=tuple(book.usual),
+        decay=book.decay,
+        held=tuple(book.held.values()),
+        leases=dict(book.leases),
+        provisional=frozenset(book.provisional),
+        incarnations=dict(book.incarnations),
+        run=book.run,
+        global_version=book.groups.version if exact else -1,
+        global_base=global_base,
+        global_versions=book.groups.versions,
+        newest_global=tuple(book.groups.newest),
+        latest=tuple(run.latest),
+        lost=tuple(run.lost),
+        void=dict(book.void),
+    )

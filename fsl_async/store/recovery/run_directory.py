@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
+
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.store.book.book import Book
@@ -20,7 +22,7 @@ from fsl_async.store.book.records import to_fact
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.disk.ledger import Ledger
-from fsl_async.store.errors import ManifestError, StoreError
+from fsl_async.store.errors import ManifestError, StoreError, disk
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.versions.checkpoint import Checkpoints
 from fsl_async.store.versions.kept_versions import KeptVersions
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from fsl_async.roles.sync.delta import MergedDelta
+    from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+    from fsl_async.roles.sync.progress import Decay
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.settings import StoreSettings
 
@@ -39,7 +42,7 @@ MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
 
 class RunDirectory:
-    """The parts of a run directory. Methods raise OSError unchanged.
+    """The parts of a run directory. Methods raise OSError unchanged, those of facts StoreError.
 
     report: receives one line about each damage that was repaired, or that costs only bandwidth.
     gone: receives the line of `Ledger.check` when the run cannot go on. reuse: as in `Book`; None:
@@ -98,6 +101,59 @@ class RunDirectory:
         self.write_outstanding()
         self.book.apply(self.ledger.append(fact, members))
 
+    def start_run(self, name: str) -> str:
+        """Name the run, once; return its name, which is the first one it got."""
+        if not self.book.run:
+            with disk("cannot write the ledger"):
+                self.record("run", {"run": name})
+        return self.book.run
+
+    def lease(
+        self, name: str, limit: int, index: int | None = None, *, provisional: bool = False
+    ) -> int | None:
+        """Return the shard index of `name`, durably leased, or None when there is no free one.
+
+        The index is its old one, else `index`, else the lowest free one below `limit`. provisional:
+        the lease is provisional; another client that asks for this `index` may take it.
+        """
+        book = self.book
+        held = book.leases.get(name)
+        if held is not None and held < limit:
+            if name in book.provisional and not provisional:
+                self._book_lease(name, held, provisional=False)
+            return held
+        taken = {held for other, held in book.leases.items() if other not in book.provisional}
+        used = set(book.leases.values())
+        wanted = index is not None and 0 <= index < limit and index not in taken
+        unused = (one for one in range(limit) if one not in used)
+        free = index if wanted else next(unused, None)
+        if free is not None:
+            self._book_lease(name, free, provisional=provisional)
+        return free
+
+    def _book_lease(self, name: str, index: int, *, provisional: bool) -> None:
+        fact: dict[str, Any] = {"name": name, "index": index}
+        with disk(f"cannot write the shard of {name} to the ledger"):
+            self.record("lease", fact | {"provisional": True} if provisional else fact)
+
+    def record_decay(self, decay: Decay) -> None:
+        """Record that learning rates fall from now on."""
+        with disk("cannot write the decay to the ledger"):
+            self.record("decay", asdict(decay))
+
+    def position(self, name: str) -> dict[str, float]:
+        """Return where a client's newest acknowledged delta ended in its data; empty without one.
+
+        For any thread.
+        """
+        return dict(self.book.positions.get(name, {}))
+
+    def record_incarnation(self, name: str, incarnation: int) -> None:
+        """Record a client's newest incarnation, to detect older ones after a restart."""
+        if self.book.incarnations.get(name, -1) < incarnation:
+            with disk(f"cannot write the incarnation of {name} to the ledger"):
+                self.record("incarnation", {"name": name, "incarnation": incarnation})
+
     def begin_version(self, version: int) -> None:
         """Note that the version's folder may appear; it counts only after `confirm_version`."""
         self._unconfirmed = version
@@ -136,6 +192,24 @@ class RunDirectory:
         self.files.sync_directory(self.path)
 
     # --- deltas ---
+
+    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
+        """Exclude a pending delta from merging, until `release` if `held`; its file is kept."""
+        if key not in self.book.pending:
+            raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
+        with disk(f"cannot quarantine delta {key.text}"):
+            fact = {**to_fact(self.book.pending[key]), "reason": reason}
+            self.record("quarantined", fact | {"held": True} if held else fact)
+        with suppress(OSError):  # recovery moves it if this does not
+            self.spool.quarantine(key, self.book.held)
+
+    def release(self, key: DeltaKey) -> None:
+        """Make a delta that was quarantined as `held` pending again."""
+        if key not in self.book.held:
+            raise StoreError(f"delta {key.text} is not held, so it cannot be released")
+        with disk(f"cannot release delta {key.text}"):
+            self.spool.release(key)  # recovery undoes this where the line is missing
+            self.record("released", to_fact(self.book.held[key]))
 
     def retire(self, oldest_kept: int) -> list[Path]:
         """Finish moves into quarantine; return old versions and unneeded spool files, to remove.

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from fsl_async.config import address as addresses
-from fsl_async.errors import AddressError, UsageError
+from fsl_async.errors import AddressError, UsageError, has_benchmarks
 from fsl_async.files.files import replace_bytes
 from fsl_async.observe.journal import JOURNAL, JournalReader
 from fsl_async.observe.run_state import RunState
-from fsl_async.process.program import has_benchmarks
 
 if TYPE_CHECKING:
     from netlab.laboratory import Laboratory

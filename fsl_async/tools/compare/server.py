@@ -137,7 +137,7 @@ def _lease(config: Config, folder: Path, clients: Sequence[str]) -> None:
     with contextlib.closing(Store(folder, store_settings_of(config))) as store:
         store.recover()
         for number, name in enumerate(clients):
-            store.lease(name, config.shards, number)
+            store.run.lease(name, config.shards, number)
 
 
 def main(arguments: list[str]) -> int:

@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.errors import UsageError
-from fsl_async.process.program import to_install
+from fsl_async.errors import UsageError, to_install
 from fsl_async.roles.phrasing import megabytes
 from fsl_async.tools.compare.outcome import Outcome, Point
 

@@ -35,9 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen, mutable
 
-from fsl_async.errors import AddressError, UsageError
+from fsl_async.errors import AddressError, UsageError, to_install
 from fsl_async.observe.history import STATES, History, Timeline, as_dict, of_client
-from fsl_async.process.program import to_install
 from fsl_async.tools.control_room import snapshot
 from fsl_async.tools.control_room.snapshot import AUDIT_EVERY_S, WatchedNode
 

@@ -27,10 +27,9 @@ from attrs import evolve
 
 from fsl_async.config.load import load, resolved
 from fsl_async.config.settings_tuning import TuneConfig
-from fsl_async.errors import ConfigError, DataError, FslError, StopError, UsageError
+from fsl_async.errors import ConfigError, DataError, FslError, StopError, UsageError, to_install
 from fsl_async.files.files import make_folder
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
-from fsl_async.process.program import to_install
 from fsl_async.roles.phrasing import counted, figure
 from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import (

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from fsl_async.config.address import parse
-from fsl_async.errors import UsageError
+from fsl_async.errors import UsageError, need_benchmarks
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.process.program import need_benchmarks
 from fsl_async.tools.proxy import Proxy
 
 if TYPE_CHECKING:

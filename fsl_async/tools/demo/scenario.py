@@ -19,10 +19,9 @@ from attrs import Factory, field, frozen, mutable
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, Supervisor
-from fsl_async.errors import FslError
+from fsl_async.errors import FslError, program
 from fsl_async.observe.ledger_audit import Audit, audit_run
 from fsl_async.observe.run_state import RunState
-from fsl_async.process.program import program
 from fsl_async.process.stopper import INTERRUPTED_BY, Stopper
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo.places import HERE, SERVER, Places

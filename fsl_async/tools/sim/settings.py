@@ -138,7 +138,7 @@ class SimulationSettings:
             "called": [],
             "time": [],
             "steps": [f"sync.local_steps={steps}"],
-            "speed": [f"sync.local_steps={steps}", "sync.dylu=true"],
+            "speed": [f"sync.local_steps={steps}", "sync.pace=speed"],
             "own": ["sync.pace=own", "train.task=own"],
         }[self.pace]
         if self.latest:

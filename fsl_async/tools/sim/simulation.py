@@ -187,33 +187,22 @@ class Run:
         Losses are None: nothing is learned. Kinds of run other than pretraining have a member with
         their own figures, of their name; it is None for the others.
         """
-        counts, groups = self.counts, self.groups
-        lineages = [group.invariants.lineage for group in groups]
-        kinds = dict(counts.kinds)
-        for kind in ("dropped", "duplicated", "reordered"):
-            if self.network.counts[kind]:
-                kinds[f"message {kind}"] = self.network.counts[kind]
+        lineages = [group.invariants.lineage for group in self.groups]
         found = {
             "rounds": sum(max(0, lineage.version) for lineage in lineages),
-            "clients": self.settings.clients * len(groups),
+            "clients": self.settings.clients * len(self.groups),
             "tokens": sum(lineage.tokens for lineage in lineages),
             **dict.fromkeys(("loss_first", "loss_last", "eval_loss")),
             "bytes_raw": 0,
             "bytes_sent": 0,
             "ratio": None,
-            "relaunches": counts.relaunches,
             "deltas_merged": sum(len(lineage.merged) for lineage in lineages),
-            "deltas_lost": sum(group.invariants.deltas_lost for group in groups),
+            "deltas_lost": sum(group.invariants.deltas_lost for group in self.groups),
             "deltas_doubled": sum(lineage.doubled for lineage in lineages),
-            "participation": round(counts.participation, 4),
             "seconds": round(seconds, 3),
             "run_dir": journal,
-            "virtual_hours": self.scheduler.time() / HOUR_S,
-            "events": counts.events,
-            "faults": sum(kinds.values()),
-            "faults_by_kind": kinds,
             "seed": self.settings.seed,
-            "invariant_violations": len(self.violations),
+            **self.world.figures(),
             "trace_sha256": None if journal else self.world.trace.hexdigest(),
             **dict.fromkeys(("split", "tune", "deltas_reused", "groups")),
         }
@@ -247,9 +236,8 @@ class Simulation(Run):
         self.manifest = MANIFEST
         self.disk = MemoryDisk()
         self.run_dir = Path("/") / (prefix or "run")
-        lineage = Lineage(
-            self.config.codec.spec_down, self.manifest, self.config.sync.staleness_limit
-        )
+        spec, limit = self.config.codec.spec_down, self.config.sync.staleness_limit
+        lineage = Lineage(spec, self.manifest, limit)
         self.invariants = Invariants(lineage, world.violated)
         self.server = f"{prefix}{SERVER_NAME}"
         self.networks = [(self.network, self.server)]
@@ -396,7 +384,7 @@ class Simulation(Run):
         self._prepare(clock, shell, store, incarnation)
         try:
             recovered = store.recover()
-            store.start_run(self.run_name)
+            store.run.start_run(self.run_name)
         except LearnError as error:
             self._failed_starts += 1
             if self._failed_starts > MOST_FAILURES + 1:  # a full disk does not stay full
@@ -458,6 +446,7 @@ class Simulation(Run):
 
     def _training(self, launch: Launch) -> Trainer:
         """The training thread of a client's process."""
+        own = functools.partial(launch.chance.randint, 1, MOST_OWN_STEPS)
         return VirtualTraining(
             launch.clock,
             launch.feed,
@@ -465,11 +454,7 @@ class Simulation(Run):
             initial=np.array([launch.chance.gauss(0.0, 1.0) for _ in range(self.manifest.values)]),
             unit=launch.chance.uniform(0.5, 1.5),
             manifest=self.manifest,
-            own_pace=(
-                functools.partial(launch.chance.randint, 1, MOST_OWN_STEPS)
-                if self.settings.pace == "own"
-                else None
-            ),
+            own_pace=own if self.settings.pace == "own" else None,
         )
 
     def _launch_client(self, name: str) -> None:
@@ -597,15 +582,11 @@ class Simulation(Run):
 
     def _cut(self, name: str) -> float:
         self._count_fault("partition", name)
+        lasts_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
         for network, server in self.networks:
             network.cut(name, server)
-        lasts_s = self._chance_of(name, "cut").uniform(*self.profile.partition_s)
-        self._at(lasts_s, self._heal, name)
+            self._at(lasts_s, network.heal, name, server)
         return lasts_s
-
-    def _heal(self, name: str) -> None:
-        for network, server in self.networks:
-            network.heal(name, server)
 
     def _is_up(self, name: str) -> bool:
         """Whether a client has a connection that can break."""

@@ -28,7 +28,7 @@ from fsl_async.learn.user_code import Task, own_failure
 from fsl_async.nodes.ps.node import JOURNAL, start_facts, store_settings_of
 from fsl_async.nodes.ps.own_rules import keep_texts
 from fsl_async.nodes.runtime import Journal
-from fsl_async.nodes.wire import Welcome, exchanged_category
+from fsl_async.nodes.wire import Welcome, count_weights
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.table import Reporter
 from fsl_async.process.memory import peak_bytes
@@ -294,8 +294,8 @@ class TaskSimulation(WindowedSimulation):
         self._journal.reporter.say(note)
 
     def _count(self, manifest: Manifest, direction: Direction, index: int, frame: bytes) -> None:
-        category = exchanged_category(self.config)
-        self._journal.traffic.weights(manifest, direction, index, frame, category=category)
+        traffic = self._journal.traffic
+        count_weights(traffic, manifest, direction, index, frame, config=self.config)
 
     def _server_finished(self, finish: Finish) -> None:
         super()._server_finished(finish)

@@ -11,7 +11,7 @@ import fsl_transport as tp
 from fsl_async.nodes.runtime import Journal
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.machine import Effect, Event
-from fsl_async.tools.sim.settings import FaultProfile
+from fsl_async.tools.sim.settings import HOUR_S, FaultProfile
 
 
 class ProcessClock:
@@ -124,3 +124,19 @@ class World:
     def at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         """Plan a call, so many seconds from now."""
         self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
+
+    def figures(self) -> dict[str, Any]:
+        """Return time, events, faults and violations, for a report."""
+        counts, kinds = self.counts, dict(self.counts.kinds)
+        for kind in ("dropped", "duplicated", "reordered"):
+            if self.network.counts[kind]:
+                kinds[f"message {kind}"] = self.network.counts[kind]
+        return {
+            "virtual_hours": self.scheduler.time() / HOUR_S,
+            "events": counts.events,
+            "faults": sum(kinds.values()),
+            "faults_by_kind": kinds,
+            "relaunches": counts.relaunches,
+            "participation": round(counts.participation, 4),
+            "invariant_violations": len(self.violations),
+        }

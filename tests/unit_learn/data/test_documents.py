@@ -7,11 +7,10 @@ import re
 import pytest
 from token_texts import END, texts, write_lines, write_parquet, write_tokenizer
 
-from fsl_async.errors import DataError
+from fsl_async.errors import DataError, to_install
 from fsl_async.learn.data import sources
 from fsl_async.learn.data.sources import Location, location_of, open_documents, open_source
 from fsl_async.learn.data.tokenizer import Bytes, coder_of, facts_of
-from fsl_async.process.program import to_install
 
 ROWS = texts(230)
 pytest.importorskip("pyarrow", reason="the extra hf is not installed")

@@ -9,10 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from fsl_async.errors import DataError
+from fsl_async.errors import DataError, to_install
 from fsl_async.learn.data.facts import open_dataset
 from fsl_async.learn.data.hub import open_saved
-from fsl_async.process.program import to_install
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 needs_pyarrow = pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is an extra")

@@ -13,13 +13,12 @@ import torch
 from split_lockstep import copies, start, whole_state
 
 from fsl_async.config.settings_training import SplitConfig
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, to_install
 from fsl_async.learn.models import hf
 from fsl_async.learn.models.cuts import CutError, cuts_of, split
 from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.model_parts import OptimizerSpec
 from fsl_async.learn.split.smashed import IGNORED
-from fsl_async.process.program import to_install
 from fsl_async.roles.split.methods import method_of
 
 needs_hf = pytest.mark.skipif(

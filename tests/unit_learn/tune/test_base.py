@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsl_async.errors import ConfigError
-from fsl_async.process.program import to_install
+from fsl_async.errors import ConfigError, to_install
 
 if not importlib.util.find_spec("transformers"):
     pytest.skip("needs the extra hf", allow_module_level=True)

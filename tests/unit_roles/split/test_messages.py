@@ -38,14 +38,6 @@ def test_what_is_wrong_is_named(message, change, words):
         msg.from_wire({**msg.to_wire(message), **change})
 
 
-def test_text_for_people_is_printable_and_one_line():
-    """What differs between two models is shown at both, and so are the names of coding errors."""
-    wire = {**msg.to_wire(HELLO), "architecture": {"cut\x1b[2J": "1\n"}}
-    assert msg.from_wire(wire).architecture == {r"cut\u001b[2J": r"1\u000a"}
-    errors = {"m": "round_done/1", "round": 0, "samples": 1, "errors": {"\r up": 0.5}}
-    assert msg.from_wire(errors).errors == {r"\u000d up": 0.5}
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "a", "a/1/2", "a/1/2/3/0", "a/1/2/3/2", "a/1/2/3/1/1", "/1/2/3", "a/-1/2/3", "a/1/x/3"],

@@ -339,15 +339,6 @@ def test_it_is_the_weighted_mean_over_all_pairs():
     assert mean_cosine(of_vectors(vectors, weights), scale, norm) == pytest.approx(among / total)
 
 
-def test_equal_and_orthogonal_deltas():
-    """The two ends that an operator compares with."""
-    same = np.ones((3, 8))
-    assert mean_cosine(of_vectors(same, [1, 1, 1]), 1 / 3, np.sqrt(8)) == pytest.approx(1.0)
-    apart = np.eye(3)
-    norm = float(np.linalg.norm(apart.mean(0)))
-    assert mean_cosine(of_vectors(apart, [1, 1, 1]), 1 / 3, norm) == pytest.approx(0.0, abs=1e-12)
-
-
 def test_one_client_has_no_cosine():
     """Nor a round without work."""
     assert mean_cosine(of_vectors(np.ones((1, 8)), [1.0]), 1.0, np.sqrt(8)) is None

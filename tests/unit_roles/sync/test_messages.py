@@ -112,18 +112,6 @@ def test_the_error_names_the_field(code, wire, words):
     assert found.value.code == code
 
 
-def test_text_for_people_is_printable_and_one_line():
-    """It is shown in a terminal: no escape sequence, no second line, no reversed text."""
-    found = msg.from_wire({"m": "stop/1", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
-    assert found == msg.Stop(r"\u001b]0;owned\u0007\u000aps: all good\u202e")
-    assert msg.from_wire(msg.to_wire(found)) == found
-    long = msg.from_wire({"m": "stop/1", "reason": "\n" * MAX_TEXT}).reason
-    assert long.isprintable()
-    assert len(long) == MAX_TEXT
-    named = msg.from_wire(meta(metrics={"\x1b[2J": 1.0, "a": "\r"}))
-    assert named.delta.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
-
-
 NO_KEYS = ["", "a", "a b/1/2/3", "\x1b/1/2/3", "a/1/2", "a/1/2/3/4", "/1/2/3", "a/-1/2/3"]
 
 

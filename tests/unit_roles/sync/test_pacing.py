@@ -48,7 +48,7 @@ def test_a_pace_follows_the_welcome(run, look):
 
 def test_steps_by_speed(run):
     """H_w = floor(v_w / v_max * H), told once it differs by a tenth."""
-    server = run(local_steps=100, dylu=True)
+    server = run(local_steps=100, pace="speed")
     for name in "ab":
         server.join(name)
     sent = beats(server, 12, a=4, b=1)
@@ -59,7 +59,7 @@ def test_steps_by_speed(run):
 
 def test_the_fastest_client_changes(run):
     """All paces follow it when it comes, and when it is gone."""
-    server = run(local_steps=100, dylu=True)
+    server = run(local_steps=100, pace="speed")
     for name in "abc":
         server.join(name)
     beats(server, 12, a=4, b=2)
@@ -70,7 +70,7 @@ def test_the_fastest_client_changes(run):
 
 def test_a_step_longer_than_heartbeats(run):
     """The speed is that between two advances, not zero in between."""
-    server = run(local_steps=100, dylu=True)
+    server = run(local_steps=100, pace="speed")
     for name in "ab":
         server.join(name)
     sent = beats(server, 100, a=0.2, b=0.1)
@@ -80,7 +80,7 @@ def test_a_step_longer_than_heartbeats(run):
 
 def test_a_false_speed(run):
     """Others are told a 64th of their steps at least, and one in any case."""
-    server = run(local_steps=640, dylu=True)
+    server = run(local_steps=640, pace="speed")
     for name in "ab":
         server.join(name)
     assert beats(server, 12, a=10**15, b=1) == [("b", 10)]
@@ -88,7 +88,7 @@ def test_a_false_speed(run):
 
 
 def run_small(run):
-    server = run(local_steps=3, dylu=True)
+    server = run(local_steps=3, pace="speed")
     for name in "ab":
         server.join(name)
     return server

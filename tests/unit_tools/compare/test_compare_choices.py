@@ -255,7 +255,7 @@ def test_a_link_is_written_as_rate_and_delay():
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     """The check comes before any training."""
-    from fsl_async.process.program import to_install
+    from fsl_async.errors import to_install
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=re.escape(to_install("plot"))):

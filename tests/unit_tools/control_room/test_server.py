@@ -12,7 +12,7 @@ from fsl_async.errors import AddressError
 
 pytest.importorskip("aiohttp", reason="aiohttp (extra `web`) is not installed")
 
-from fsl_async.process.program import to_install
+from fsl_async.errors import to_install
 from fsl_async.tools.control_room import server
 from fsl_async.tools.control_room.server import HEADERS, Gate, Room, application, event, stream
 from fsl_async.tools.control_room.snapshot import watch

@@ -214,7 +214,7 @@ def test_transfers_take_the_time_of_the_link(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"sync.trigger": "buffer", "sync.local_steps": 10, "sync.dylu": True},
+        {"sync.trigger": "buffer", "sync.local_steps": 10, "sync.pace": "speed"},
         {"tune.method": "lora", "tune.rule": "ffa", "tune.steps": 5, "tune.targets": "0,1"},
         {"outer.aggregation": "median", "sync.every_s": 10},
         {"codec.up": "fp32", "store.resident": False},

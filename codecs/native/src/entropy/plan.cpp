@@ -48,7 +48,7 @@ void set_head(PlanePlan& plan, std::uint8_t kind, const CodeTable* table, std::u
 // The plane's estimated bits with its own table.
 std::uint64_t cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& own) {
   const std::uint64_t data = request.values * own.bits_of(plane.counts) / request.sampled;
-  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values) + data;
+  return 8 * (1 + own.packed_bytes) + 32 + 16 * lanes_of(request.values, request.many_from) + data;
 }
 
 void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, PlanePlan& plan) {
@@ -181,7 +181,7 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const bool is_dominated = largest > request.sampled >> 2;
   const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together,
                              goes_together || is_dominated};
-  for (int index = 0; index < std::min(format.splits, 3); ++index) {
+  for (int index = 0; index < 3; ++index) {
     if (!promising[index] || format.split[index].group > 1) continue;
     ChunkPlan& tried = index == 0 ? *best : *candidate;
     split_counts(codes, format.split[index], scratch);
@@ -213,6 +213,23 @@ const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::u
   tried.cost_bits +=
       16 * blocks_of(request.values, kBlockValues) + 8 * request.values * listed / request.sampled;
   return tried.cost_bits < best.cost_bits ? tried : best;
+}
+
+const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* symbols,
+                             const std::size_t* sizes, bool everything, PlanScratch& scratch) {
+  ChunkPlan& tried = scratch.sparse;
+  tried.split_index = format.splits - 1;
+  tried.cost_bits = 8;
+  for (std::size_t p = 0; p < 2 + format.planes_of_codes(); ++p) {
+    if (sizes[p] == 0) continue;
+    const std::size_t sampled =
+        count_sample(symbols[p], sizes[p], 1, everything, scratch.counts[0]);
+    add_up(scratch.counts[0]);
+    plan_plane({format, sizes[p], sampled, kManyLanesFromSparse}, {scratch.counts[0].tables[0], 8},
+               tried.own[p], tried.planes[p]);
+    tried.cost_bits += tried.planes[p].cost_bits;
+  }
+  return tried;
 }
 
 }  // namespace fsl

@@ -23,8 +23,8 @@ struct PlanePlan {
 struct ChunkPlan {
   int split_index;
   std::uint64_t cost_bits;
-  PlanePlan planes[kMaximumPlanes];
-  CodeTable own[kMaximumPlanes];  // the chunk's own tables, to which `planes` points
+  PlanePlan planes[kSparsePlanes];
+  CodeTable own[kSparsePlanes];  // the chunk's own tables, to which `planes` points
 };
 
 // Symbol counts, as the sum of four tables.
@@ -36,6 +36,7 @@ struct PlanScratch {
   Counts counts[kMaximumPlanes];
   alignas(64) std::uint32_t plane_counts[kMaximumPlanes][256];
   ChunkPlan plans[2];
+  ChunkPlan sparse;
 };
 
 // Counts the symbols of the sample and returns their number. The sample is the whole chunk if
@@ -50,6 +51,7 @@ struct PlanRequest {
   std::uint64_t values;  // of the chunk
   std::uint64_t
       sampled;  // counted in scratch.counts: 8-bit codes in [0], else one plane's symbols each
+  std::size_t many_from = kManyLanesFrom;
 };
 
 // The cheapest plan without groups; valid in `scratch` until the next call. Afterwards
@@ -60,5 +62,10 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch);
 // sampled: symbols that are counted in scratch.counts[0].
 const ChunkPlan& plan_groups(const PlanRequest& request, int split_index, std::uint64_t sampled,
                              const ChunkPlan& best, PlanScratch& scratch);
+
+// The plan of a sparse split, from the symbols of its planes; valid in `scratch` until the next
+// call.
+const ChunkPlan& plan_sparse(const Format& format, const std::uint8_t* const* symbols,
+                             const std::size_t* sizes, bool everything, PlanScratch& scratch);
 
 }  // namespace fsl

@@ -9,10 +9,10 @@
 namespace fsl {
 
 Status StreamReader::open(const CodeTable& table, std::size_t values, const std::uint8_t*& position,
-                          const std::uint8_t* end, Lanes& lanes) {
+                          const std::uint8_t* end, Lanes& lanes, std::size_t many_from) {
   table_ = &table;
   state_ = &lanes;
-  lanes_ = lanes_of(values);
+  lanes_ = lanes_of(values, many_from);
   coded_ = values - std::min(lanes_, values);
   done_ = 0;
   if (end - position < 4) return {Fault::kPayloadEnds};

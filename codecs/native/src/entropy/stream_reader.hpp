@@ -11,7 +11,7 @@ class StreamReader {
   // Reads the head of the stream of `values` symbols at `position`, which moves past the stream.
   // `lanes` holds the state from then on.
   Status open(const CodeTable& table, std::size_t values, const std::uint8_t*& position,
-              const std::uint8_t* end, Lanes& lanes);
+              const std::uint8_t* end, Lanes& lanes, std::size_t many_from = kManyLanesFrom);
 
   // Reads the next `count` symbols, with slack after them; those without a code come from `listed`,
   // as kernels take them. All calls but the last read multiples of kMostLanes.

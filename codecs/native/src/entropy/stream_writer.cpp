@@ -6,8 +6,9 @@
 namespace fsl {
 
 Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source,
-                    std::size_t count, Ahead& ahead, Arena& memory, std::uint64_t* uncoded) {
-  const std::size_t lanes = lanes_of(count);
+                    std::size_t count, Ahead& ahead, Arena& memory, std::uint64_t* uncoded,
+                    std::size_t many_from) {
+  const std::size_t lanes = lanes_of(count, many_from);
   const std::size_t coded = count - std::min(lanes, count);
   const unsigned mask = (1U << table.width) - 1;
 

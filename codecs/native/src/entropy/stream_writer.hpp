@@ -24,6 +24,7 @@ inline std::size_t uncoded_words(std::size_t count) { return count / 64 + 1; }
 // Writes the stream to `memory`. Bit i % 64 of uncoded[i / 64] is set if symbol i has no code; bits
 // past `count` are 0.
 Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source,
-                    std::size_t count, Ahead& ahead, Arena& memory, std::uint64_t* uncoded);
+                    std::size_t count, Ahead& ahead, Arena& memory, std::uint64_t* uncoded,
+                    std::size_t many_from = kManyLanesFrom);
 
 }  // namespace fsl

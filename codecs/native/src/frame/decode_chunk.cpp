@@ -58,6 +58,8 @@ Status ChunkDecoder::open() {
             static_cast<std::uint64_t>(format_.kind)};
   }
   const Split& split = format_.split[plan.split_index];
+  is_sparse_ = split.sparse;
+  if (is_sparse_) return open_sparse();
   for (int p = 0; p < split.planes; ++p) {
     const Status status = read_plane_head(split.widths[p], plan.planes[p], plan.own[p]);
     if (!status.ok()) return status;
@@ -113,14 +115,12 @@ void ChunkDecoder::fetch_next_block(std::size_t offset) const {
 
 Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
-    const std::size_t runs = blocks_of(count, header_.block_values);
-    const Status status =
-        format_.is_uniform()
-            ? read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps)
-            : read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales,
-                          first.scales, has_highest_scale_);
+    const Status status = is_sparse_
+                              ? read_scales_in_use(count, first)
+                              : read_scales_of(blocks_of(count, header_.block_values), first);
     if (!status.ok()) return status;
   }
+  if (is_sparse_) return {};
   if (chunk_.mode == kRawCodes) {
     const std::size_t bytes = count * format_.code_bytes();
     if (left() < bytes) return {Fault::kPayloadEnds};
@@ -135,6 +135,13 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
     if (!status.ok()) return status;
   }
   return split.group > 1 ? open_listed(count) : Status{};
+}
+
+Status ChunkDecoder::read_scales_of(std::size_t runs, const Piece& first) {
+  if (format_.is_uniform())
+    return read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps);
+  return read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales, first.scales,
+                     has_highest_scale_);
 }
 
 // Reads the block's codes without a digit. They have no slack in the payload, so they are copied.
@@ -214,7 +221,9 @@ Status ChunkDecoder::close_block() {
 }
 
 Status ChunkDecoder::read(std::size_t count, Piece& piece) {
+  if (is_sparse_) read_sparse(count, piece);
   if (!format_.is_bytes()) {
+    if (is_sparse_) return {};
     if (chunk_.mode == kRawCodes) {
       read_raw_codes(count, piece);
       return {};
@@ -226,8 +235,8 @@ Status ChunkDecoder::read(std::size_t count, Piece& piece) {
     return {};
   }
   CodesRead codes = {piece.codes(), 0};
-  if (chunk_.mode == kRawCodes) {
-    read_raw_codes(count, piece);
+  if (chunk_.mode == kRawCodes || is_sparse_) {
+    if (!is_sparse_) read_raw_codes(count, piece);
     codes.largest = kernels_.largest_byte(piece.codes(), count, 0x7F);
   } else {
     const Status status = read_codes(count, codes);
@@ -320,8 +329,8 @@ TwoPlanes ChunkDecoder::take_below(std::size_t count) {
 }
 
 bool ChunkDecoder::puts_while_reading(std::size_t count) const {
-  if (kernels_.read_float8 == nullptr || chunk_.mode != kCoded || !format_.is_bytes() ||
-      !has_usual_planes() || !streams_[0].reads_values(count))
+  if (is_sparse_ || kernels_.read_float8 == nullptr || chunk_.mode != kCoded ||
+      !format_.is_bytes() || !has_usual_planes() || !streams_[0].reads_values(count))
     return false;
   return format_.is_uniform() || (header_.block_values >= 64 && !has_highest_scale_);
 }

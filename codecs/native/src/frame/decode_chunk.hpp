@@ -86,6 +86,11 @@ class ChunkDecoder {
   };
 
   Status read_block(std::size_t count, const Piece& first);
+  Status open_sparse();
+  Status read_whole_plane(std::size_t count, std::uint8_t* symbols);
+  void read_sparse(std::size_t count, const Piece& piece);
+  Status read_scales_of(std::size_t runs, const Piece& first);
+  Status read_scales_in_use(std::size_t count, const Piece& first);
   Status read_plane_head(int width, PlanePlan& plane, CodeTable& own);
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
@@ -111,7 +116,11 @@ class ChunkDecoder {
   PlaneData planes_[kMaximumPlanes] = {};
   const std::uint8_t* listed_ = nullptr;  // the next code of the block that has no digit
   const std::uint8_t* listed_end_ = nullptr;
-  std::size_t block_bytes_ = 0;  // of the open block, without its streams
+  bool is_sparse_ = false;
+  std::uint64_t* mask_ = nullptr;                    // of a sparse chunk's codes
+  std::size_t sparse_offset_ = 0;                    // values of it that were read
+  const std::uint8_t* picked_[kMaximumPlanes] = {};  // each plane's next symbols
+  std::size_t block_bytes_ = 0;                      // of the open block, without its streams
   Beside beside_;
   bool sums_beside_ = false;
   bool has_highest_scale_ = false;  // the open block

@@ -37,15 +37,37 @@ Ahead ChunkEncoder::ahead() const {
           has_roomy_first_level()};
 }
 
+// Whether these are at least 1,024 values, and in every 127th run of 16 most are zero.
+bool ChunkEncoder::looks_sparse() {
+  if (count_ < 1024) return false;
+  constexpr std::size_t kRun = 16;
+  constexpr std::size_t kStep = 127 * kRun;
+  const std::size_t last = (count_ - 1) / kStep * kStep;  // the last run may be shorter
+  const std::size_t sampled = last / kStep * kRun + std::min(kRun, count_ - last);
+  std::size_t others = 0;
+  for (std::size_t offset = 0; offset <= last && 2 * others < sampled; offset += kStep) {
+    const std::size_t size = std::min(kRun, count_ - offset);
+    float run[kRun] = {};
+    if (size == kRun) {
+      std::memcpy(run, values(offset, kRun), sizeof(run));
+    } else {
+      std::copy_n(values(offset, size), size, run);
+    }
+    for (const float x : run) others += x != 0.0F;
+  }
+  return 2 * others < sampled;
+}
+
 // False if some value reaches the format's escape magnitude.
-bool ChunkEncoder::quantise(ChunkCodes& codes) {
+bool ChunkEncoder::quantise(ChunkCodes& codes, bool sparse) {
+  codes.count = 0;
   ChunkQuantiser quantiser(kernels_, settings_, codes);
   const std::size_t further =
       ahead().end != nullptr && source_.reference == nullptr ? kFurtherBytes : 0;
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count_ - offset);
     const float* const x = values(offset, size);
-    quantiser.quantise(x, size, first_bits_, seen_, scratch_.positions, further);
+    quantiser.quantise(x, size, first_bits_, seen_, scratch_.positions, further, sparse);
     if (seen_.largest_magnitude >= format_.escape_magnitude) return false;
     if (source_.residual != nullptr) quantiser.leave(x, residual(offset));
   }
@@ -103,13 +125,24 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   if (format_.is_float32() && !settings_.entropy) return write_raw(out);
 
   ChunkCodes codes = make_room(settings_, scratch_.chunk_codes);
-  if (!quantise(codes)) return write_raw(out);
+  bool is_sparse = settings_.entropy && looks_sparse();
+  const bool has_sparse_steps = is_sparse && format_.is_uniform();
+  if (!quantise(codes, is_sparse)) return write_raw(out);
   if (is_constant()) return write_constant(out);
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
   PayloadWriter writer(kernels_, settings_, codes, nothing_summed_.value, ahead(), scratch_);
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
-    const ChunkPlan& plan = writer.plan(everything != 0);
+    const bool counts_all = everything != 0;
+    const ChunkPlan* best = is_sparse ? &writer.plan_sparse(counts_all) : nullptr;
+    if (is_sparse && !writer.is_cheap(*best)) {
+      if (has_sparse_steps) quantise(codes, false);
+      const ChunkPlan& other = writer.plan(counts_all);
+      is_sparse = best->cost_bits < other.cost_bits;
+      if (is_sparse && has_sparse_steps) quantise(codes, true);
+      if (!is_sparse) best = &other;
+    }
+    const ChunkPlan& plan = best != nullptr ? *best : writer.plan(counts_all);
     if (plan.cost_bits >= static_cast<std::uint64_t>(format_.code_bits) * count_) break;
     std::size_t raw_bytes = 0;
     const Attempt attempt = writer.write_coded(plan, out, bytes, raw_bytes);
@@ -117,6 +150,7 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
       return {kCoded, nonfinite, bytes, writer.summed()};
     if (attempt != Attempt::kConstantPlane) break;
   }
+  if (is_sparse && has_sparse_steps) quantise(codes, false);
   if (format_.is_float32() || writer.write_raw_codes(out, bytes) != Attempt::kDone)
     return write_raw(out);
   return {kRawCodes, nonfinite, bytes, nothing_summed_};

@@ -38,7 +38,8 @@ class ChunkEncoder {
     return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset;
   }
   Ahead ahead() const;
-  bool quantise(ChunkCodes& codes);
+  bool looks_sparse();
+  bool quantise(ChunkCodes& codes, bool sparse);
   Encoded write_raw(std::uint8_t* out);
   Encoded write_constant(std::uint8_t* out);
   bool is_constant() const { return seen_.differing_bits == 0; }

@@ -25,7 +25,7 @@ const ChunkPlan& PayloadWriter::plan(bool everything) {
   if (!format_.is_uniform()) return *best;
   // Groups are tried where enough codes are zero: a fourth, for groups of four half of them.
   const std::uint32_t zeros = scratch_.plan.counts[0].tables[0][kZeroCode];
-  for (int index = 2; index < format_.splits; ++index) {
+  for (int index = 2; index < 4; ++index) {
     const int size = format_.split[index].group;
     if (zeros <= sampled >> (3 - size / 2)) break;
     const std::size_t symbols =
@@ -50,9 +50,10 @@ const PayloadWriter::Groups& PayloadWriter::group(int split_index) {
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
   const std::uint8_t constant = plan.planes[p].constant();
+  const Split& split = format_.split[plan.split_index];
+  if (split.sparse) return kernels_.count_byte(picked_[p], sizes_[p], constant) == sizes_[p];
   if (!format_.is_bytes())
     return kernels_.count_byte(codes_.planes[p], codes_.count, constant) == codes_.count;
-  const Split& split = format_.split[plan.split_index];
   const std::size_t symbols = split.symbols_of(codes_.count);
   if (split.group > 1)
     return kernels_.count_byte(groups_[split.group / 4].symbols, symbols, constant) == symbols;
@@ -186,19 +187,22 @@ std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t
 Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes,
                                    std::size_t& raw_bytes) {
   const std::size_t most = 4 * codes_.count;
+  const bool is_sparse = format_.split[plan.split_index].sparse;
   const int planes = format_.split[plan.split_index].planes;
-  for (int p = 0; p < planes; ++p) {
+  for (int p = 0; p < planes + (is_sparse ? 2 : 0); ++p) {
+    if (is_sparse && sizes_[p] == 0) continue;
     if (plan.planes[p].kind == kPlaneConstant && !is_constant(plan, p))
       return Attempt::kConstantPlane;
   }
   std::uint8_t* position = out;
   *position++ = static_cast<std::uint8_t>(plan.split_index);
-  for (int p = 0; p < planes; ++p) {
+  for (int p = 0; p < planes && !is_sparse; ++p) {
     std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
     position += plan.planes[p].head_bytes;
   }
   if (static_cast<std::size_t>(position - out) > most ||
-      !write_streams(plan, out, position, out + most))
+      !(is_sparse ? write_sparse(plan, position, out + most)
+                  : write_streams(plan, out, position, out + most)))
     return Attempt::kTooLong;
   raw_bytes = 0;
   const float* escaped = codes_.escaped;
@@ -206,9 +210,13 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
     if (static_cast<std::size_t>(position - out) > most) return Attempt::kTooLong;
     const std::size_t size = std::min(kBlockValues, codes_.count - offset);
     const std::size_t scale_bytes = write_scales_of(offset, size, position);
-    position += scale_bytes;
-    for (int p = 0; p < planes; ++p) position += write_plane(plan, p, offset, size, position);
-    position += write_listed(plan.split_index, offset, size, position);
+    if (is_sparse) {
+      position += format_.is_bytes() ? write_scales_in_use(offset, size, position) : 0;
+    } else {
+      position += scale_bytes;
+      for (int p = 0; p < planes; ++p) position += write_plane(plan, p, offset, size, position);
+      position += write_listed(plan.split_index, offset, size, position);
+    }
     const std::size_t escapes = codes_.escapes[offset / kBlockValues];
     if (escapes > 0) std::memcpy(position, escaped, 4 * escapes);
     position += 4 * escapes;

@@ -31,6 +31,10 @@ class PayloadWriter {
   // The plan from a sample, or from all codes.
   const ChunkPlan& plan(bool everything);
 
+  // The plan of the sparse split, and whether others are not worth a comparison.
+  const ChunkPlan& plan_sparse(bool everything);
+  bool is_cheap(const ChunkPlan& sparse) const;
+
   // Both write to `out`, which has room for 4 * count + kWorkingBytes bytes. bytes: the number
   // written. raw_bytes: the size of the payload in mode raw codes.
   Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes,
@@ -52,6 +56,8 @@ class PayloadWriter {
   PlaneSource source_of(const ChunkPlan& plan, int p);
   bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position,
                      const std::uint8_t* limit);
+  bool write_sparse(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit);
+  std::size_t write_scales_in_use(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count,
                           std::uint8_t* out);
@@ -70,6 +76,10 @@ class PayloadWriter {
   Ahead ahead_;
   Scratch& scratch_;
   Groups groups_[2] = {};  // of two and of four codes
+  // Of a sparse split: the lower mask, and each plane's symbols and their number.
+  std::uint64_t* mask_ = nullptr;
+  std::uint8_t* picked_[kSparsePlanes] = {};
+  std::size_t sizes_[kSparsePlanes] = {};
   PlaneSource sources_[kMaximumPlanes] = {};
   std::uint64_t* uncoded_[kMaximumPlanes] =
       {};  // bitmaps of the coded planes' symbols without a code

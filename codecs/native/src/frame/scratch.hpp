@@ -32,6 +32,9 @@ struct Scratch {
   Arena chunk_codes;   // the codes of a chunk to encode, or of a decoded one that is checked before
                        // it is added
   Arena chunk_symbols;  // of a plane that is extracted from the codes
+  Arena sparse;         // masks of a sparse chunk, and the symbols of its planes
+  Arena sparse_masks;   // of a sparse chunk that is decoded
+  Arena sparse_codes;   // those of its codes that are not zero
   Arena stream;         // the stream that is being written
   Arena uncoded[kMaximumPlanes];
   Arena chunk_payload;  // a chunk that is encoded before its place in the frame is known

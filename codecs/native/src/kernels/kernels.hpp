@@ -133,6 +133,10 @@ struct Kernels {
   std::size_t (*quantise_uniform)(const float* x, std::size_t count, int step_log2,
                                   std::size_t block_values, std::uint32_t first_bits,
                                   std::uint8_t* codes, std::int16_t* steps, Seen& seen);
+  // The same with the steps of a sparse chunk.
+  std::size_t (*quantise_sparse)(const float* x, std::size_t count, int step_log2,
+                                 std::size_t block_values, std::uint32_t first_bits,
+                                 std::uint8_t* codes, std::int16_t* steps, Seen& seen);
 
   // Writes bf16 rounded to nearest even, or fp32, as rotated byte planes: planes[0] exponents ...
   // last plane with the sign lowest.
@@ -215,6 +219,17 @@ struct Kernels {
                 std::uint64_t* listed);
   void (*ungroup)(const std::uint8_t* symbols, std::size_t count, int size,
                   const std::uint8_t*& listed, std::uint8_t* codes);
+
+  // Sets bit i % 64 of bitmap[i / 64] if bytes[i] is not `zero`; bits past `count` are 0. And the
+  // inverse of mark() and pick(): the picked bytes go where bits are set, `zero` elsewhere. Both
+  // take any number, and return that of bits set.
+  std::size_t (*mark)(const std::uint8_t* bytes, std::size_t count, std::uint8_t zero,
+                      std::uint64_t* bitmap);
+  std::size_t (*spread)(const std::uint8_t* picked, const std::uint64_t* bitmap, std::size_t count,
+                        std::uint8_t zero, std::uint8_t* bytes);
+
+  // The number of bits set in `words` words.
+  std::size_t (*count_ones)(const std::uint64_t* bitmap, std::size_t words);
 
   // Writes the codes' values, which may be infinite with the highest scale; codes that are not
   // numbers give arbitrary values.

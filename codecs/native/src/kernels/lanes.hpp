@@ -10,10 +10,11 @@ namespace fsl {
 inline constexpr int kLengthLimit = 8;
 inline constexpr std::size_t kMostLanes = 128;
 inline constexpr std::size_t kFewLanes = 16;
-inline constexpr std::size_t kManyLanesFrom = 16384;  // values of a chunk
+inline constexpr std::size_t kManyLanesFrom = 16384;       // symbols
+inline constexpr std::size_t kManyLanesFromSparse = 4096;  // of a plane of a sparse split
 
-inline constexpr std::size_t lanes_of(std::size_t values) {
-  return values >= kManyLanesFrom ? kMostLanes : kFewLanes;
+inline constexpr std::size_t lanes_of(std::size_t symbols, std::size_t many_from) {
+  return symbols >= many_from ? kMostLanes : kFewLanes;
 }
 
 // Set in the length of a symbol without a code, whose word is the escape's.

@@ -32,7 +32,8 @@ ChunkCodes make_room(const EncodeSettings& settings, Arena& memory) {
 }
 
 void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t first_bits,
-                              Seen& seen, std::uint16_t* positions, std::size_t further) {
+                              Seen& seen, std::uint16_t* positions, std::size_t further,
+                              bool sparse) {
   const std::size_t offset = codes_.count;
   const std::size_t first_run = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
@@ -59,9 +60,10 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
       break;
     case Kind::kUniform: {
       std::uint8_t* const codes = codes_.planes[0] + offset;
+      const auto quantise_these = sparse ? kernels_.quantise_sparse : kernels_.quantise_uniform;
       const std::size_t escapes =
-          kernels_.quantise_uniform(x, count, settings_.step_log2, settings_.block_values,
-                                    first_bits, codes, codes_.steps + first_run, seen);
+          quantise_these(x, count, settings_.step_log2, settings_.block_values, first_bits, codes,
+                         codes_.steps + first_run, seen);
       settle_scales(first_run, runs);
       if (escapes > 0) kernels_.find_byte(codes, count, 0, positions);
       for (std::size_t i = 0; i < escapes; ++i) codes_.escaped[escaped_ + i] = x[positions[i]];

@@ -26,11 +26,12 @@ class ChunkQuantiser {
   ChunkQuantiser(const Kernels& kernels, const EncodeSettings& settings, ChunkCodes& codes)
       : kernels_(kernels), settings_(settings), format_(*settings.format), codes_(codes) {}
 
-  // Quantizes the next inner block x (count); only the last may be shorter than kBlockValues.
+  // Quantizes the next inner block x (count), of uniform with the steps of a sparse chunk if that
+  // is set; only the last may be shorter than kBlockValues.
   // Values that the format cannot represent give arbitrary codes; `seen` shows them. positions:
   // kBlockValues of scratch.
   void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen,
-                std::uint16_t* positions, std::size_t further);
+                std::uint16_t* positions, std::size_t further, bool sparse = false);
 
   // residual[i] = x[i] - decoded value, for the block that was quantized last.
   void leave(const float* x, float* residual) const { put({Sink::kResidual, residual, 0.0F, x}); }

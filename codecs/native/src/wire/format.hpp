@@ -20,6 +20,7 @@ inline constexpr std::size_t kPieceValues = 4096;  // decoded at a time: whole b
 inline constexpr int kMaximumStepLog2 = 40;
 inline constexpr int kMinimumStepLog2 = -8;
 inline constexpr int kMaximumPlanes = 4;
+inline constexpr int kSparsePlanes = 2 + kMaximumPlanes;  // two of masks first
 
 // Output that an encoder may write beyond the longest frame, before it finds that coding does not
 // pay: an inner block of four planes all of whose symbols are listed with the highest numbers, and
@@ -39,12 +40,14 @@ inline constexpr int kHighestStep = 480;
 inline constexpr int kStepOffset = 512;
 
 // How a code word is cut into planes, from its highest bit down. rotated: the sign first moves
-// below the other bits. group: consecutive codes that are one symbol of the only plane.
+// below the other bits. group: consecutive codes that are one symbol of the only plane. sparse:
+// these are the planes of codes that are not zero; a format's last split.
 struct Split {
   bool rotated;
   int planes;
   int widths[kMaximumPlanes];
   int group;
+  bool sparse;
 
   std::size_t symbols_of(std::size_t values) const {
     return (values + static_cast<std::size_t>(group) - 1) / static_cast<std::size_t>(group);
@@ -55,12 +58,14 @@ struct Format {
   Kind kind;
   int code_bits;
   int splits;
-  Split split[4];
+  Split split[5];
   std::uint32_t escape_magnitude;  // a chunk with a magnitude from here on is raw fp32
   const Float8* float8;            // null unless an 8-bit float
   int highest_scale;
 
   std::size_t code_bytes() const { return static_cast<std::size_t>(code_bits) / 8; }
+  std::size_t planes_of_codes() const { return static_cast<std::size_t>(code_bits) / 8; }
+  std::uint8_t zero_code() const { return is_uniform() ? 128 : 0; }  // the code of +0.0
   bool is_uniform() const { return kind == Kind::kUniform; }
   bool is_float32() const { return kind == Kind::kFloat32; }
   bool is_bytes() const { return code_bits == 8; }  // codes are bytes and have scales

@@ -16,9 +16,9 @@ inline constexpr std::size_t kFewValues = 700;
 // A chunk of the runtime: from this size on the decoder writes fp32 past the cache.
 inline constexpr std::size_t kManyValues = 131072;
 
-// kHeavy gives coded planes of six bits above raw ones. kSparse gives coded planes of eight bits,
-// and so few bits that large frames of fp32 are small, too.
-enum class Kind { kBell, kHeavy, kSparse };
+// kHeavy gives coded planes of six bits above raw ones, kRounded of eight bits. kSparse gives
+// sparse splits, and so few bits that large frames of fp32 are small, too.
+enum class Kind { kBell, kHeavy, kRounded, kSparse };
 
 // Bits from a linear congruential generator (Knuth's MMIX constants).
 inline std::vector<float> values_of(Kind kind, std::size_t count) {
@@ -34,8 +34,9 @@ inline std::vector<float> values_of(Kind kind, std::size_t count) {
     value = static_cast<float>(sum) * 0x1p-30F;
     const std::uint32_t chance = next() % 100;
     if (kind == Kind::kHeavy && chance >= 98) value *= 1000.0F;
-    if (kind == Kind::kSparse)
-      value = chance < 20 ? std::nearbyint(value * 4096.0F) * 0x1p-12F : 0.0F;
+    if (kind == Kind::kRounded || kind == Kind::kSparse)
+      value = std::nearbyint(value * 4096.0F) * 0x1p-12F;
+    if (kind == Kind::kSparse && chance >= 20) value = 0.0F;
   }
   return values;
 }

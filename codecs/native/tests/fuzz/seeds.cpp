@@ -43,12 +43,13 @@ int main(int count, char** arguments) {
     const std::string name = "format" + std::to_string(format);
     bool done = true;
     for (const std::size_t values : {fuzz::kFewValues, fuzz::kManyValues}) {
-      for (const fuzz::Kind kind : {fuzz::Kind::kHeavy, fuzz::Kind::kSparse}) {
+      for (const fuzz::Kind kind :
+           {fuzz::Kind::kHeavy, fuzz::Kind::kRounded, fuzz::Kind::kSparse}) {
         const auto frame = fuzz::frame_of(format, fuzz::values_of(kind, values), fuzz::kManyValues);
         // Heavy fp32 frames: every mutation would be slow.
         if (frame.size() > kLargest) continue;
-        const std::string which = kind == fuzz::Kind::kHeavy ? "_heavy_" : "_sparse_";
-        done = done && write(folder, name + which + std::to_string(values), frame);
+        const std::string which = std::to_string(static_cast<int>(kind)) + "_";
+        done = done && write(folder, name + "_kind" + which + std::to_string(values), frame);
       }
     }
     // fp32 of bell-shaped values takes 0.4 MB.

@@ -28,6 +28,7 @@
 #include "kernels/avx2/values.hpp"
 #include "kernels/avx2/lanes.hpp"
 #include "kernels/avx2/groups.hpp"
+#include "kernels/avx2/sparse.hpp"
 #include "kernels/avx2/crc.hpp"
 
 namespace fsl {
@@ -40,7 +41,8 @@ constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum,
       plain::combine,
       plain::look,
       quantise_float8,
-      quantise_uniform,
+      quantise_uniform<false>,
+      quantise_uniform<true>,
       cut_bfloat16,
       cut_float32,
       map,
@@ -55,6 +57,9 @@ constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum,
       join,
       group,
       ungroup,
+      mark,
+      plain::spread,
+      plain::count_ones,
       dequantise_float8,
       dequantise_uniform,
       join_bfloat16,

@@ -127,6 +127,7 @@ struct UniformRun {
   int step;
 };
 
+template <bool kSparse>
 FSL_INLINE UniformRun look_at_uniform_run(const float* from, int step_log2,
                                           std::size_t block_values, std::uint32_t first_bits,
                                           Seen& seen) {
@@ -145,7 +146,13 @@ FSL_INLINE UniformRun look_at_uniform_run(const float* from, int step_log2,
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   const float sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-  return {largest, plain::step_from_sum(sum, largest, step_log2, block_values)};
+  const int step = plain::step_from_sum(sum, largest, step_log2, block_values);
+  if (!kSparse) return {largest, step};
+  std::size_t nonzero = 0;
+  for (std::size_t i = 0; i < block_values; i += kLane)
+    nonzero += ones(static_cast<std::uint32_t>(_mm256_movemask_ps(
+        _mm256_cmp_ps(_mm256_loadu_ps(from + i), _mm256_setzero_ps(), _CMP_NEQ_UQ))));
+  return {largest, coarser_step(step, nonzero, block_values)};
 }
 
 // The codes of a run of at least 32 values without escapes.
@@ -188,6 +195,7 @@ FSL_INLINE std::size_t code_uniform_run_with_escapes(const float* from, std::siz
   return escapes;
 }
 
+template <bool kSparse>
 std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
                              std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
@@ -196,12 +204,13 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
   // The next run is inspected before this one is coded: its step takes a long chain of
   // instructions.
   UniformRun next = {0, kZeroRun};
-  if (whole > 0) next = look_at_uniform_run(x, step_log2, block_values, first_bits, seen);
+  if (whole > 0) next = look_at_uniform_run<kSparse>(x, step_log2, block_values, first_bits, seen);
   for (std::size_t start = 0; start < whole; start += block_values, ++steps) {
     const float* const from = x + start;
     const UniformRun run = next;
     if (start + block_values < whole)
-      next = look_at_uniform_run(from + block_values, step_log2, block_values, first_bits, seen);
+      next = look_at_uniform_run<kSparse>(from + block_values, step_log2, block_values, first_bits,
+                                          seen);
     *steps = static_cast<std::int16_t>(run.step);
     if (run.largest == 0) {
       std::memset(codes + start, 128, block_values);
@@ -218,8 +227,8 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
     }
   }
   if (whole < count) {
-    escapes += plain::quantise_uniform(x + whole, count - whole, step_log2, block_values,
-                                       first_bits, codes + whole, steps, seen);
+    escapes += plain::quantise_uniform<kSparse>(x + whole, count - whole, step_log2, block_values,
+                                                first_bits, codes + whole, steps, seen);
   }
   return escapes;
 }

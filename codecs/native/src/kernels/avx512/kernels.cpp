@@ -33,6 +33,7 @@
 #include "kernels/avx512/ranks.hpp"
 #include "kernels/avx512/lanes.hpp"
 #include "kernels/avx512/groups.hpp"
+#include "kernels/avx512/sparse.hpp"
 #include "kernels/avx512/values.hpp"
 #include "kernels/avx512/read_values.hpp"
 
@@ -42,7 +43,8 @@ const Kernels kAvx512Kernels = {
     combine,
     look,
     quantise_float8,
-    quantise_uniform,
+    quantise_uniform<false>,
+    quantise_uniform<true>,
     cut_bfloat16,
     cut_float32,
     map,
@@ -57,6 +59,9 @@ const Kernels kAvx512Kernels = {
     join,
     group,
     ungroup,
+    mark,
+    spread,
+    count_ones,
     dequantise_float8,
     dequantise_uniform,
     join_bfloat16,

@@ -16,6 +16,7 @@ static_assert(kMostLanes == 2 * kStep);
 // words serves bytes 0 to 3 of each 8, and another serves bytes 4 to 7.
 constexpr std::uint64_t kUpperHalves = 0xF0F0F0F0F0F0F0F0;
 constexpr std::uint64_t kHighBytes = 0xAAAAAAAAAAAAAAAA;
+constexpr std::uint64_t kFewMask = (std::uint64_t{1} << kFewLanes) - 1;
 
 struct LaneOrder {
   // Words with the low byte from the first source and the high byte from the second.
@@ -94,13 +95,18 @@ struct LaneWriter {
   FSL_INLINE LaneWriter(const Code& code, int by)
       : words(code.words), lengths(code.lengths), shift(_mm_cvtsi32_si128(by)) {}
 
-  FSL_INLINE void step(const std::uint8_t* from, LaneVector& lanes, std::uint8_t*& front,
-                       std::uint64_t* uncoded) const {
+  // One symbol to each lane, or to the first kFewLanes. Returns which have no code.
+  template <bool kFew = false>
+  FSL_INLINE std::uint64_t step(const std::uint8_t* from, LaneVector& lanes,
+                                std::uint8_t*& front) const {
     // A narrow table uses the lowest six bits only, so bits of a neighbor do no harm.
     const __m512i symbols = kWide ? load(from) : _mm512_srl_epi16(load(from), shift);
-    const __m512i word = words(symbols);
-    const __m512i length = lengths(symbols);
-    *uncoded = _mm512_movepi8_mask(length);
+    __m512i word = words(symbols);
+    __m512i length = lengths(symbols);
+    if (kFew) {
+      word = _mm512_maskz_mov_epi8(kFewMask, word);
+      length = _mm512_maskz_mov_epi8(kFewMask, length);
+    }
     // Code words as high bytes of words. (A permutation of one vector ignores the source bit.)
     const __m512i lower = _mm512_maskz_permutexvar_epi8(kHighBytes, lower_words, word);
     const __m512i upper = _mm512_maskz_permutexvar_epi8(kHighBytes, upper_words, word);
@@ -116,6 +122,7 @@ struct LaneWriter {
                             _mm512_maskz_compress_epi8(is_full, lanes.low));
     lanes.low = _mm512_mask_mov_epi8(lanes.low, is_full, high);
     lanes.high = _mm512_mask_mov_epi8(high, is_full, above);
+    return _mm512_movepi8_mask(length);
   }
 };
 
@@ -127,8 +134,8 @@ std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int sh
   LaneVector first(state, 0);
   LaneVector second(state, kStep);
   for (std::size_t i = whole; i > 0; i -= kMostLanes) {
-    writer.step(from + i - kStep, second, front, uncoded + i / 64 - 1);
-    writer.step(from + i - kMostLanes, first, front, uncoded + i / 64 - 2);
+    uncoded[i / 64 - 1] = writer.step(from + i - kStep, second, front);
+    uncoded[i / 64 - 2] = writer.step(from + i - kMostLanes, first, front);
     fetch_some(ahead);
   }
   first.save(state, 0);
@@ -136,13 +143,34 @@ std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int sh
   return front;
 }
 
+// The same for kFewLanes, a quarter of a vector; whole: a multiple of 64.
+template <bool kWide>
+std::uint8_t* write_few_lanes(const Code& code, const std::uint8_t* from, int shift,
+                              std::size_t whole, Lanes& state, std::uint8_t* front,
+                              std::uint64_t* uncoded, Ahead&) {
+  const LaneWriter<kWide> writer(code, shift);
+  LaneVector lanes(state, 0);
+  for (std::size_t i = whole; i > 0; i -= kStep) {
+    std::uint64_t word = 0;
+    for (std::size_t part = kStep; part > 0; part -= kFewLanes)
+      word = word << kFewLanes |
+             writer.template step<true>(from + i - kStep + part - kFewLanes, lanes, front);
+    uncoded[i / 64 - 1] = word;
+  }
+  lanes.save(state, 0);
+  return front;
+}
+
 std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width,
                           std::size_t count, std::size_t lanes, Lanes& state, std::uint8_t* front,
                           std::uint64_t* uncoded, Ahead& ahead) {
-  const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
+  const std::size_t unit = lanes == kMostLanes ? kMostLanes : kStep;
+  const std::size_t whole = count & ~(unit - 1);
   front = kScalarKernels.write_lanes(code, from + whole, shift, width, count - whole, lanes, state,
                                      front, uncoded + whole / 64, ahead);
-  const auto write = width > 6 ? write_all_lanes<true> : write_all_lanes<false>;
+  const auto write = lanes == kMostLanes
+                         ? (width > 6 ? write_all_lanes<true> : write_all_lanes<false>)
+                         : (width > 6 ? write_few_lanes<true> : write_few_lanes<false>);
   return write(code, from, shift, whole, state, front, uncoded, ahead);
 }
 
@@ -161,6 +189,8 @@ struct LaneReader {
         mark(all_bytes(code.mark)),
         escapes(code.escapes ? ~std::uint64_t{0} : 0) {}
 
+  // A symbol of each of 64 lanes, or of the first kFewLanes.
+  template <bool kFew = false>
   FSL_INLINE __m512i step(LaneVector& lanes, const std::uint8_t*& in,
                           const std::uint8_t*& listed) const {
     // In the order of unpacking, which takes less time than a permutation.
@@ -169,12 +199,14 @@ struct LaneReader {
     const __m512i lower = _mm512_unpacklo_epi8(low, high);
     const __m512i upper = _mm512_unpackhi_epi8(low, high);
     const __m512i read = symbols(bits_at(lanes.used, lower, upper));
-    const __mmask64 is_listed = _mm512_mask_cmpeq_epi8_mask(escapes, read, mark);
+    const __mmask64 is_listed =
+        _mm512_mask_cmpeq_epi8_mask(kFew ? escapes & kFewMask : escapes, read, mark);
     // One bit further up: the window without its lowest bit; the bit that enters above is ignored.
     const __m512i seven_bits = bits_at(_mm512_add_epi8(lanes.used, all_bytes(1)), lower, upper);
     const __m512i left =
         _mm512_sub_epi8(lanes.used, _mm512_permutex2var_epi8(lengths[0], seven_bits, lengths[1]));
-    const __mmask64 is_short = _mm512_test_epi8_mask(left, all_bytes(8));
+    const __mmask64 is_short =
+        _mm512_mask_test_epi8_mask(kFew ? kFewMask : ~std::uint64_t{0}, left, all_bytes(8));
     lanes.used =
         _mm512_ternarylogic_epi32(left, all_bytes(7), first_bit, 0xEA);  // left & 7 | first_bit
     const __m512i next = load_first(in);
@@ -226,11 +258,32 @@ FSL_INLINE const std::uint8_t* read_all_lanes(const Code& code, const std::uint8
   return in;
 }
 
+// Reads from kFewLanes while a whole vector of bytes is there; returns the number of symbols.
+std::size_t read_few_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end,
+                           std::size_t count, Lanes& state, const std::uint8_t*& listed,
+                           std::uint8_t* symbols) {
+  const LaneReader reader(code);
+  LaneVector lanes(state, 0);
+  lanes.used = _mm512_or_si512(lanes.used, reader.first_bit);
+  const std::uint8_t* next = in;
+  const std::uint8_t* from_list = listed;
+  std::size_t i = 0;
+  for (; i + kFewLanes <= count && static_cast<std::size_t>(end - next) >= kStep; i += kFewLanes)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i),
+                     _mm512_castsi512_si128(reader.step<true>(lanes, next, from_list)));
+  lanes.save(state, 0);
+  in = next;
+  listed = from_list;
+  return i;
+}
+
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end,
                                std::size_t count, std::size_t lanes, Lanes& state,
                                const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
-  const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
-  if (whole > 0) {
+  std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
+  if (lanes == kFewLanes) {
+    whole = read_few_lanes(code, in, end, count, state, listed, symbols);
+  } else if (whole > 0) {
     in = read_all_lanes(code, in, end, whole, state, listed, beside,
                         [=](std::size_t i, __m512i read)
                             __attribute__((always_inline)) { store(symbols + i, read); });

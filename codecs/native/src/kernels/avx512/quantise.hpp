@@ -3,6 +3,7 @@
 
 #include "kernels/avx512/base.hpp"
 #include "kernels/avx512/input.hpp"
+#include "kernels/sparse.hpp"
 
 namespace fsl {
 namespace {
@@ -200,6 +201,7 @@ FSL_INLINE float folded_sum(__m512 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+template <bool kSparse>
 std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
                              std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
@@ -207,6 +209,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
   alignas(64) float normalizer[kPieceRuns + kLane];
   alignas(64) float sums[kPieceRuns + kLane];
   alignas(64) float inverse[kPieceRuns + kLane];
+  alignas(64) std::int32_t coarser[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
   const __m512i order = lowest_bytes_order();
   const __m512i magnitude_mask = all(0x7FFFFFFF);
@@ -224,12 +227,16 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
     }
     for (std::size_t run = 0; run < runs; ++run) {
       __m512 lanes = _mm512_setzero_ps();
+      std::size_t nonzero = 0;
       const __m512 factor = _mm512_set1_ps(normalizer[run]);
       for (std::size_t i = run << block_shift; i < (run + 1) << block_shift; i += kLane) {
-        const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(from + i), factor);
+        const __m512 value = _mm512_loadu_ps(from + i);
+        const __m512 y = _mm512_mul_ps(value, factor);
         lanes = _mm512_add_ps(lanes, _mm512_mul_ps(y, y));
+        if (kSparse) nonzero += ones(_mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ));
       }
       sums[run] = folded_sum(lanes);
+      if (kSparse) coarser[run] = coarser_by(nonzero, block_values);
     }
     __m512i overall = _mm512_setzero_si512();
     bool escaping = false;
@@ -248,6 +255,8 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
       quarters = _mm512_mask_add_epi32(quarters, _mm512_cmpge_epu32_mask(mantissa, all(0x5744FD)),
                                        quarters, all(1));
       quarters = _mm512_max_epi32(_mm512_min_epi32(quarters, all(480)), all(-504));
+      if (kSparse)
+        quarters = _mm512_min_epi32(_mm512_add_epi32(quarters, load(coarser + run)), all(480));
       const __m512i powers = quarter_powers(_mm512_sub_epi32(_mm512_setzero_si512(), quarters));
       const __mmask16 nonzero = _mm512_test_epi32_mask(top, top);
       store(inverse + run, powers);
@@ -294,8 +303,10 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
     steps += runs;
   }
   if (whole < count) {
-    escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, step_log2, block_values,
-                                               first_bits, codes + whole, steps, seen);
+    const auto quantise =
+        kSparse ? kScalarKernels.quantise_sparse : kScalarKernels.quantise_uniform;
+    escapes += quantise(x + whole, count - whole, step_log2, block_values, first_bits,
+                        codes + whole, steps, seen);
   }
   return escapes;
 }

@@ -6,6 +6,7 @@
 #include "bits.hpp"
 #include "kernels/paths.hpp"
 #include "kernels/plain/ranks.hpp"
+#include "kernels/sparse.hpp"
 
 namespace fsl {
 namespace {
@@ -156,6 +157,7 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int step_l
   return step_from_sum(lanes[0], largest, step_log2, block_values);
 }
 
+template <bool kSparse>
 std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
                              std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
@@ -168,7 +170,13 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2,
       std::memset(codes + start, 128, length);
       continue;
     }
-    const int step = step_of(x + start, length, largest, step_log2, block_values);
+    int step = step_of(x + start, length, largest, step_log2, block_values);
+    if (kSparse) {
+      std::size_t nonzero = 0;
+      for (std::size_t i = start; i < start + length; ++i)
+        nonzero += (bits_of(x[i]) & kMagnitude) != 0;
+      step = coarser_step(step, nonzero, block_values);
+    }
     *steps++ = static_cast<std::int16_t>(step);
     const float inverse = quarter_power(-step);
     for (std::size_t i = start; i < start + length; ++i) {
@@ -337,6 +345,7 @@ const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const s
 }  // namespace fsl
 
 #include "kernels/plain/groups.hpp"
+#include "kernels/plain/sparse.hpp"
 
 namespace fsl {
 namespace {
