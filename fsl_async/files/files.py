@@ -138,9 +138,11 @@ class Files:
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """Return up to `count` bytes from `offset`; fewer only at the end of the file."""
-        pieces = bytearray(max(0, min(count, self.size(descriptor) - offset)))
-        filled = self.read_into(descriptor, memoryview(pieces), offset)
-        return bytes(pieces[:filled])
+        pieces = []
+        while count > 0 and (piece := os.pread(descriptor, count, offset)):
+            pieces.append(piece)
+            count, offset = count - len(piece), offset + len(piece)
+        return b"".join(pieces)
 
     def names(self, path: Path) -> list[str]:
         """Return the sorted names in the folder `path`; empty when it does not exist."""
@@ -177,9 +179,10 @@ class Files:
     def read_whole(self, path: Path, limit: int) -> bytes:
         """Return the content of a file; OSError (EFBIG) when it is longer than `limit` bytes."""
         with self.opened(path) as descriptor:
-            if self.size(descriptor) > limit:
+            size = self.size(descriptor)
+            if size > limit:
                 raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-            return self.read(descriptor, limit, 0)
+            return self.read(descriptor, size, 0)
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """Create `path` with `data` and make the content (not the name) durable."""

@@ -381,6 +381,10 @@ class MemoryFiles(Files):
         return len(found)
 
     @_reading_call
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        return bytes(self._opened[descriptor].content[offset : offset + count])
+
+    @_reading_call
     def names(self, path: Path) -> list[str]:
         return sorted(self.disk.folder(path).names) if self.exists(path) else []
 
