@@ -41,7 +41,6 @@ def test_refused_in_one_line(overrides, words):
     ("outer.aggregation=median", "choose mean"),
     ("sync.weighting=batch", "choose auto or tokens or uniform"),
     ("sync.weighting=fednova", "choose auto or tokens or uniform"),
-    ("codec.feedback_up=true", "choose false"),
 ])  # fmt: skip
 def test_rules_that_merge_products_are_refused_in_one_line(override, words):
     """With what they cannot work with. A mean of factors can."""

@@ -33,7 +33,7 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.tools.sim.settings import STEP_S
 from fsl_async.tools.sim.world import ProcessClock
-from fsl_codecs import decode
+from fsl_codecs import decode, is_seeds
 from fsl_transport import Scheduler
 
 T = TypeVar("T")
@@ -102,14 +102,16 @@ class WatchedExchange(Exchange):
         super().drop_delta(sequence)
 
     def _coded(self, sequence: int, index: int) -> bytes | None:
-        frame, sent = super()._coded(sequence, index), self._sent
+        delta, sent = self._deltas.get(sequence), self._sent
+        is_new = delta is not None and delta.coded[index] is None
+        frame = super()._coded(sequence, index)
         if frame is None:
             return None
         frames, manifest = sent.frames.setdefault(sequence, {}), self.manifest
         assert manifest is not None
-        if index not in frames and sequence >= sent.first and len(sent.unsent):
+        if is_new and sequence >= sent.first and len(sent.unsent):
             start, stop = manifest.chunk_range(index)
-            if start < manifest.weights:
+            if start < manifest.weights and not is_seeds(frame):
                 sent.unsent[start:stop] -= decode(frame)
         assert frame == frames.setdefault(index, frame), "a delta is coded once"
         return frame

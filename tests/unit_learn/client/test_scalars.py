@@ -33,7 +33,7 @@ def small_chunks(monkeypatch):
 def attached(model, *, only_scalars=True):
     client = Sides(DeltaCoder(FP32), publishes=True)
     client.exchange.configure(
-        FP32, feedback=False, whole=False, directions=RUN, only_scalars=only_scalars
+        FP32, keeps_error=True, whole=False, directions=RUN, only_scalars=only_scalars
     )
     client.training.expect_rounds()
     client.training.attach(model)

@@ -108,7 +108,7 @@ def test_the_wait_for_the_last_delta_has_a_cap(client):
 
 
 def test_the_last_call_holds_the_training_thread(client):
-    """No work is wasted, and the user's loop ends with the run's last weights."""
+    """No work is wasted, and the user's loop ends with the run's last weights, exactly."""
     client.ready()
     assert client.call(0, last=True) == [do.TakeSnapshot(1, hold=True)]
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
@@ -116,7 +116,7 @@ def test_the_last_call_holds_the_training_thread(client):
     client.announce(1)
     client.offered(1)
     client.fetched(1)
-    assert client.replaced(1) == [do.Rebase(1)]
+    assert client.replaced(1) == [do.Rebase(1, discard=True)]
     client.rebased(1)
     client.receive(msg.Stop("limit"))
     assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
