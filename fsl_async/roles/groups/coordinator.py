@@ -26,13 +26,13 @@ Rules
     IDLE       due, two members here             POLLING     Send Poll
     POLLING    Promise of all, timer "grace"     FORMING     KeepAttempt
     POLLING    timer "grace", too few            IDLE        timer "again"
-    FORMING    Done KeepAttempt                  REDUCING    Send View
+    FORMING    KeepAttempt is done               REDUCING    Send View
     REDUCING   Address                           REDUCING    Send Address to the others
     REDUCING   Reported by all, one digest       DECIDING    KeepDecision
     REDUCING   Failed, PeerGone, other digest,   IDLE        Send Dropped; timer "again"
                timer "report"
-    DECIDING   Done KeepDecision                 IDLE        Send Decided to all
-    any        Done with a problem               IDLE        Send Dropped; timer "again"
+    DECIDING   KeepDecision is done              IDLE        Send Decided to all
+    any        KeepAttempt or KeepDecision fails IDLE        Send Dropped; timer "again"
     any        Adopted                           same        Send Decided to all, if it is G_0
     any        AskGlobal                         same        Send Decided; Poll if POLLING
     any        FetchGlobal                       same        SendGlobal, or Decided if it is older
