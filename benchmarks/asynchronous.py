@@ -164,7 +164,7 @@ def measure(row: Row) -> dict[str, Any]:
         curve = list(curve_of(row, result))
     return {
         "bench": "asynchronous",
-        "code": code_digest(),
+        "code": code_digest("clients"),
         "spec": attrs.asdict(row),
         "eval_loss": curve[-1][2],
         "emulated_s": curve[-1][0],
@@ -238,7 +238,9 @@ def table() -> Iterator[dict[str, Any]]:
                     "end": end,
                     "churn": churn,
                     "seeds": len(some),
-                    "rows_of_other_code": sum(one["code"] != code_digest() for one in some),
+                    "rows_of_other_code": sum(
+                        one["code"] != code_digest("clients") for one in some
+                    ),
                     "eval_loss": round(statistics.mean(one["eval_loss"] for one in some), 4),
                     "emulated_s": round(statistics.mean(one["emulated_s"] for one in some)),
                     "time_to_loss_of_waits": round(statistics.mean(shares), 3) if shares else None,
@@ -269,7 +271,7 @@ def main() -> int:
                 row = Row(way=name, churn=way.get("sync.pace") == "own", steps=given.steps or 240)
                 print(json.dumps(measure(row)), flush=True)
         return 0
-    done = {key for key, one in stored().items() if one["code"] == code_digest()}
+    done = {key for key, one in stored().items() if one["code"] == code_digest("clients")}
     for row in rows():
         if row.key in done or given.way not in ("", row.way):
             continue

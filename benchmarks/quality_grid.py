@@ -53,6 +53,11 @@ def clients(count: int, *, every: int = 0, **changed: Any) -> Make:
     return make
 
 
+def stepped(step: float, count: int = 4, **changed: Any) -> Make:
+    """Rows of clients that code with this step, both ways."""
+    return clients(count, up_step=step, down_step=step, **changed)
+
+
 def parallel(count: int, inner: str = "muon", **changed: Any) -> Make:
     """Rows of synchronous data parallel with the batches of `count` clients."""
     best = PARALLEL_RATES if count > 2 else FEW_RATES
@@ -103,7 +108,7 @@ def _goals() -> Iterator[Line]:
         for count in (4, 2, 8, 1):
             base = parallel(count, inner)
             yield Line((f"data parallel x {count}", inner), base)
-            yield Line((f"{count} clients", inner), clients(count, inner=inner), base)
+            yield Line((f"{count} clients", inner), stepped(1.0, count, inner=inner), base)
 
 
 def _rates() -> Iterator[Line]:
@@ -182,11 +187,6 @@ def _formats() -> Iterator[Line]:
 def unequal(**changed: Any) -> Make:
     """Rows of four clients of unequal speeds."""
     return lambda seed: Spec(seed=seed, steps=UNEQUAL, **{"weighting": "uniform", **changed})
-
-
-def stepped(step: float, count: int = 4, **changed: Any) -> Make:
-    """Rows of clients that code with this step, both ways."""
-    return clients(count, up_step=step, down_step=step, **changed)
 
 
 def _steps() -> Iterator[Line]:

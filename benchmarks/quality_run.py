@@ -428,7 +428,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     begun = time.perf_counter()
     found = run_clients(spec) if spec.mode == "clients" else run_reference(spec)
     seconds = round(time.perf_counter() - begun, 1)
-    head = {"bench": "quality", "protocol": PROTOCOL, "code": code_digest()}
+    head = {"bench": "quality", "protocol": PROTOCOL, "code": code_digest(spec.mode)}
     made_with = {"torch": torch.__version__, "processor": processor(spec.device)}
     return {**head, "spec": attrs.asdict(spec), **found, "seconds": seconds, **made_with}
 

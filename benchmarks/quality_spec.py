@@ -137,30 +137,34 @@ class Spec:
         return {"train": train, "model": dict(SIZES[self.size]), "data": data}
 
 
-CODE = (
-    "learn/client/exchange.py",
+TRAINING = (
     "learn/client/optimizers.py",
     "learn/client/pretrain.py",
     "learn/client/schedule.py",
     "learn/data/corpus.py",
     "learn/models/gpt.py",
+)
+SYNC = (
+    "learn/client/delta_coder.py",
+    "learn/client/exchange.py",
     "roles/sync/progress.py",
     "store/merge/merge.py",
     "store/rules/outer.py",
     "store/vectors/vectors.py",
 )
-"""Modules that decide a row's loss; a row carries a digest of their code.
+"""Modules that decide a row's loss, of clients besides TRAINING; a row carries a digest of their
+code.
 
 Weights of clients are not among them: tests hold these to their definitions, and a row names its
 own.
 """
 
 
-def code_digest() -> str:
-    """12 hex characters over the code in CODE, without comments and docstrings."""
+def code_digest(mode: str) -> str:
+    """12 hex characters over the code that rows of `mode` run, without comments and docstrings."""
     folder = Path(__file__).parents[1] / "fsl_async"
     digest = hashlib.sha256()
-    for name in CODE:
+    for name in (*TRAINING, *(SYNC if mode == "clients" else ())):
         tree = ast.parse((folder / name).read_text())
         for node in ast.walk(tree):
             body = getattr(node, "body", None)

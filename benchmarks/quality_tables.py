@@ -16,6 +16,7 @@ from quality_grid import (
     Make,
     clients,
     parallel,
+    stepped,
 )
 from quality_spec import Spec, code_digest
 
@@ -105,14 +106,13 @@ def summary(rows: Rows) -> dict[str, Any]:
     found: dict[str, Any] = {}
     used: list[Mapping[str, Any]] = []
     for count in (2, 4, 8):
-        make, base = clients(count), parallel(count)
+        make, base = stepped(1.0, count), parallel(count)
         values = percents(rows, make, base, REPORTED_ON)
         found[f"k{count}_percent"] = round(statistics.fmean(values), 2) if values else None
         found[f"k{count}_seeds"] = len(values)
         keys = [one(seed).key for one in (make, base) for seed in REPORTED_ON]
         used += [rows[key] for key in keys if key in rows]
-    code = code_digest()
-    others = sum(row.get("code") != code for row in used)
+    others = sum(row.get("code") != code_digest(row["spec"]["mode"]) for row in used)
     return {**found, "rows": len(used), "rows_of_other_code": others}
 
 
