@@ -62,13 +62,17 @@ from blake3 import blake3
 from node_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
+from fsl_async.config.rules import Format
+from fsl_async.config.settings import CodecConfig
 from fsl_async.observe.journal import JournalReader
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.versions.checkpoint import WEIGHTS
-from fsl_codecs import CodecSpec, decode, decode_accumulate, decode_into, encode, info
+from fsl_codecs import decode, decode_accumulate, decode_into, encode, info
 from fsl_transport.loop import run as run_loop
 
 KEEP_VERSIONS = 2
+STEP = 1.0
+"""Of uniform, in root mean squares of a block: that of a run of many rounds."""
 GB = 1e9
 TIMED_CHUNKS = 9
 CHECKPOINT_TIMEOUT_S = 300.0
@@ -233,7 +237,7 @@ def commit_floor(vectors_bytes: int, update_bytes: int, folder: Path, memcpy_gb_
 
 def measure(
     clients: int,
-    coding: str,
+    coding: Format,
     parameters: int,
     rounds: int,
     folder: Path,
@@ -245,7 +249,7 @@ def measure(
     begun = time.monotonic()
     every_s = 0.5 if small else 4.0  # between two calls while no client has work
     limit = limits.measure(folder, small=small)
-    model = SharedModel(manifest_of(parameters), CodecSpec(format=coding))
+    model = SharedModel(manifest_of(parameters), CodecConfig(up=coding, up_step=STEP).spec_up)
     model_bytes = 4 * parameters
     work = Path(tempfile.mkdtemp(prefix="sync-", dir=folder))
     try:
@@ -253,6 +257,8 @@ def measure(
         settings = {
             "codec.up": coding,
             "codec.down": coding,
+            "codec.up_step": STEP,
+            "codec.down_step": STEP,
             "sync.every_s": every_s,
             "sync.quorum": 1.0,
             "sync.clients": clients,
@@ -340,7 +346,7 @@ def measure(
 @click.option("--smoke", is_flag=True, help="Tiny, to check that it works.")
 def main(
     clients: tuple[int, ...],
-    formats: tuple[str, ...],
+    formats: tuple[Format, ...],
     sizes: tuple[int, ...],
     rounds: int,
     folder: Path | None,

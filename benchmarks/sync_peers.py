@@ -310,7 +310,7 @@ def measure(peer: str, size: Size, *, small: bool) -> dict[str, Any]:
 @click.option("--clients", multiple=True, type=int, default=(1, 6), show_default=True)
 @click.option("--peer", "peers", multiple=True, type=click.Choice(list(PEERS)), default=list(PEERS))
 @click.option("--rounds", default=3, show_default=True, help="After the one that warms up.")
-@click.option("--coded-bits", default=5.62, show_default=True, help="Bits a value, for copy.")
+@click.option("--coded-bits", default=2.19, show_default=True, help="Bits a value, for copy.")
 @click.option("--flower-python", default=sys.executable, help="A Python with flwr and NumPy.")
 @click.option("--folder", type=click.Path(exists=True, path_type=Path), help="Disk to use.")
 @click.option("--smoke", is_flag=True, help="Tiny, to check that it works.")
