@@ -45,7 +45,7 @@ def test_a_storm_breaks_no_invariant(mode, every_s):
     facts = simulation.facts()
     assert facts["full_fetches"] > 6
     if every_s == SHORT_S:
-        assert facts["late"] > 3
+        assert facts["late"] > 0
         assert facts["stale"] > 30
     if mode == "zeroth":
         assert facts["quarantined"] > 1
