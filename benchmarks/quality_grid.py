@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 from quality_spec import Spec
 
-from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS
 
 TUNED_ON, REPORTED_ON = (0, 1, 2), (3, 4, 5)
 """Defaults were chosen on the first seeds; the goals are reported on others."""
@@ -195,15 +195,15 @@ def _steps() -> Iterator[Line]:
         fine = clients(count, inner=inner)
         yield Line((label, "1 (default)"), stepped(1.0, count, inner=inner), fine)
     lengths: tuple[tuple[int, tuple[float, ...]], ...] = (
-        (12, (0.5, 1.0, 0.35)),
-        (30, (0.5, 1.0)),
+        (12, (0.25, 0.5, 1.0)),
+        (30, (0.25, 0.5, 1.0)),
         (60, (1.0,)),
         (480, (1.0,)),
     )
     for rounds, steps in lengths:
         every = TOTAL // 4 // rounds
         for step in steps:
-            usual = step == (SHORT_STEP if rounds < MANY_ROUNDS else 1.0)
+            usual = step == 1.0 and rounds >= MANY_ROUNDS
             label = f"4 clients, muon, {rounds} rounds of {every} steps"
             shown = f"{step:g} (default)" if usual else f"{step:g}"
             yield Line((label, shown), stepped(step, every=every), clients(4, every=every))

@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
-from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP, Config
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, Config
 from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import method_of
@@ -249,10 +249,9 @@ def planned_rounds(config: Config) -> float | None:
 
 def usual_step(config: Config) -> float:
     """Return the step of uniform where none is set, in root mean squares of a block."""
-    if config.split.is_on or config.tune.is_on:
-        return FINE_STEP
     rounds = planned_rounds(config)
-    return SHORT_STEP if rounds is not None and rounds < MANY_ROUNDS else 1.0
+    is_short = rounds is not None and rounds < MANY_ROUNDS
+    return FINE_STEP if is_short or config.split.is_on or config.tune.is_on else 1.0
 
 
 def keeps_error(config: Config) -> bool:

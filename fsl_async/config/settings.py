@@ -62,8 +62,6 @@ that many rounds and clients average."""
 MANY_ROUNDS = 60
 """A run of fewer has a clearly worse model than training in one place (docs/QUALITY.md), and the
 errors of a step of 1 do not average out."""
-SHORT_STEP = 0.5
-"""A step for runs of fewer."""
 
 _LEAST_SHARE_OF_PERIOD = 0.02
 """Least time between two versions, in sync.every_s: each writes files of the model's size."""
@@ -298,7 +296,7 @@ class CodecConfig:
     up_step: float = setting(
         0.0,
         "step of uniform in deltas, in root mean squares of a block, 0.05 to 4; 0 = by the run: 1"
-        f" in pretraining, {SHORT_STEP} below {MANY_ROUNDS} planned rounds, else {FINE_STEP}",
+        f" in pretraining without an end or of {MANY_ROUNDS} planned rounds, else {FINE_STEP}",
         must_be_step,
     )
     down_step: float = setting(0.0, "the same of versions", must_be_step)
