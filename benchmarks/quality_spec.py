@@ -70,8 +70,8 @@ class Spec:
     format: Format = "uniform"
     up_step: float = FINE_STEP
     down_step: float = FINE_STEP
-    """Of uniform, in root mean squares of a block. Most tables compare other things than these, and
-    their rows have steps whose errors do not count."""
+    """The steps of uniform, in root mean squares of a block. Most tables compare other things, and
+    their rows have steps too fine to matter."""
     stale: int = 0
     """Rounds that the deltas of the last client are late."""
     late_joiner: bool = False

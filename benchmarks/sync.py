@@ -72,7 +72,7 @@ from fsl_transport.loop import run as run_loop
 
 KEEP_VERSIONS = 2
 STEP = 1.0
-"""Of uniform, in root mean squares of a block: that of a run of many rounds."""
+"""The step of uniform in a run of many rounds, in root mean squares of a block."""
 GB = 1e9
 TIMED_CHUNKS = 9
 CHECKPOINT_TIMEOUT_S = 300.0

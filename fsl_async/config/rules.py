@@ -130,7 +130,7 @@ ACTIVATION_FUNCTIONS = (
 
 
 LEAST_STEP, MOST_STEP = 0.05, 4.0
-"""Of `uniform`, in root mean squares of a block."""
+"""The smallest and the largest step of `uniform`, in root mean squares of a block."""
 
 
 def must_be_step(value: float) -> str | None:

@@ -11,7 +11,7 @@ LOSSLESS = CodecSpec(format="fp32")
 
 @frozen(eq=False)
 class Lost:
-    """What coding has lost of a chunk.
+    """The part of a chunk that coding has lost.
 
     values: what its frame lacks, float32 (n,); both add up to the difference. They are in memory
     that the next call uses again. square, of: sum of the squares of these values, and of the

@@ -396,8 +396,7 @@ class ClientMachine(RoleMachine):
     def _rebase(self) -> list[Effect]:
         self.busy = "rebasing"
         discard, self.discard = self.discard, False
-        # After the last call nothing more is sent: the run's weights are those of all clients.
-        ends = self.held is not None and self.held.last
+        ends = self.held is not None and self.held.last  # nothing more is sent
         return [do.Rebase(self.base.version, discard or ends)]
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:

@@ -123,7 +123,7 @@ OPERATIONS = ("train", "snapshot", "encode", "merge", "update", "full", "fetch",
     st.sampled_from([FP32, BF16]),
 )
 def test_everything_trained_is_sent_once_in_any_interleaving(operations, values, codec):
-    """What was sent plus what is unsent equals what was trained, also where coding loses half.
+    """Sent and unsent work add up to all that was trained, also where coding loses half.
 
     Whole numbers are exact in fp32, and bf16 makes others of them, so equality is exact in any
     order of operations. Deltas may be half coded at a rebase.
@@ -524,7 +524,7 @@ def test_without_error_kept_a_version_is_taken_as_it_is():
 
 
 def test_a_delta_dropped_while_it_is_coded_leaves_its_vector_alone(monkeypatch):
-    """It may be the next snapshot's by then."""
+    """The next snapshot may already be in it."""
     model = Weights(600)
     client = attached(model, COARSE)
     model.add(np.random.default_rng(0).standard_normal(600).astype(np.float32))
