@@ -198,13 +198,14 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
     counts = np.bincount(words, minlength=256)
     # A later split is tried only where it may pay, and must then save a sixteenth, because larger
     # alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
-    # codes: then too, or if one code dominates.
+    # codes: then too, or if one code dominates. Of uniform codes: if one is an eighth of all, since
+    # the two low bits of codes near zero are far from equally likely.
     asymmetry = int(np.abs(counts[:128] - counts[128:]).sum())
     goes_together = asymmetry > words.size >> 2
-    dominated = int(counts.max()) > words.size >> 2
-    promising = (True, goes_together, goes_together or dominated)
+    largest = int(counts.max())
+    promising = (True, goes_together, goes_together or largest > words.size >> 2)
     if number_format.float8 is None:
-        promising = (True, dominated, False)
+        promising = (True, largest > words.size >> 3, False)
     best = None
     for index, split in enumerate(splits[:3]):
         if promising[index] and split.group == 1:

@@ -169,7 +169,8 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const std::uint32_t* codes = scratch.counts[0].tables[0];
   // A later split is tried only where it may pay, and must then save a sixteenth, because larger
   // alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
-  // codes: then too, or if one code dominates.
+  // codes: then too, or if one code dominates. Of uniform codes: if one is an eighth of all, since
+  // the two low bits of codes near zero are far from equally likely.
   std::uint64_t asymmetry = 0;
   std::uint32_t largest = 0;
   for (int code = 0; code < 128; ++code) {
@@ -178,7 +179,7 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
     largest = std::max(largest, std::max(codes[code], codes[code + 128]));
   }
   const bool goes_together = asymmetry > request.sampled >> 2;
-  const bool is_dominated = largest > request.sampled >> 2;
+  const bool is_dominated = largest > request.sampled >> (format.is_uniform() ? 3 : 2);
   const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together,
                              goes_together || is_dominated};
   for (int index = 0; index < 3; ++index) {
