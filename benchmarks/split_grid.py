@@ -59,7 +59,7 @@ USUAL: dict[str, Any] = {
 }
 """All values of a row; kept rows are found by them."""
 SETTINGS = {key.partition(".")[2]: key for key in (*SPLIT_SETTINGS, *SPLIT_ROWS)}
-SETS = {"models": "split.models", "step_log2": "codec.step_log2"}
+STEPS = ("codec.up_step", "codec.down_step")
 COMMON: dict[str, Any] = {
     "model": "small-cnn",
     "clients": 5,
@@ -121,7 +121,10 @@ class Spec:
             target_accuracy=values["target"],
             score_every=int(values["evaluates"]),
             settings={key: values[name] for name, key in SETTINGS.items()},
-            sets=tuple(f"{key}={values[name]}" for name, key in SETS.items()),
+            sets=(
+                f"split.models={values['models']}",
+                *(f"{key}={2 ** (-values['step_log2'] / 4):.4g}" for key in STEPS),
+            ),
             **{name: values[name] for name in names},
         )
 

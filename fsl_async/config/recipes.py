@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
-from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, Config
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP, Config
 from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import method_of
@@ -250,18 +250,20 @@ def planned_rounds(config: Config) -> float | None:
 def usual_step(config: Config) -> float:
     """Return the step of uniform where none is set, in root mean squares of a block."""
     rounds = planned_rounds(config)
-    is_short = rounds is not None and rounds < MANY_ROUNDS
-    return FINE_STEP if is_short or config.split.is_on or config.tune.is_on else 1.0
+    if config.split.is_on or config.tune.is_on:
+        return FINE_STEP
+    return SHORT_STEP if rounds is not None and rounds < MANY_ROUNDS else 1.0
 
 
 def keeps_error(config: Config) -> bool:
     """Whether clients keep what coding loses of a delta, and send it with the next.
 
-    Full weights lose nothing that a later round lacks, and what is kept of factors is of their
-    basis, which some rules change with each version.
+    Full weights lose nothing that a later round lacks. What is kept of factors is of their basis,
+    which some rules change with each version; and with rolora the factor that rests must be the
+    same at all clients.
     """
-    changes_basis = config.tune.method == "lora" and config.tune.rule in BASIS_RULES
-    return not config.split.sends_whole and not changes_basis
+    rule = config.tune.rule if config.tune.method == "lora" else None
+    return not config.split.sends_whole and rule != "rolora" and rule not in BASIS_RULES
 
 
 def with_implied(config: Config) -> Config:

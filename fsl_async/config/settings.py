@@ -59,9 +59,9 @@ BLOCK_VALUES = 128
 FINE_STEP = 0.088
 """A step of uniform in root mean squares, whose error is that of e4m3: for what is not a change
 that many rounds and clients average."""
-MANY_ROUNDS = 60
-"""A run of fewer has a clearly worse model than training in one place (docs/QUALITY.md), and the
-errors of a step of 1 do not average out."""
+MANY_ROUNDS, SHORT_STEP = 60, 0.25
+"""A run of fewer rounds has a clearly worse model than training in one place (docs/QUALITY.md), and
+the errors of a step of 1 do not average out: those of the second one do."""
 
 _LEAST_SHARE_OF_PERIOD = 0.02
 """Least time between two versions, in sync.every_s: each writes files of the model's size."""
@@ -296,7 +296,8 @@ class CodecConfig:
     up_step: float = setting(
         0.0,
         "step of uniform in deltas, in root mean squares of a block, 0.05 to 4; 0 = by the run: 1"
-        f" in pretraining without an end or of {MANY_ROUNDS} planned rounds, else {FINE_STEP}",
+        f" in pretraining without an end or of {MANY_ROUNDS} planned rounds and more, {SHORT_STEP}"
+        f" of fewer, else {FINE_STEP}",
         must_be_step,
     )
     down_step: float = setting(0.0, "the same of versions", must_be_step)

@@ -398,7 +398,7 @@ SHARE = "share_"
 """A metric's name begins with it; the name of a label follows."""
 ONE_CLASS = 0.95
 """Share of one label from which a site counts as one of a single class."""
-GROWS = 10
+GROWS, MOST_KEPT = 10, 0.8
 """Deltas in a row with which the share that is kept back grows, until people are told."""
 FAR = 3.0
 """A site that moves weights or products this many times as far as the median is named."""
@@ -476,8 +476,10 @@ def _words(names: list[str]) -> str:
 
 
 def saw_unsent(client: ClientState, share: float) -> bool:
-    """Keep the share of a delta that was not sent; return whether it has grown for too long."""
-    grows = client.unsent is not None and share > client.unsent
+    """Keep the share of a delta that was not sent; return whether it has grown, or been most of the
+    delta, for too long.
+    """
+    grows = share >= MOST_KEPT or (client.unsent is not None and share > client.unsent)
     client.unsent, client.unsent_grew = share, client.unsent_grew + 1 if grows else 0
     return client.unsent_grew == GROWS
 
@@ -485,8 +487,9 @@ def saw_unsent(client: ClientState, share: float) -> bool:
 def unsent_words(client: ClientState) -> str:
     """A line about a client that keeps back more and more."""
     return (
-        f"{client.name} keeps back more with each delta, {client.unsent_grew} times in a row, now"
-        f" {client.unsent or 0.0:.0%} of its norm: a smaller codec.up_step sends more at once"
+        f"{client.name} keeps back more with each delta, or most of it, {client.unsent_grew} times"
+        f" in a row, now {client.unsent or 0.0:.0%} of its norm: codec.up = uniform with a smaller"
+        " codec.up_step sends more at once"
     )
 
 

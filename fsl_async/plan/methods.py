@@ -51,7 +51,7 @@ A round of fine-tuning sends and receives:
 An adapted layer of `inputs` and `outputs` exchanges rank x (inputs + outputs) values, with ffa
 those of B alone; fedex and flora also have a dense matrix of each layer
 (`fsl_async.store.rules.adapters`). Zeros in a delta (rows beyond a site's rank, the factor that
-rests in a round of rolora) cost about a bit each, coded.
+rests in a round of rolora) cost next to nothing, coded.
 
 Methods: Hu et al., LoRA, arXiv:2106.09685; Li et al., DeComFL, arXiv:2405.15861.
 """

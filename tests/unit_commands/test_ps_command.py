@@ -29,8 +29,8 @@ def test_rounds_of_a_run_by_its_limits(overrides, expected):
     [
         ([], (1.0, 1.0)),
         (["run.rounds=60"], (1.0, 1.0)),
-        (["run.rounds=59"], (0.088, 0.088)),
-        (["run.rounds=59", "codec.up_step=2"], (2.0, 0.088)),
+        (["run.rounds=59"], (0.25, 0.25)),
+        (["run.rounds=59", "codec.up_step=2"], (2.0, 0.25)),
         (["tune.method=lora"], (0.088, 0.088)),
         (["split.method=splitfed-v1", "codec.down_step=1"], (0.088, 1.0)),
     ],
@@ -40,7 +40,7 @@ def test_steps_of_uniform_by_the_kind_and_length_of_a_run(overrides, steps):
     codec = with_implied(load(None, overrides)).codec
     assert (codec.up_step, codec.down_step) == steps
     quarters = [codec.spec_up.step_log2, codec.spec_down.step_log2]
-    assert quarters == [{1.0: 0, 2.0: -4, 0.088: 14}[step] for step in steps]
+    assert quarters == [{1.0: 0, 2.0: -4, 0.25: 8, 0.088: 14}[step] for step in steps]
 
 
 def test_a_decay_at_a_date_needs_an_end_and_a_schedule_that_decays():

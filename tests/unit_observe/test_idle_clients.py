@@ -61,7 +61,7 @@ def test_clients_that_train_the_same_are_told_after_three_rounds():
 def test_a_client_that_keeps_back_more_and_more_is_told():
     """Where the step is too coarse, what was not sent grows, and weights go astray."""
     run, told = RunState(), []
-    for sequence, share in enumerate([0.3, 0.29, *(0.3 + 0.05 * i for i in range(12)), 0.2], 1):
+    for sequence, share in enumerate([0.3, 0.29, *(0.3 + 0.04 * i for i in range(12)), 0.2], 1):
         facts = {"unsent": share}
         delta = {"key": f"a/1/0/{sequence}", "tokens": 9, "steps": 2, "facts": facts, "metrics": {}}
         told.append(run.apply({"t": 1.0, "type": "delta_meta", "peer": "a", "delta": delta}))
@@ -69,11 +69,21 @@ def test_a_client_that_keeps_back_more_and_more_is_told():
             assert [line for line in table(run, 1.0) if "keeps back more" in line]
     assert [len(news) for news in told] == [0] * 11 + [1] + [0] * 3
     (news,) = told[11]
-    assert "a keeps back more with each delta, 10 times in a row, now 75% of its norm" in news.text
+    assert "each delta, or most of it, 10 times in a row, now 66% of its norm" in news.text
     lines = table(run, 1.0)
     assert "kept back" in lines[0]
     assert lines[1].rstrip().endswith("20%")
     assert not [line for line in lines if "keeps back more" in line]
+
+
+def test_a_client_that_keeps_most_of_each_delta_back_is_told():
+    """With a step of 4 nearly nothing is sent, and the share cannot grow."""
+    run, told = RunState(), 0
+    for sequence in range(1, 12):
+        facts = {"unsent": 0.99 if sequence % 2 else 0.98}
+        delta = {"key": f"a/1/0/{sequence}", "tokens": 9, "steps": 2, "facts": facts, "metrics": {}}
+        told += len(run.apply({"t": 1.0, "type": "delta_meta", "peer": "a", "delta": delta}))
+    assert told == 1
 
 
 def test_a_site_of_one_class_is_named_once():

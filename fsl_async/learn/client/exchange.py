@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
     from fsl_async.store.deltas.seed_step import Directions
 
-_PIECE_VALUES = 1 << 16
-
 FetchKind = Literal["update", "seeds", "full", "global", "global_full"]
 
 
@@ -193,7 +191,7 @@ class Exchange:
         else:
             before = self._reference  # only this thread replaces it
             assert before is not None
-            moved = not work.steps or _has_moved(self._known_manifest(), before, snapshot)
+            moved = not work.steps or self._has_moved(before, snapshot)
             self._put_vectors(sequence, snapshot, is_finite=work.finite)
             if self._unsent is not None and math.isfinite(self._unsent):
                 facts[UNSENT] = round(self._unsent, 4)
@@ -255,6 +253,8 @@ class Exchange:
                     self._release(wanted.reference)
                 if is_new:
                     self._carries = True
+                if wanted.how == "take":
+                    self._forget_unsent()
         self._on_event(Rebased(wanted.version, moved.dropped_tokens))
 
     def restart(self, move: Callable[[Move], Moved]) -> bool:
@@ -274,6 +274,7 @@ class Exchange:
                 self.version, self._model_digest = version, digest
                 self._reference, self._carries = base, True
                 self._release(reference)
+                self._forget_unsent()
         return True
 
     def read_base(self, read: Callable[[Vector], None]) -> int:
@@ -628,19 +629,21 @@ class Exchange:
         self._release(minuend)
         self._release(subtrahend)
 
+    def _has_moved(self, before: Vector, after: Vector) -> bool:
+        """Whether any weight was trained; true where there are none, but buffers only.
+
+        Stops at the first chunk that was, most often the first one.
+        """
+        manifest = self._known_manifest()
+        ranges = [manifest.chunk_range(index) for index in range(manifest.chunks)]
+        weights = [one for one in ranges if one[0] < manifest.weights]
+        return not weights or any(self.coder.is_new(before, after, *one) for one in weights)
+
+    def _forget_unsent(self) -> None:
+        self._unsent = None
+        self.coder.forget()
+
     def _known_manifest(self) -> Manifest:
         if self.manifest is None:
             raise LearnerError("no model is attached")
         return self.manifest
-
-
-def _has_moved(manifest: Manifest, before: Vector, after: Vector) -> bool:
-    """Whether any weight differs; true where there are none, but buffers only.
-
-    Stops at the first piece that does, most often the first one.
-    """
-    for start in range(0, manifest.weights, _PIECE_VALUES):
-        stop = min(start + _PIECE_VALUES, manifest.weights)
-        if not np.array_equal(before[start:stop], after[start:stop]):
-            return True
-    return not manifest.weights

@@ -120,7 +120,7 @@ class ExchangePort(Protocol):
         """Exchange a model of this manifest, whose first weights are `own`."""
 
     def put_snapshot(self, sequence: int, snapshot: Vector | None, work: Work) -> None:
-        """Take a snapshot for delta `sequence`; from here on nothing writes the vector.
+        """Take a snapshot for delta `sequence`; from here on only its coding writes the vector.
 
         None: the delta is `work.scalars`, and the model goes back to the base with the next
         version. Raises TaskError where the run has no such scalars.

@@ -396,7 +396,9 @@ class ClientMachine(RoleMachine):
     def _rebase(self) -> list[Effect]:
         self.busy = "rebasing"
         discard, self.discard = self.discard, False
-        ends = self.held is not None and self.held.last  # nothing more is sent
+        # Nothing more is sent: by the call, or by where the run is since the turn was called.
+        held = self.held
+        ends = held is not None and (held.last or (held.trains and self.version_sync.over))
         return [do.Rebase(self.base.version, discard or ends)]
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:

@@ -38,6 +38,7 @@ class VersionSync:
     global_digest: str = ""  # of the global weights kept, from which a coded update may lead
     replaying: str = ""  # scalars that the worker replays, for which nothing else is taken
     tokens: int = 0  # merged by the run, as announced last
+    over: bool = False  # the newest version is the last one, by the run's limits
     refuses_rollback: bool = False  # by the site's policy
 
     def announced(self, newest: msg.Announce | msg.Scalars) -> str:
@@ -45,6 +46,7 @@ class VersionSync:
         last, before, self.latest = self.latest, self.tokens, Held(newest.version, newest.digest)
         tokens = newest.position.tokens
         self.tokens = tokens or before
+        self.over = newest.position.is_planned and newest.position.progress >= 1.0
         if last.version < newest.version or last in (Held(), self.latest):
             return ""
         words = gone_words(newest.version, last.version, before - tokens)

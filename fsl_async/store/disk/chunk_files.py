@@ -31,7 +31,7 @@ Used for spooled deltas and for a version's update.
 
 Its digest is BLAKE3 of the digests of its frames. There is no index: the lengths lead from frame to
 frame. A file can be written while its frames arrive, and one pass over the lengths (a few bytes per
-half megabyte of weights) finds every frame.
+chunk) finds every frame.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Lineage:
             work = self.works[one.key.client, one.key.incarnation]
             expected = work.expected.pop(one.key.sequence)
             error = float(np.abs(found[: self.manifest.weights] - expected).max())
-            coded = 0.0 if self.exact else COARSE * float(np.sqrt(np.mean(expected**2)))
+            coded = 0.0 if self.exact else COARSE * work.largest
             if error > TOLERANCE * work.unit + coded:
                 wrong.append(f"delta {one.key.text} does not hold the work of its steps")
             work.frames.pop(one.key.sequence, None)  # scalars have none

@@ -76,6 +76,8 @@ class Sent:
     """Trained and not sent, float64 (weights,), by the steps and by the frames of deltas from
     `first` on. Empty: not known."""
     first: int = 0
+    largest: float = 0.0
+    """The largest root mean square of such weights: what coding left of it may wait later on."""
 
 
 class WatchedExchange(Exchange):
@@ -288,7 +290,9 @@ class VirtualTraining(Trainer):
         begin, self._settled = self._settled, self.steps
         steps = self._settled - begin
         self.sent_steps += steps
-        self.sent.expected[order.sequence] = self._owed(-self.work(begin, self._settled))
+        expected = self._owed(-self.work(begin, self._settled))
+        self.sent.expected[order.sequence] = expected
+        self.sent.largest = max(self.sent.largest, float(np.sqrt(np.mean(expected**2))))
         self._await_pace()
         self._put(order.sequence, Work(steps * TOKENS_PER_STEP, steps, {}, finite=True))
 

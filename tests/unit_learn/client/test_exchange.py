@@ -514,6 +514,38 @@ def test_a_snapshot_tells_what_the_delta_before_lacks():
     assert 0.1 < shares[1]["unsent"] < 0.35
 
 
+def test_what_was_trained_once_is_not_sent_again_and_again():
+    """Rows of an embedding, of which each round trains other ones."""
+    model = Weights(4096)
+    client, server = attached(model, COARSE), Server(model.numbers())
+    for number in range(1, 9):
+        row = slice(512 * (number - 1), 512 * number)
+        step = np.zeros(4096, np.float32)
+        step[row] = np.random.default_rng(number).standard_normal(512)
+        model.add(step)
+        delta = taken(client, number)
+        assert np.count_nonzero(delta[row]) > 200
+        assert not np.delete(delta, np.r_[row]).any()
+        server.merge(delta)
+        client.exchange.drop_delta(number)
+        move(client, server, number, "update")
+
+
+@pytest.mark.parametrize("step_log2", [0, -4, 14])
+def test_a_model_that_is_not_trained_any_more_sends_nothing(step_log2):
+    """So its client is named at once, and its delta does not count."""
+    model = Weights(600)
+    client = attached(model, CodecSpec(format="uniform", step_log2=step_log2))
+    trained_in(3, 600, client=client)
+    for number in (4, 5):
+        assert not taken(client, number).any()
+        assert not client.events[-1].moved
+        client.exchange.drop_delta(number)
+    model.add(np.full(600, 5.0, np.float32))
+    assert taken(client, 6).any()
+    assert client.events[-1].moved
+
+
 def test_without_error_kept_a_version_is_taken_as_it_is():
     """Some rules change the basis of adapters with each version: an error before has no meaning."""
     model = Weights(600)
