@@ -8,6 +8,7 @@ that the user can act on, and may return an exit code.
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "audit": "Attack the delta that this site would send, before it joins a run.",
     "bench": "Measure codec and transport on this machine, and compare them with its limits.",
     "chaos": "Inject faults into a running run, and report what they cost.",
     "compare": "Train with several methods of split learning, side by side.",

@@ -42,6 +42,17 @@ _IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS}), ADAPTERS: frozenset({SCALARS
 """Kinds that another one includes."""
 
 
+@frozen
+class AuditLimits:
+    """The most that an audit of this site's records may find; None: no limit.
+
+    words_percent: of the words of a round, in percent. auc: of membership, 0.5 to 1.
+    """
+
+    words_percent: float | None = None
+    auc: float | None = None
+
+
 def parse_kinds(text: str | Iterable[str], where: str) -> frozenset[str]:
     """Read kinds from `a,b,c` or a list.
 

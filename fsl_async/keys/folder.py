@@ -17,7 +17,11 @@ In site.toml a site's administrator lists what may leave the site:
 `--allow` at a client may narrow that list and never widen it. Without the file the command line
 decides, and without either only deltas leave. With `accept_rollback = false` a client without
 `--accept-rollback` ends when its run goes back to an older version. A file that other users can
-change is refused, like the allow-list.
+change is refused, like the allow-list. The table `audit` limits what `fsl-node audit` may find:
+
+        [audit]
+        words = 5
+        auc = 0.6
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
+from fsl_async.config.site_policy import AuditLimits, SitePolicy, listed, parse_kinds
 from fsl_async.errors import KeysError, UsageError, program
 from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
@@ -228,6 +232,21 @@ def site_policy(
     return SitePolicy(wanted, fix, refuses_rollback=not accepts)
 
 
+def audit_limits(folder: KeysFolder) -> AuditLimits:
+    """Return the limits of site.toml's table `audit`: words (percent) and auc. Raises KeysError."""
+    text, path = folder.read_shared(FILE, MAX_BYTES), folder.path / FILE
+    found = {} if text is None else _tables(text, str(path)).get("audit", {})
+    limits = {"words": (0, 100), "auc": (0.5, 1)}
+    if not isinstance(found, dict) or found.keys() - limits.keys():
+        raise KeysError(f"{path}: the table audit has words, in percent, and auc")
+    for name, value in found.items():
+        least, most = limits[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most:
+            raise KeysError(f"{path}: audit.{name} is a number from {least} to {most}")
+    return AuditLimits(found.get("words"), found.get("auc"))
+
+
 def _check_folder(path: Path) -> None:
     """Raise KeysError where other users can replace files in the target folder of a link."""
     mode = path.stat().st_mode
@@ -237,15 +256,20 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _parse(text: str, where: str) -> tuple[frozenset[str], bool]:
+def _tables(text: str, where: str) -> dict[str, Any]:
     try:
         found = tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise KeysError(f"{where}: not valid TOML: {error}") from None
-    unknown = sorted(found.keys() - {"allow", "accept_rollback"})
+    unknown = sorted(found.keys() - {"allow", "accept_rollback", "audit"})
     if unknown:
-        known = "there are allow and accept_rollback"
+        known = "there are allow, accept_rollback and the table audit"
         raise KeysError(f"{where}: unknown key {unknown[0][:40]!r}; {known}")
+    return found
+
+
+def _parse(text: str, where: str) -> tuple[frozenset[str], bool]:
+    found = _tables(text, where)
     allow, accepts = found.get("allow"), found.get("accept_rollback", True)
     if not isinstance(accepts, bool):
         raise KeysError(f"{where}: accept_rollback is true or false")

@@ -70,12 +70,12 @@ def write_llama(folder: Path, *, seed: int = 0, chat: bool = False) -> Path:
     return _write(LlamaForCausalLM, config, folder, seed, tokenizer(chat=chat))
 
 
-def write_bert(folder: Path, *, seed: int = 0) -> Path:
+def write_bert(folder: Path, *, seed: int = 0, width: int = WIDTH) -> Path:
     """A BERT of 2 blocks of width 32 without a head, for classify."""
     config = BertConfig(
         vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         max_position_embeddings=POSITIONS,

@@ -1,0 +1,94 @@
+"""An audit of a site's records by the command, with a small base."""
+
+import importlib.util
+import json
+
+import pytest
+from click.testing import CliRunner
+
+if not importlib.util.find_spec("transformers"):
+    pytest.skip("needs the extra hf", allow_module_level=True)
+
+import tiny_base
+
+from fsl_async.commands.audit import EXCEEDED, command
+from fsl_async.errors import FslError
+
+TEXTS = ("a cold night", "warm bread", "nothing new", "deep blue sea", "two old men", "quick fox")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_base.write_bert(tmp_path_factory.mktemp("bert"), width=384)
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "mine.csv"
+    rows = [f"{text} {n},{('no', 'yes')[n % 2]}\n" for n in range(4) for text in TEXTS]
+    path.write_text("text,label\n" + "".join(rows))
+    return path
+
+
+@pytest.fixture
+def audit(base, data, tmp_path):
+    def run(*more, keys=tmp_path):
+        words = ["--base", base, "--data", data, "--keys", keys, "--steps", 2, "--batch", 2]
+        sets = ["tune.objective=classify", "tune.labels=no,yes", "tune.targets=query,value"]
+        sets += ["train.batch=2", "run.rounds=3", "codec.up=fp32"]
+        words += [word for one in sets for word in ("--set", one)] + list(more)
+        return CliRunner().invoke(command, list(map(str, words)), standalone_mode=False)
+
+    return run
+
+
+def found(result):
+    return json.loads([line for line in result.stdout.splitlines() if line.startswith("{")][-1])
+
+
+def test_a_record_is_read_from_one_plain_step_and_not_from_ffa(audit, tmp_path):
+    """In order and in words, beside the other settings; the page has the same."""
+    result = audit("--json", "--html", tmp_path / "page.html")
+    assert result.return_value == 0
+    report = found(result)
+    by_label = {one["label"]: one for one in report["readings"]}
+    plain = by_label["1 step of 1 record, plain SGD"]
+    assert plain["read"] == 1.0
+    assert plain["in_order"] > 0.5
+    assert by_label["this run"]["words"] > plain["words"]
+    assert by_label["this run with tune.rule = ffa"]["read"] == 0.0
+    assert 0 < report["worst"]["share"] <= 1
+    assert report["epsilon"] is None
+    assert report["beyond"] == []
+    assert "<td>1 step of 1 record, plain SGD<td>" in (tmp_path / "page.html").read_text()
+    assert found(audit("--json")) == report, "the same bits twice"
+
+
+def test_a_sites_limits_decide_the_exit_code(audit, tmp_path):
+    (tmp_path / "site.toml").write_text("[audit]\nwords = 5\nauc = 1\n")
+    result = audit()
+    assert result.return_value == EXCEEDED
+    assert "of the words; this site allows 5 %" in result.stderr
+    assert "not by this attack" not in result.stdout
+    assert "what is not read here is not read by this attack" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[audit]\nwords = 101\n", "audit.words is a number from 0 to 100"),
+        ("[audit]\nauc = true\n", "audit.auc is a number from 0.5 to 1"),
+        ("[audit]\nword = 1\n", "the table audit has words, in percent, and auc"),
+        ("audit = 3\n", "the table audit has words, in percent, and auc"),
+    ],
+)
+def test_wrong_limits_are_refused_before_training(audit, tmp_path, text, problem):
+    (tmp_path / "site.toml").write_text(text)
+    result = audit()
+    assert isinstance(result.exception, FslError)
+    assert problem in result.exception.message
+
+
+def test_zeroth_order_sends_numbers(audit):
+    result = audit("--order", "zeroth", "--json")
+    assert found(result)["scalars"] == 5
