@@ -13,6 +13,7 @@ whether activations or labels leave a site. A client lists what may leave its ma
                   U-shape gradients too
     labels        labels of the data; for text the text itself, because labels are the next tokens
     metrics       loss and other numbers that training reports, and the errors of coding
+    embeddings    an embedding that fine-tuning trains: its rows tell which words the records have
 
 Every client also sends what a session needs: its name, key and incarnation, its version with the
 digest, names and shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves
@@ -37,7 +38,8 @@ from fsl_async.roles.split.methods import METHODS
 
 DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
-KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS)
+EMBEDDINGS = "embeddings"
+KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS)
 _IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS}), ADAPTERS: frozenset({SCALARS})}
 """Kinds that another one includes."""
 

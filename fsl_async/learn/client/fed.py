@@ -36,7 +36,8 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from fsl_async.config.site_policy import DELTAS
+from fsl_async.config.exposure import exposure_line, exposure_of
+from fsl_async.config.site_policy import DELTAS, EMBEDDINGS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values, statistics
 from fsl_async.learn.client.buffers import ModelWeights
@@ -206,6 +207,12 @@ class Fed:
         save_as_base(adapters)
         if not self.is_zeroth:  # else no weights leave but those that the first version begins with
             self._check_weights(model, adapters.view)
+        trains_embedding = _trains_embedding(model)
+        if trains_embedding and not self.is_zeroth:
+            what = "this run trains the embedding, whose rows tell the words of the records: it"
+            self.policy.require({EMBEDDINGS: "the parameter server"}, what)
+        found = exposure_of(tune, is_zeroth=self.is_zeroth, trains_embedding=trains_embedding)
+        self.log(exposure_line(found))
         facts = {RANK: float(adapters.site_rank), ORDER: 0.0 if self.is_zeroth else 1.0}
         self._training.facts["adapters"] = lambda: facts
         self._training.on_version = self._begin_version
@@ -579,3 +586,10 @@ class Fed:
         run's seed. whole: all of `data` is this client's. Raises TaskError for an empty part.
         """
         return self._positions.sampler(data, shuffle=shuffle, whole=whole)
+
+
+def _trains_embedding(model: nn.Module) -> bool:
+    """Whether the rows of the model's token embedding train, one for each token."""
+    found = getattr(model, "get_input_embeddings", lambda: None)()
+    weight = getattr(found, "weight", None)
+    return bool(weight is not None and weight.requires_grad)

@@ -176,7 +176,9 @@ class Audit:
         own: SiteRounds,
         sent: Sequence[tuple[_Case, SiteRounds | None, SentDelta | None, str]],
     ) -> tuple[list[Reading], Worst | None]:
-        pursuits = [None if one is None else Pursuit(layers.mixtures(one.changes)) for _, _, one, _ in sent]
+        pursuits = [
+            None if one is None else Pursuit(layers.mixtures(one.changes)) for _, _, one, _ in sent
+        ]
         for block in atoms(own.model, layers):
             for pursuit in pursuits:
                 if pursuit is not None:
@@ -192,7 +194,9 @@ class Audit:
                 found = [layers.place(one.number) for one in pursuit.found(MOST_TOKENS)]
             else:
                 found = [(token, -1) for token in rows]
-            reading, read = _compared(case.label, delta, found, layers, special, by_rows=rows is not None)
+            reading, read = _compared(
+                case.label, delta, found, layers, special, by_rows=rows is not None
+            )
             readings.append(reading)
             if case is sent[0][0]:
                 worst = _worst(own, delta, read, special)
@@ -281,7 +285,11 @@ def _worst(
     best: tuple[float, int, list[int]] | None = None
     for batch in delta.batches:
         for ids, mask in zip(batch.ids.tolist(), batch.mask.tolist(), strict=True):
-            words = [token for token, real in zip(ids, mask, strict=True) if real and token not in special]
+            words = [
+                token
+                for token, real in zip(ids, mask, strict=True)
+                if real and token not in special
+            ]
             if not words:
                 continue
             share = sum(token in read for token in words) / len(words)

@@ -78,7 +78,9 @@ def first_layers(model: nn.Module, batch: TokenBatch) -> FirstLayers:
     hooks = [module.register_forward_pre_hook(see(name)) for name, module in layers.items()]
     try:
         with evaluating(model), torch.no_grad():
-            model(input_ids=torch.from_numpy(batch.ids), attention_mask=torch.from_numpy(batch.mask))
+            model(
+                input_ids=torch.from_numpy(batch.ids), attention_mask=torch.from_numpy(batch.mask)
+            )
     finally:
         for hook in hooks:
             hook.remove()
@@ -89,7 +91,9 @@ def first_layers(model: nn.Module, batch: TokenBatch) -> FirstLayers:
     vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     length = min(POSITIONS, batch.ids.shape[1])
     ids, real = torch.from_numpy(batch.ids[:, :length]), torch.from_numpy(batch.mask[:, :length])
-    alone = torch.stack([_alone(model, names[0], row[:, None].expand(-1, length)) for row in ids[:2]])
+    alone = torch.stack(
+        [_alone(model, names[0], row[:, None].expand(-1, length)) for row in ids[:2]]
+    )
     # alone: (B, tokens, positions, width); a real input is that of its own token and position.
     own = alone.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     cosines = torch.cosine_similarity(own, first[:2, :length], dim=-1)[real[:2] > 0]

@@ -132,9 +132,7 @@ def page(found: Findings, title: str) -> str:
     for one in sections(found):
         head, *rest = one.rows or ((),)
         cells = "".join(f"<th>{html.escape(cell)}" for cell in head)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) for row in rest
-        )
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) for row in rest)
         table = f"<table><tr>{cells}{body}</table>" if one.rows else ""
         lines = "".join(f"<p><code>{html.escape(line)}</code>" for line in one.lines)
         parts.append(f"<h2>{html.escape(one.title)}</h2>{lines}{table}")

@@ -16,7 +16,7 @@ from fsl_codecs import CodecSpec, decode, encode
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import SiteChoices
+from fsl_async.config.site_policy import KINDS, SiteChoices, SitePolicy
 from fsl_async.errors import DataError
 from fsl_async.learn.client.context import ClientContext, choose_device
 from fsl_async.learn.client.local_fed import LocalFed
@@ -89,7 +89,9 @@ class SiteRounds:
         )
         everything = tokenized(found, self.base, tune)
         if len(everything) < 4:
-            raise DataError(f"{data}: {len(everything)} records are too few to audit: give at least 4")
+            raise DataError(
+                f"{data}: {len(everything)} records are too few to audit: give at least 4"
+            )
         order = np.random.default_rng(config.run.seed).permutation(len(everything))[:records]
         mine, held = everything.select(order).split(max(config.data.holdout, 0.2))
         assert held is not None
@@ -103,6 +105,7 @@ class SiteRounds:
             config=to_wire(config),
             log=lambda _: None,
             site=SiteChoices(layers=layers),
+            policy=SitePolicy(frozenset(KINDS)),  # nothing leaves
         )
         self._fed = LocalFed(context)
         self.model: nn.Module = self._fed.lora(self.base.model, heads=self.base.drawn)
@@ -112,7 +115,9 @@ class SiteRounds:
         }
         self.first = self._copy()
         """The weights of version 0."""
-        self._train([self._batch(n, config.train.batch, from_end=True) for n in range(WARM_STEPS)])
+        warm = [self._batch(n, config.train.batch, from_end=True) for n in range(WARM_STEPS)]
+        with drawing(self._fed.device, self._fed.seed, "audit", "warm"):
+            self._train(warm)
         self.version = self._copy()
         """The weights that every round begins with."""
 

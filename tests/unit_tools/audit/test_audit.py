@@ -12,6 +12,8 @@ if not importlib.util.find_spec("transformers"):
 import tiny_base
 
 from fsl_async.commands.audit import EXCEEDED, command
+from fsl_async.config.exposure import exposure_of
+from fsl_async.config.load import load
 from fsl_async.errors import FslError
 
 TEXTS = ("a cold night", "warm bread", "nothing new", "deep blue sea", "two old men", "quick fox")
@@ -61,7 +63,10 @@ def test_a_record_is_read_from_one_plain_step_and_not_from_ffa(audit, tmp_path):
     assert report["epsilon"] is None
     assert report["beyond"] == []
     assert "<td>1 step of 1 record, plain SGD<td>" in (tmp_path / "page.html").read_text()
-    assert found(audit("--json")) == report, "the same bits twice"
+    again = found(audit("--json"))
+    drop_private = slice(None, -1)  # its noise is the operating system's
+    assert again.pop("readings")[drop_private] == report.pop("readings")[drop_private]
+    assert again == report, "the same bits twice"
 
 
 def test_a_sites_limits_decide_the_exit_code(audit, tmp_path):
@@ -92,3 +97,16 @@ def test_wrong_limits_are_refused_before_training(audit, tmp_path, text, problem
 def test_zeroth_order_sends_numbers(audit):
     result = audit("--order", "zeroth", "--json")
     assert found(result)["scalars"] == 5
+
+
+def test_the_line_at_joining_is_true(audit):
+    """Words are read where the table says so, and nowhere else."""
+    for rule in ("fedit", "ffa", "fedsvd"):
+        config = load(None, ["tune.method=lora", f"tune.rule={rule}"])
+        exposed = exposure_of(config.tune, is_zeroth=False, trains_embedding=False)
+        report = found(audit("--json", "--rule", rule))
+        read = max(one["read"] for one in report["readings"] if "tune.rule" not in one["label"])
+        assert (read > 0) == (exposed == "words"), rule
+    report = found(audit("--json", "--set", "tune.full=*word_embeddings*"))
+    assert all(one["by_rows"] for one in report["readings"][:3])
+    assert (report["readings"][0]["read"], report["readings"][0]["precision"]) == (1.0, 1.0)
