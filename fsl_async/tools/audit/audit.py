@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from fsl_async.config.settings import FINE_STEP, Config
-from fsl_async.config.settings_tuning import PRIVATE_RULES
+from fsl_async.config.settings_tuning import PRIVATE_RULES, AdapterRuleName
 from fsl_async.errors import ConfigError
 from fsl_async.tools.audit.inputs import FirstLayers, atoms, first_layers
 from fsl_async.tools.audit.membership import Membership, exposure, membership
@@ -78,7 +78,7 @@ class Findings:
 @frozen
 class _Case:
     label: str
-    rule: str
+    rule: AdapterRuleName
     shape: Shape
     dp_epsilon: float = 0.0
 
@@ -90,7 +90,7 @@ def cases_of(config: Config) -> list[_Case]:
     rule = tune.rule
     found = [_Case("this run", rule, own, tune.dp_epsilon)]
 
-    def beside(label: str, *, of: str = rule, **changed: object) -> None:
+    def beside(label: str, *, of: AdapterRuleName = rule, **changed: Any) -> None:
         shape = evolve(own, private=False, **changed)
         found.append(_Case(label, of, shape))
 
@@ -107,7 +107,7 @@ def cases_of(config: Config) -> list[_Case]:
     if rule != "ffa":
         beside("this run with tune.rule = ffa", of="ffa")
     if not tune.dp_epsilon:
-        private = rule if rule in PRIVATE_RULES else "ffa"
+        private: AdapterRuleName = rule if rule in PRIVATE_RULES else "ffa"
         found.append(_Case(f"{private} with epsilon 8", private, evolve(own, private=True), 8.0))
     return found
 

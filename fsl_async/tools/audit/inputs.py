@@ -22,7 +22,7 @@ _ALIKE = 0.98
 """Least cosine, in the mean, of a real input with the one computed for its token alone."""
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """Ends a forward pass at the layer that was waited for."""
 
 
@@ -49,12 +49,13 @@ class FirstLayers:
 
         delta: changes of weights by the model's names.
         """
-        found = []
+        found: list[Tensor] = []
         for layer in self.names:
             for name, change in delta.items():
-                if name.startswith(f"{layer}.lora_A."):
-                    found.append(change)
-                elif name in {f"{layer}.weight", f"{layer}.base_layer.weight"}:
+                if name.startswith(f"{layer}.lora_A.") or name in {
+                    f"{layer}.weight",
+                    f"{layer}.base_layer.weight",
+                }:
                     found.append(change)
         return torch.cat(found) if found else torch.empty(0, 1)
 
@@ -117,13 +118,13 @@ def _alone(model: nn.Module, layer: str, ids: Tensor) -> Tensor:
 
     def catch(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         caught.append(given[0].detach().float())
-        raise _Enough
+        raise _EnoughError
 
     hook = model.get_submodule(layer).register_forward_pre_hook(catch)
     try:
         with evaluating(model), torch.no_grad():
             model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    except _Enough:
+    except _EnoughError:
         return caught[0]
     finally:
         hook.remove()

@@ -87,7 +87,8 @@ class Pursuit:
 
     def found(self, most: int) -> tuple[Found, ...]:
         """The atoms that are found, at most so many, the most certain first."""
-        rows, chosen = self._rows.clone(), []
+        rows = self._rows.clone()
+        chosen: list[Found] = []
         left = self._atoms.double()
         left /= left.norm(dim=1, keepdim=True).clamp(min=1e-12)
         for _ in range(min(most, len(left))):
@@ -113,4 +114,5 @@ def _space(rows: Tensor) -> Tensor:
     if not bool(torch.isfinite(rows).all()) or not bool(rows.any()):
         return rows[:0]
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    return basis[sizes > RANK_TOLERANCE * sizes[0]]
+    found: Tensor = basis[sizes > RANK_TOLERANCE * sizes[0]]
+    return found

@@ -34,14 +34,14 @@ def _sections(found: Findings) -> Iterator[Section]:
     if worst is None:
         yield Section("The worst record", ("nothing was read",))
     else:
-        lines = (f"record: {worst.text}", f"read:   {worst.read}")
-        yield Section(f"The worst record: {_percent(worst.share)} of it was read", lines)
+        title = f"The worst record: {_percent(worst.share)} of it was read"
+        yield Section(title, (f"record: {worst.text}", f"read:   {worst.read}"))
     own = found.readings[0]
     yield Section(
         "Words of your records that the server reads",
         (
-            f"{_percent(own.read)} of {own.words:,} different words in a round"
-            f" ({_precision(own)} of what it reads is in them)",
+            f"{_percent(own.read)} of {own.words:,} different words in a round",
+            f"{_precision(own)} of what it reads is in them",
             _how(found, own),
             CAUTION,
         ),

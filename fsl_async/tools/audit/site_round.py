@@ -12,8 +12,6 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from fsl_codecs import CodecSpec, decode, encode
-
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SiteChoices, SitePolicy
@@ -28,6 +26,7 @@ from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.task import GradientSteps, tokenized
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized
 from fsl_async.tools.compare.alone import joined
+from fsl_codecs import decode, encode
 
 Weights = dict[str, Tensor]
 """Trained weights, or their changes, by the model's names."""
@@ -247,7 +246,7 @@ class SiteRounds:
         spec = codec.spec_up
         flat = torch.cat([change.reshape(-1) for change in changes.values()])
         decoded = torch.from_numpy(np.array(decode(encode(flat.numpy(), spec)), np.float32))
-        parts = decoded.split([change.numel() for change in changes.values()])
+        parts = torch.split(decoded, [change.numel() for change in changes.values()])
         return {
             name: part.view_as(change)
             for (name, change), part in zip(changes.items(), parts, strict=True)
