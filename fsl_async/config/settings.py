@@ -317,6 +317,11 @@ class CodecConfig:
         """The coding of updates."""
         return self._spec(self.down, self.down_step)
 
+    @property
+    def spec_global(self) -> CodecSpec:
+        """The coding of groups' global weights. They are few, so their errors do not average out."""
+        return self._spec(self.down, min(self.down_step or FINE_STEP, SHORT_STEP))
+
     def _spec(self, name: Format, step: float) -> CodecSpec:
         from fsl_codecs import CodecSpec
 
