@@ -90,6 +90,7 @@ class ClientRuntime(LoopSide):
         orders = Orders()
         exchange = Exchange(orders, on_event=self._post)
         self.training = Training(orders, exchange)
+        self.training.scorer = exchange.answer
         super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()
 

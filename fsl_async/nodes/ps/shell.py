@@ -149,6 +149,7 @@ class ParameterServerShell(Shell):
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
+            do.SendDelta: self._serving.serve_delta,
             do.KeepDecay: jobs.keep_decay,
             do.Quarantine: jobs.quarantine,
             do.Release: jobs.release,
@@ -213,7 +214,7 @@ class ParameterServerShell(Shell):
         shard = hello.shard - self._first_part
         if self._parts > self.shards and not 0 <= shard < self.shards:
             shard = -1  # a part of another group
-        held = (hello.run, hello.version, hello.digest, shard)
+        held = (hello.run, hello.version, hello.digest, shard, hello.evaluates)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
     def _down(self, event: tp.PeerDown, violation: str = "") -> None:
