@@ -380,7 +380,7 @@ class ParameterServerMachine(RoleMachine):
         if member is None:
             return [EndSession(peer, "not a member: reconnect")]
         if member.evaluates and self.version < 0:
-            return []  # the model of a run is not its evaluator's: it attaches again at version 0
+            return []  # a run's model is not its evaluator's; the shell asks again at version 0
         is_fixed = self.version >= 0 or self.publishing.received
         agrees, effects = self.membership.attached(event, is_fixed=is_fixed)
         if not agrees:
@@ -449,12 +449,7 @@ class ParameterServerMachine(RoleMachine):
             note = Note("version 0 is durable, training starts")
             if not self.config.leads:
                 return [note, *self.membership.begin_again()]
-            again: list[Effect] = [
-                EndSession(name, "version 0 is here: attach again")
-                for name, member in self.members.items()
-                if member.evaluates
-            ]
-            return [note, *again, *self.serving.announce(now), *self.hold.serve()]
+            return [note, *self.serving.announce(now), *self.hold.serve()]
         if is_global and self.end.asked and self.rounds.round is not None:
             self.rounds.phase = Phase.COLLECTING  # the last round goes on
             return [*self._announce_to_all(now), *self.rounds.evaluate(now), *self.hold.serve()]

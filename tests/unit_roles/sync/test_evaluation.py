@@ -7,7 +7,7 @@ import pytest
 from configs import guard_of
 from deltas import delta_of, key, merged_of
 
-from fsl_async.roles.machine import Done, EndSession, Refuse, Send
+from fsl_async.roles.machine import Done, Refuse, Send
 from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -248,8 +248,9 @@ def test_before_version_0_its_model_is_nothing(make_server, look):
     assert not [one for one in effects if isinstance(one, do.UseModel | Send)]
     server.join("a")
     server.receive(msg.InitialMeta("f"), "a", "initial:a/1")
-    effects = server.committed(0)
-    assert [one.peer for one in look.only(effects, EndSession)] == [JUDGE], "it attaches again"
+    server.committed(0)
+    assert not server.machine.members[JUDGE].attached
+    assert look.sent(server.attach(JUDGE), JUDGE) == [msg.Announce(0, "d0")]
 
 
 def test_the_end_of_a_run_does_not_wait_for_it(judged):

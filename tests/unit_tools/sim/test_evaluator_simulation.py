@@ -107,9 +107,7 @@ def play(monkeypatch):
         wanted = [f"tune.rule={rule}", f"guard.evaluator={JUDGE}", "tune.rank=2",
                   f"guard.evaluator_grace_s={GRACE_S}", *tune_simulation.EXACT]  # fmt: skip
         given = [f"guard.{name}={value}" for name, value in more.items()]
-        monkeypatch.setitem(
-            tune_simulation.SETTINGS, "lora", ["tune.method=lora", *wanted, *given]
-        )
+        monkeypatch.setitem(tune_simulation.SETTINGS, "lora", ["tune.method=lora", *wanted, *given])
         settings = SimulationSettings(4, hours, seed, faults, 60.0)
         run = Judged(settings, "lora")
         run.judge = kind
