@@ -40,6 +40,8 @@ class Evaluation:
     members: dict[str, Member]
     deltas: Deltas
     deadlines: Deadlines
+    least_clients: int = 1
+    """That the aggregation rule needs."""
     is_open: bool = False
     """Whether a merge waits for scores."""
     only: frozenset[DeltaKey] | None = None
@@ -113,8 +115,10 @@ class Evaluation:
             notes.append(Note(f"{text}; the others count", "warning"))
         hurting = [one for one in given.values() if self._harm(one) > 1.0]
         if len(hurting) > self._most:
-            text = f"the evaluator {name} finds {len(hurting)} of {asked} deltas harmful; at most"
-            notes.append(Note(f"{text} half of a round is refused, the worst ones", "warning"))
+            text = (
+                f"the evaluator {name} finds {len(hurting)} of {asked} deltas harmful, which is too"
+            )
+            notes.append(Note(f"{text} many: the worst {self._most} have no weight", "warning"))
         for key, one in self.scores().items():
             if one.refused:
                 text = f"delta {key.text} has no weight: to the evaluator {name} it alone adds"
@@ -136,8 +140,9 @@ class Evaluation:
 
     @property
     def _most(self) -> int:
-        """How many deltas may be refused."""
-        return len(self._asked) // 2
+        """How many deltas may be refused, so that the aggregation rule has enough clients."""
+        clients = len({key.client for key in self.only or ()})
+        return max(0, min(len(self._asked) // 2, clients - self.least_clients))
 
     def _harm(self, score: msg.Score) -> float:
         """How much a delta hurts, in units of what is allowed."""

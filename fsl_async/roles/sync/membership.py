@@ -242,7 +242,7 @@ class Publishing:
         if self.deadlines.when("publish") is not None:
             return []
         for name, member in self.members.items():
-            if member.attached and not member.evaluates:
+            if member.attached:
                 self.name = name
                 text = f"{name} is first and publishes the initial weights"
                 return [Note(text), Send(name, msg.Publish())]

@@ -158,7 +158,9 @@ class ParameterServerMachine(RoleMachine):
         self.deadlines = Deadlines()
         self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
-        evaluation = Evaluation(config.guard, self.members, self.deltas, self.deadlines)
+        evaluation = Evaluation(
+            config.guard, self.members, self.deltas, self.deadlines, merging.least_clients
+        )
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
         )

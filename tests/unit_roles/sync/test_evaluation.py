@@ -5,7 +5,7 @@ import math
 import attrs
 import pytest
 from configs import guard_of
-from deltas import delta_of, key, merged_of
+from deltas import delta_of, key, merged_of, stored_of
 
 from fsl_async.roles.machine import Done, Refuse, Send
 from fsl_async.roles.messages import MessageError
@@ -23,9 +23,10 @@ SITES = ("a", "b", "c", "d")
 def judged(make_server):
     """A run by rounds at version 0, of four sites and an evaluator that holds it."""
 
-    def make(sites=SITES, is_here=True, **limits):
+    def make(sites=SITES, *, is_here=True, least=1, **limits):
         guard = guard_of(evaluator=JUDGE, evaluator_grace_s=10.0, **limits)
-        server = make_server(trigger="rounds", guard=guard, round_cap_s=50.0)
+        more = {"round_cap_s": 50.0, "least_clients": least}
+        server = make_server(trigger="rounds", guard=guard, **more)
         server.begin(*sites)
         if is_here:
             join(server)
@@ -110,13 +111,15 @@ def test_the_limits_are_shares_of_the_loss(judged):
 
 def test_a_refused_delta_is_no_measure_of_the_others(judged):
     """It is refused before deltas are clipped, and its norm is forgotten."""
-    server = judged(clip_median=1.5)
-    answer_all(server, a=1.0, b=1.0, c=1e6, d=1e6)
+    server = judged(clip_median=1.5, max_tokens_median=1.0)
+    number = server.machine.version
+    for site, norm, tokens in (("a", 1.0, 8), ("b", 1.0, 8), ("c", 0.1, 1), ("d", 0.1, 1)):
+        server.store(key(site, number + 1, number), norm=norm, tokens=tokens)
     for site in "abc":
         score(server, site, alone=5.0 if site == "c" else 0.0)
     effects = score(server, "d", alone=4.0)
     merged = {one.key.client: one for one in effects[-1].merged}
-    assert [merged[site].clip for site in "ab"] == [1.0, 1.0]
+    assert [(merged[site].clip, merged[site].weight) for site in "ab"] == [(1.0, 8.0)] * 2
     assert {merged[site].weight for site in "cd"} == {0.0}
     assert not {"c", "d"} & server.machine.guard._newest.keys()
     assert merged["c"].score == Score(JUDGE, 1.0, 5.0, 0.0, refused=True)
@@ -132,6 +135,16 @@ def test_at_most_half_of_a_round_is_refused_the_worst_ones(judged, look):
     effects = score(server, "d", alone=0.2)
     assert committed(effects) == {"a": 0.0, "b": 0.0, "c": 8.0, "d": 8.0}
     assert "finds 4 of 4 deltas harmful" in look.notes(effects)
+
+
+def test_the_aggregation_rule_keeps_enough_clients(judged):
+    """Else a version could not be made: the median of four sites needs three."""
+    server = judged(least=3)
+    answer_all(server)
+    for site in "abc":
+        score(server, site, alone=1.0 if site == "b" else 0.5)
+    weights = committed(score(server, "d", alone=0.5))
+    assert [site for site, weight in weights.items() if not weight] == ["b"]
 
 
 def test_one_delta_is_never_refused(judged):
@@ -204,14 +217,31 @@ def test_what_comes_after_the_question_is_in_the_next_version(judged):
 
 
 def test_a_merge_that_failed_keeps_its_scores(judged):
-    """It is tried again without another question."""
+    """It is tried again without another question; what came too late decides nothing then."""
     server = judged()
     answer_all(server)
-    for site in "abc":
+    for site in "ab":
         score(server, site)
-    effects = score(server, "d", alone=1.0)
+    score(server, "d", alone=1.0)
+    effects = server.fire()
+    score(server, "c", alone=9.0)
     server.feed(Done(effects[-1], "the disk is full"))
-    assert committed(server.fire())["d"] == 0.0
+    weights = committed(server.fire())
+    assert (weights["c"], weights["d"]) == (8.0, 0.0)
+
+
+def test_scalars_are_not_tried(judged, look):
+    """A delta of zeroth order has no values to add; it counts."""
+    server = judged()
+    for site in "abc":
+        server.store(key(site))
+    stored = stored_of(key("d"), tokens=8)
+    delta = attrs.evolve(stored.delta, facts={"order": 0.0})
+    effects = server.feed(ev.DeltaStored("d", attrs.evolve(stored, delta=delta)))
+    assert {one.delta.key.client for one in look.only(effects, do.SendDelta)} == set("abc")
+    for site in "ab":
+        score(server, site)
+    assert committed(score(server, "c"))["d"] == 8.0
 
 
 def test_scores_of_others_of_other_deltas_and_repeated_ones_are_ignored(judged):
@@ -220,7 +250,7 @@ def test_scores_of_others_of_other_deltas_and_repeated_ones_are_ignored(judged):
     answer_all(server)
     score(server, "b", alone=9.0, peer="a")
     score(server, "z", alone=9.0)
-    score(server, "b", alone=9.0, version=7)
+    server.receive(msg.Score(7, key("b"), 1.0, 9.0), JUDGE)
     for site in ("b", "b", "a", "c"):
         score(server, site)
     score(server, "b", alone=9.0)
