@@ -118,9 +118,8 @@ def test_two_deltas_of_one_client_are_one_row(make_run):
 def test_a_delta_that_an_evaluator_refused_is_no_row(make_run, name):
     """Of 1, 2, 3 and a refused 1e6 the median and the mean are 2."""
     run = started(make_run, name)
-    values = dict(
-        zip((DeltaKey(client, 1, 0, 1) for client in "abcd"), (1, 2, 3, 1e6), strict=True)
-    )
+    sent = {"a": 1, "b": 2, "c": 3, "d": 1e6}
+    values = {DeltaKey(client, 1, 0, 1): value for client, value in sent.items()}
     for key, value in values.items():
         run.send(key, np.full(MODEL.values, value, np.float32))
     before = run.weights(0)

@@ -115,10 +115,8 @@ class Evaluation:
             notes.append(Note(f"{text}; the others count", "warning"))
         hurting = [one for one in given.values() if self._harm(one) > 1.0]
         if len(hurting) > self._most:
-            text = (
-                f"the evaluator {name} finds {len(hurting)} of {asked} deltas harmful, which is too"
-            )
-            notes.append(Note(f"{text} many: the worst {self._most} have no weight", "warning"))
+            text = f"the evaluator {name} finds {len(hurting)} of {asked} deltas harmful, too many"
+            notes.append(Note(f"{text} to refuse: the worst {self._most} are", "warning"))
         for key, one in self.scores().items():
             if one.refused:
                 text = f"delta {key.text} has no weight: to the evaluator {name} it alone adds"
