@@ -39,7 +39,6 @@ that are no longer finite, takes Theta_new as it is.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -57,22 +56,19 @@ from fsl_async.learn.client.ports import (
     Moved,
     RebaseOrder,
     RoundOrder,
-    ScoreOrder,
-    Scores,
     SnapshotOrder,
     TrainingPort,
     Vector,
     Work,
 )
-from fsl_async.learn.client.probes import Probes
 from fsl_async.roles.messages import MAX_BYTES
-from fsl_async.roles.sync.delta import UNSENT, DeltaKey
-from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Scored, Snapshotted
+from fsl_async.roles.sync.delta import UNSENT
+from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
-from fsl_codecs import CodecError, CodecSpec, encode, encode_seeds, is_seeds, new_vector
+from fsl_codecs import CodecSpec, encode, encode_seeds, is_seeds, new_vector
 
 if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
@@ -120,8 +116,6 @@ class Exchange:
         """Whether versions are scalars too, and all deltas."""
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last moved onto
-        self.probes = Probes()
-        """Deltas of other clients, which an evaluator scores."""
         self._training = training
         self._on_event = on_event
         self._allocate = allocate
@@ -304,19 +298,6 @@ class Exchange:
             use(base, version)
         return True
 
-    def answer(self, order: ScoreOrder, loss_at: Callable[[Vector], float], means: bool) -> None:
-        """Score deltas of other clients, and report it. See `Probes.scores`.
-
-        None is scored if the model or the base is on another version by now, or one is damaged.
-        """
-        held, found = list[Vector](), Scores()
-        version = self.read_base(lambda base: held.append(base.copy()))
-        if version == self.version == order.version:
-            with contextlib.suppress(CodecError):
-                manifest = self._known_manifest()
-                found = self.probes.scores(manifest, held[0], order.shares, loss_at, means=means)
-        self._on_event(Scored(order.version, found))
-
     def _next_move(self, *, discard: bool) -> Move | None:
         base, reference, version = self._base, self._reference, self._base_version
         if version == NO_VERSION:
@@ -376,10 +357,6 @@ class Exchange:
                     " full"
                 )
         self._training.ask(RebaseOrder(discard))
-
-    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
-        """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
-        self._training.ask(ScoreOrder(version, shares))
 
     def stop(self) -> None:
         """fed.step returns False from now on; what was asked before is still answered."""

@@ -6,19 +6,48 @@ thread scores them: each waits for the one before, by the order of the machine's
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from fsl_async.learn.client.ports import Scores, Vector
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.client.ports import ScoreOrder, Scores, Vector
 from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.events import Scored
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
-from fsl_codecs import decode_accumulate
+from fsl_codecs import CodecError, decode_accumulate
 
 MOST_LOSS = 1e9
 """Stands for a loss that is not finite."""
+
+
+class EvaluatorExchange(Exchange):
+    """The exchange of an evaluator, with the deltas of others that it scores."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.probes = Probes()
+
+    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
+        """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
+        self._training.ask(ScoreOrder(version, shares))
+
+    def answer(self, order: ScoreOrder, loss_at: Callable[[Vector], float], means: bool) -> None:
+        """Score deltas, in the training thread, and report it. See `Probes.scores`.
+
+        None is scored if the model or the base is on another version by now, or one is damaged.
+        """
+        held, found = list[Vector](), Scores()
+        version = self.read_base(lambda base: held.append(base.copy()))
+        if version == self.version == order.version:
+            with contextlib.suppress(CodecError):
+                manifest = self._known_manifest()
+                found = self.probes.scores(manifest, held[0], order.shares, loss_at, means=means)
+        self._on_event(Scored(order.version, found))
 
 
 class Probes:

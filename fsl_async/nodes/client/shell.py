@@ -13,6 +13,7 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
+from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
@@ -125,9 +126,9 @@ class ClientShell(Shell):
             do.FinishEncoding: self._finish_encoding,
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
             do.ReceiveVersion: self._receive_version,
-            do.BeginScoring: lambda e, _: self.learner.probes.begin(e.keys, self._chunks),
+            do.BeginScoring: lambda e, _: self._scorer.probes.begin(e.keys, self._chunks),
             do.ReceiveDelta: self._receive_delta,
-            do.ScoreDeltas: lambda e, _: self.learner.score(e.version, e.shares),
+            do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
             SendGoodbye: lambda e, _: self._leave(e.reason),
@@ -341,10 +342,15 @@ class ClientShell(Shell):
         self._scored[effect.stream] = effect
         sink = Sink(
             self.worker,
-            lambda first, *frames: self.learner.probes.put(key, first, *frames),
+            lambda first, *frames: self._scorer.probes.put(key, first, *frames),
             lambda index, frame: self.count(Direction.DOWN, index, frame),
         )
         self.endpoint.accept(SERVER, effect.stream, sink)
+
+    @property
+    def _scorer(self) -> EvaluatorExchange:
+        assert isinstance(self.learner, EvaluatorExchange), "its machine is an evaluator's"
+        return self.learner
 
     @property
     def _chunks(self) -> int:

@@ -243,15 +243,9 @@ class VirtualTraining(Trainer):
         """Carry out an order at the next step; a snapshot only once."""
         if isinstance(order, RebaseOrder):
             self._at_next_step(lambda: self._rebase(order))
-        elif isinstance(order, ScoreOrder):
-            self._at_next_step(lambda: self.exchange.answer(order, self._loss_at, True))
-        elif order not in self._asked:
+        elif not isinstance(order, ScoreOrder) and order not in self._asked:
             self._asked.add(order)
             self._begin(order)
-
-    def _loss_at(self, vector: Vector) -> float:
-        """The loss that an evaluator measures."""
-        return float(np.square(vector, dtype=np.float64).sum())
 
     def _begin(self, order: SnapshotOrder | RoundOrder) -> None:
         hold = isinstance(order, RoundOrder) or order.hold

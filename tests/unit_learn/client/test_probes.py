@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from deltas import key
 
-from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Moved, Orders, ScoreOrder
-from fsl_async.learn.client.probes import MOST_LOSS, Probes
+from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
@@ -81,7 +80,7 @@ def test_chunks_that_are_not_expected_are_refused(which, first, count):
 def exchange_at(version):
     """Make an exchange whose model is on `version`."""
     events = []
-    made = Exchange(Orders(), on_event=events.append)
+    made = EvaluatorExchange(Orders(), on_event=events.append)
     made.attach(MANIFEST, BASE.copy())
     made.adopt_initial()
     made._base_version = version

@@ -2,12 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from fsl_async.learn.client.ports import ScoreOrder
+from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.evaluator import EvaluatorMachine
 from fsl_async.tools.sim import tune_simulation
 from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
+from fsl_async.tools.sim.training import WatchedExchange
 from fsl_async.tools.sim.tune_simulation import AdapterTraining, TuneSimulation
 
 JUDGE = "judge"
@@ -27,21 +31,27 @@ STORM = FaultProfile(
 )
 
 
+class JudgeExchange(WatchedExchange, EvaluatorExchange):
+    """The exchange of an evaluator."""
+
+
 class Judge(AdapterTraining):
     """Scores deltas by the sum of squares, and answers `late_s` after it was asked."""
 
+    exchange_type = JudgeExchange
     late_s = 0.0
-    measured = 0
 
-    def _at_next_step(self, action):
-        # It follows versions at once.
-        late_s = self.late_s if "answer" in action.__code__.co_names else 0.0
-        if math.isfinite(late_s):
-            self._clock.call_at(self._clock.time() + late_s, action)
+    def ask(self, order):
+        """Answer a question `late_s` later."""
+        if not isinstance(order, ScoreOrder):
+            super().ask(order)
+        elif math.isfinite(self.late_s):
+            at = self._clock.time() + self.late_s
+            self._clock.call_at(at, lambda: self.exchange.answer(order, self.loss, means=True))
 
-    def _loss_at(self, vector):
-        type(self).measured += 1
-        return super()._loss_at(vector)
+    def loss(self, vector):
+        """Measure a vector."""
+        return float(np.square(vector, dtype=np.float64).sum())
 
 
 class Hangs(Judge):
@@ -59,8 +69,8 @@ class Late(Judge):
 class Liar(Judge):
     """Finds any numbers."""
 
-    def _loss_at(self, vector):
-        super()._loss_at(vector)
+    def loss(self, vector):
+        """See `Judge.loss`."""
         return self._chance.choice([1e-30, 1.0, 1e9, math.nan, -5.0])
 
 
@@ -112,7 +122,6 @@ def play(monkeypatch):
         run = Judged(settings, "lora")
         run.judge = kind
         run.names.append(JUDGE)
-        kind.measured = 0
         run.run()
         return run
 
