@@ -5,8 +5,9 @@
     Score            of a key asked about      keep it; merge once all have one
     timer            "evaluator"               merge; deltas without a score count
 
-A delta hurts if it alone raises the loss of the evaluator's records, or if the mean of the round is
-better without it, by more than the settings allow. The worst ones are refused, at most half of
+A delta hurts if the mean of the round is better without it by more than a setting allows, or if it
+alone raises the loss by more than another one and the mean is not worse without it. The worst ones
+are refused, at most half of
 those asked about: so many an evaluator can keep out that lies, or whose records are no measure. It
 can do nothing else to a run (docs/adr/0173).
 """
@@ -143,12 +144,15 @@ class Evaluation:
         return max(0, min(len(self._asked) // 2, clients - self.least_clients))
 
     def _harm(self, score: msg.Score) -> float:
-        """How much a delta hurts, in units of what is allowed."""
+        """How much a delta hurts, in units of what is allowed.
+
+        One whose absence hurts the others does not, whatever it does alone: sites of one label are
+        such.
+        """
         loss, limits = abs(score.loss), self.limits
-        return max(
-            _ratio(score.alone, limits.evaluator_alone * loss),
-            _ratio(score.left_out, limits.evaluator_left_out * loss),
-        )
+        left_out = _ratio(score.left_out, limits.evaluator_left_out * loss)
+        alone = _ratio(score.alone, limits.evaluator_alone * loss)
+        return left_out if score.left_out < 0.0 else max(alone, left_out)
 
 
 def _ratio(harm: float, allowed: float) -> float:

@@ -83,10 +83,10 @@ def test_a_complete_round_is_sent_to_the_evaluator_and_waits(judged, look):
 @pytest.mark.parametrize(
     ("alone", "left_out", "is_refused"),
     [(0.019, 0.0, False), (0.021, 0.0, True), (0.0, 0.0049, False), (0.0, 0.0051, True),
-     (-0.5, -0.5, False), (1e30, 0.0, True)],
+     (-0.5, -0.5, False), (1e30, 0.0, True), (9.0, -0.001, False), (9.0, 0.001, True)],
 )  # fmt: skip
 def test_a_delta_that_hurts_has_no_weight(judged, alone, left_out, is_refused):
-    """Alone by 2 %, or without it by 0.5 % of the loss; the others weigh as without it."""
+    """Alone by 2 % unless the mean is worse without it, or without it by 0.5 % of the loss."""
     server = judged()
     answer_all(server)
     for site in "abc":
