@@ -150,7 +150,7 @@ class Training:
         self.loss: Callable[[], float] | None = None
         """Measures the model as it is, at an evaluator."""
         self.scorer: Scorer = lambda *_: None
-        """Scores deltas with a function that measures a vector (`Exchange.answer`)."""
+        """Scores deltas with a function that measures a vector (`EvaluatorExchange.answer`)."""
         self.means = True
         """Whether a version is a mean of deltas, so that an evaluator can leave one out."""
         self.is_at_version = False

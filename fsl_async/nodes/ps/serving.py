@@ -164,8 +164,8 @@ class Serving:
                 self._count,
                 failed=lambda error: self.ps.jobs.read_failed(error, number),
             )
-            # Another evaluator's metrics are none of its business.
-            meta = msg.to_wire(msg.DeltaMeta(evolve(effect.delta, metrics={})))
+            # A site allows metrics and facts to the parameter server only.
+            meta = msg.to_wire(msg.DeltaMeta(evolve(effect.delta, metrics={}, facts={})))
             stream = msg.delta_stream(key.text)
             self.ps.endpoint.offer(peer, stream, meta, source, eager_bytes(reader.count))
 
