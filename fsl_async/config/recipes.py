@@ -137,6 +137,12 @@ RECIPES: tuple[Recipe, ...] = (
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
+    Recipe("an evaluator (`guard.evaluator`)", lambda c: bool(c.guard.evaluator),
+           "guard.evaluator tries the deltas of a round, one by one", {
+        "sync.trigger": Only(("rounds",)),
+        "split.method": Only(("none",), "remove guard.evaluator"),
+        "tune.method": Only(("none", "lora"), "remove guard.evaluator: scalars are not tried"),
+    }),
     Recipe("groups (`groups.roster`)", lambda c: c.groups.is_on,
            "groups merge pretraining runs by the clock", {
         "split.method": Only(("none",), "remove groups.roster"),
