@@ -142,6 +142,12 @@ RECIPES: tuple[Recipe, ...] = (
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
+    Recipe("an evaluator (`guard.evaluator`)", lambda c: bool(c.guard.evaluator),
+           "guard.evaluator tries the deltas of a round, one by one", {
+        "sync.trigger": Only(("rounds",)),
+        "split.method": Only(("none",), "remove guard.evaluator"),
+        "tune.method": Only(("none", "lora"), "remove guard.evaluator: scalars are not tried"),
+    }),
     Recipe("groups (`groups.roster`)", lambda c: c.groups.is_on,
            "groups merge pretraining runs by the clock", {
         "split.method": Only(("none",), "remove groups.roster"),
@@ -186,6 +192,7 @@ RECIPES: tuple[Recipe, ...] = (
         "guard.clip_norm": Only((0,), "leave it out"),
         "guard.clip_median": Only((0,), "leave it out"),
         "guard.outlier_median": Only((0,), "leave it out"),
+        "guard.evaluator": Only(("",), "leave it out"),
     }),
     Recipe("fine-tuning (`tune.method`)", lambda c: c.tune.is_on,
            "a run tunes a base model or splits one", {

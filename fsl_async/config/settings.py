@@ -23,6 +23,7 @@ from fsl_async.config.address import Address, parse, parse_listen
 from fsl_async.config.rules import (
     Format,
     SettingError,
+    may_be_name,
     must_be_directory,
     must_be_name,
     must_be_step,
@@ -252,6 +253,28 @@ class GuardConfig:
         "of three clients or more one has at most this share of a version's weights, or 1.5 x an"
         " equal share; 0 = any",
         span(least=0, most=1),
+    )
+    evaluator: str = setting(
+        "",
+        "name of the client that tries each delta of a round on records of its own and trains"
+        " nothing (--evaluate); deltas that hurt get weight 0; empty = none",
+        may_be_name,
+    )
+    evaluator_alone: float = setting(
+        0.02,
+        "a delta hurts that alone raises the evaluator's loss by more than this share, unless the"
+        " mean of the round is worse without it",
+        span(least=0),
+    )
+    evaluator_left_out: float = setting(
+        0.005,
+        "... or without which the mean of the round has a loss lower by more than this share",
+        span(least=0),
+    )
+    evaluator_grace_s: float = setting(
+        60.0,
+        "how long a round waits for the evaluator; deltas without a score count",
+        span(above=0),
     )
 
 

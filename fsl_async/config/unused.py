@@ -73,6 +73,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: not c.split.sends_whole),
     ("guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
      lambda c: c.outer.aggregation == "mean" and c.sync.trigger != "buffer"),
+    ("guard.evaluator_alone guard.evaluator_left_out guard.evaluator_grace_s", "guard.evaluator",
+     lambda c: bool(c.guard.evaluator)),
     ("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     ("outer.optimizer", "no split.method: its clients are averaged", lambda c: not c.split.is_on),

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.roster import Answers
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
+    from fsl_async.store.disk.chunk_files import FrameReader
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.versions.checkpoint import Checkpoint
 
@@ -391,6 +392,11 @@ class Store:
         """Check and store coded chunks from `index` on, in order. Repeats are ignored."""
         with disk(f"cannot spool delta {key.text}"):
             self._open.run.spool.write(key, index, frames, self.manifest)
+
+    def spool_reader(self, key: DeltaKey) -> FrameReader:
+        """Return a reader of the frames of an acknowledged delta."""
+        with disk(f"cannot read delta {key.text}"):
+            return self._open.run.spool.reader(key, self.manifest)
 
     def spool_finish(self, key: DeltaKey) -> DeltaStored:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""

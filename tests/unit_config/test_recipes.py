@@ -90,6 +90,7 @@ def test_rows_name_settings_and_values_that_there_are():
         ([*SECURE, "sync.weighting=tokens"], "sync.weighting.* sites count equally"),
         ([*SECURE, "guard.clip_median=4"], "guard.clip_median.* leave it out, got 4"),
         ([*SECURE, "guard.clip_norm=1"], "guard.clip_norm.* leave it out"),
+        ([*SECURE, "guard.evaluator=judge"], "guard.evaluator.* leave it out, got judge"),
         ([*SECURE, "guard.outlier_median=9"], "guard.outlier_median.* leave it out"),
     ],
 )  # fmt: skip

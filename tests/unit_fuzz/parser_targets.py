@@ -141,6 +141,8 @@ def bodies():
         msg.Fetch(-1, ""),
         msg.Holding(3, "d" * 32),
         msg.Skip(4, "nothing trained"),
+        msg.Score(4, KEY, 1.0, -0.5, 0.25),
+        msg.Evaluate(4, [[KEY.text, 0.5]]),
         msg.Publish(),
         msg.Call(5),
         msg.Turn(5, last=True),

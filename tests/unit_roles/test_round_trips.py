@@ -22,6 +22,7 @@ DELTAS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
 UPLOADS = st.builds(UploadKey, NAMES, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1))
 METRICS = st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3)
 PARTS = st.floats(0, 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SAMPLES = st.integers(-1, split.MAX_SIZE)
 VALUES = {
     "bool": st.booleans(),
@@ -56,6 +57,10 @@ FIELDS = {
     "sealed": ROWS,
     "shares": ROWS,
     "survivors": st.lists(NAMES, max_size=3, unique=True),
+    "loss": FINITE,
+    "alone": FINITE,
+    "left_out": FINITE,
+    "deltas": st.lists(st.tuples(DELTAS.map(lambda key: key.text), PARTS).map(list), max_size=3),
     "samples": SAMPLES,
     "done_samples": SAMPLES,
     "errors": st.dictionaries(PRINTABLE, PARTS, max_size=3),

@@ -394,6 +394,13 @@ class ClientNode:
         The first time, print what leaves this machine.
         """
         parts, policy = self._parts, self._parts.options.policy
+        if parts.options.evaluates:
+            if not parts.welcome.done():
+                parts.log(
+                    "leaves this machine: losses on its records, to the parameter server at"
+                    f" {parts.address.tcp}"
+                )
+            return
         zeroth = config.tune.is_on and parts.options.is_zeroth(config.tune)
         needed = receivers_of(
             config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth

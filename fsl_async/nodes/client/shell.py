@@ -13,6 +13,7 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
+from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.nodes.client.secure_side import SecureSide
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
@@ -100,6 +101,8 @@ class ClientShell(Shell):
         """A delta whose masks are not here."""
         self._scalars = "", b""
         """The name that a stream of the scalars that came would have, and their frame."""
+        self._scored: dict[str, do.ReceiveDelta] = {}
+        """Stream -> the delta of another client that it carries."""
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
@@ -128,6 +131,9 @@ class ClientShell(Shell):
             do.FinishEncoding: self._finish_encoding,
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence, is_refused=e.is_refused),
             do.ReceiveVersion: self._receive_version,
+            do.BeginScoring: lambda e, _: self._scorer.probes.begin(e.keys, self._chunks),
+            do.ReceiveDelta: self._receive_delta,
+            do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
             SendGoodbye: lambda e, _: self._leave(e.reason),
@@ -143,7 +149,8 @@ class ClientShell(Shell):
     def hello(self) -> dict[str, Any]:
         """The hello for one attempt, with the version that this client holds now."""
         base = self.machine.base
-        return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
+        held = self.machine.run, base.version, base.digest, self._shard
+        return Hello(*held, self.machine.evaluates).to_wire()
 
     # --- from the transport ---
 
@@ -214,15 +221,25 @@ class ClientShell(Shell):
         self.node.feed(Received(SERVER, message))
 
     def _offered(self, event: tp.StreamOffered) -> None:
-        self.node.feed(Offered(SERVER, msg.from_wire(event.meta), event.stream_id))
+        meta = msg.from_wire(event.meta)
+        if isinstance(meta, msg.DeltaMeta) and event.chunks != self._chunks:
+            self.endpoint.decline(SERVER, event.stream_id, "wrong number of chunks")
+            self.node.feed(StreamLost(SERVER, event.stream_id, "wrong number of chunks"))
+            return
+        self.node.feed(Offered(SERVER, meta, event.stream_id))
 
     def _received(self, event: tp.StreamReceived) -> None:
+        scored = self._scored.pop(event.stream_id, None)
+        if scored is not None:
+            self.node.feed(Done(scored))
+            return
         fetch = self._fetch
         if fetch is not None and fetch.stream == event.stream_id:
             self._fetch = None
             self.node.feed(Done(do.ReceiveVersion(fetch.stream, fetch.kind, fetch.version)))
 
     def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
+        self._scored.pop(event.stream_id, None)
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
     # --- effects ---
@@ -339,6 +356,27 @@ class ClientShell(Shell):
 
         sink = Sink(self.worker, put, taken)
         self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
+
+    def _receive_delta(self, effect: do.ReceiveDelta, number: int) -> None:
+        """Receive a delta of another client, to score it."""
+        key = effect.delta.key
+        self._scored[effect.stream] = effect
+        sink = Sink(
+            self.worker,
+            lambda first, *frames: self._scorer.probes.put(key, first, *frames),
+            lambda index, frame: self.count(Direction.DOWN, index, frame),
+        )
+        self.endpoint.accept(SERVER, effect.stream, sink)
+
+    @property
+    def _scorer(self) -> EvaluatorExchange:
+        assert isinstance(self.learner, EvaluatorExchange), "its machine is an evaluator's"
+        return self.learner
+
+    @property
+    def _chunks(self) -> int:
+        manifest = self.learner.manifest
+        return 0 if manifest is None else manifest.chunks
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
         self._fetch, self._scalars = None, ("", b"")

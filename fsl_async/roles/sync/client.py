@@ -75,6 +75,8 @@ server.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import attrs
 
 from fsl_async.errors import ExitCode
@@ -120,6 +122,8 @@ class ClientMachine(RoleMachine):
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
 
     senders = "a parameter server"
+    evaluates: ClassVar[bool] = False
+    """Whether it is an evaluator (`evaluator`)."""
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name

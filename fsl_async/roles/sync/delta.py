@@ -123,6 +123,22 @@ class StoredDelta:
 
 
 @frozen
+class Score:
+    """What an evaluator found out about a delta. Losses are of its own records; all are finite."""
+
+    by: str
+    """Name of the evaluator."""
+    loss: float
+    """Of the version that the delta is added to."""
+    alone: float
+    """What the delta alone adds to it."""
+    left_out: float = 0.0
+    """By how much the loss of the mean of all deltas is above that without it; 0: not measured."""
+    refused: bool = False
+    """Whether the delta has no weight for that."""
+
+
+@frozen
 class MergedDelta:
     """A delta as it enters a version, or waits for that."""
 
@@ -136,6 +152,12 @@ class MergedDelta:
     """How much its client changed all modules, for adapters that are merged by products."""
     clip: float = 1.0
     """Share of its length that counts, above 0. The weight has it, unless products are formed."""
+    score: Score | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether an evaluator has refused it."""
+        return self.score is not None and self.score.refused
 
     @property
     def key(self) -> DeltaKey:

@@ -57,7 +57,8 @@ class DeltaAdmission:
         """Answer an offer. Returns also whether this is the client's answer to its round."""
         peer, delta = event.peer, event.message.delta
         key = delta.key
-        if key.client != peer or peer not in self.members:
+        member = self.members.get(peer)
+        if key.client != peer or member is None or member.evaluates:
             return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.guard.held:
             again = [] if self._waits(key) else [Send(peer, msg.Accepted(key))]

@@ -98,6 +98,14 @@ class SendVersion(Effect, tag="send_version"):
 
 
 @frozen
+class SendDelta(Effect, tag="send_delta"):
+    """Stream a delta from the spool to the evaluator."""
+
+    peer: str
+    delta: Delta
+
+
+@frozen
 class VerifyVersion(Effect, tag="verify_version"):
     """Verify every byte of a version on disk. Ends in Done or StoreFailed.
 
@@ -232,6 +240,24 @@ class ReceiveVersion(Effect, tag="receive_version"):
     stream: str
     kind: str
     version: int
+
+
+@frozen
+class BeginScoring(Effect, tag="begin_scoring"):
+    """Drop the deltas that came to be scored, and get ready for these."""
+
+    keys: tuple[DeltaKey, ...]
+
+
+@frozen
+class ScoreDeltas(Effect, tag="score_deltas"):
+    """Score deltas that are here, on `version`, in the training thread. Ends in Scored.
+
+    shares: of each in their mean.
+    """
+
+    version: int
+    shares: dict[DeltaKey, float]
 
 
 @frozen

@@ -123,6 +123,8 @@ class ClientHello(Event, tag="client_hello"):
     version: int
     digest: str
     shard: int = -1
+    evaluates: bool = False
+    """Whether it comes as the evaluator."""
 
 
 @frozen
@@ -233,6 +235,17 @@ class Welcomed(Event, tag="welcomed"):
     shard: int
     shards: int
     incarnation: int | None = None
+
+
+@frozen
+class Scored(Event, tag="scored"):
+    """The training thread scored deltas: loss, alone and left_out of each, as in `delta.Score`.
+
+    Empty: the model was on another version, or a delta could not be decoded.
+    """
+
+    version: int
+    found: dict[DeltaKey, tuple[float, float, float]]
 
 
 @frozen

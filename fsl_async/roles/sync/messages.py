@@ -6,6 +6,7 @@ and deltas travel as streams; the metadata of a stream's offer is one of the las
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, ClassVar
 
@@ -83,6 +84,25 @@ class Measured(Message, tag="measured/1"):
 
 
 @frozen
+class Score(Message, tag="score/1"):
+    """Evaluator: the loss of `version` on its own records, and what this delta changes in it.
+
+    alone: what the delta adds to it; left_out: by how much the loss of the mean of all deltas is
+    above that of the mean without this one; 0: not measured.
+    """
+
+    version: int
+    key: Key
+    loss: float
+    alone: float
+    left_out: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        if not all(math.isfinite(one) for one in (self.loss, self.alone, self.left_out)):
+            raise ValueError("a score is finite")
+
+
+@frozen
 class Skip(Message, tag="skip/1"):
     """Client: nothing to send for this round."""
 
@@ -137,6 +157,36 @@ class Pace(Message, tag="pace/1"):
     def seconds(self) -> float:
         """The same in seconds; 0 for a negative value."""
         return max(0, self.milliseconds) / 1000
+
+
+MOST_SCORED = 1024
+"""Deltas of a round that an evaluator is asked about."""
+
+
+@frozen
+class Evaluate(Message, tag="evaluate/1"):
+    """Parameter server, to its evaluator: score these deltas of `version`; each comes as a stream.
+
+    deltas: the key of each and its share of their mean, [text, float].
+    """
+
+    version: int
+    deltas: list[Any]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.deltas) > MOST_SCORED:
+            raise ValueError(f"{len(self.deltas)} deltas are too many")
+        for one in self.deltas:
+            if not (type(one) is list and [type(part) for part in one] == [str, float]):
+                raise ValueError("a delta is a key and a share")
+            DeltaKey.parse(one[0])
+            if not 0.0 <= one[1] <= 1.0:
+                raise ValueError("a share is from 0 to 1")
+
+    @property
+    def shares(self) -> dict[DeltaKey, float]:
+        """The deltas, in their order."""
+        return {DeltaKey.parse(key): share for key, share in self.deltas}
 
 
 @frozen
@@ -293,8 +343,9 @@ class VersionMeta(Meta, tag="version_meta/1"):
 
 
 TABLE = Table(
-    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Pace, Accepted, Declined, Announce,
-    Scalars, Reject, Stop, SecureCall, SecureKey, SecureSet, SecureShares, Unmask, Unmasked,
+    Attach, Fetch, Holding, Measured, Score, Skip, Publish, Call, Turn, Pace, Evaluate, Accepted,
+    Declined, Announce, Scalars, Reject, Stop, SecureCall, SecureKey, SecureSet, SecureShares,
+    Unmask, Unmasked,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

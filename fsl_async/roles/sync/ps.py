@@ -43,6 +43,8 @@ Rules
     any          DeltaMeta                     same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined
     any          StreamLost                    same         Send Declined "later"; timer "publish"
+    MERGING      the evaluator is here         MERGING      Send Evaluate, SendDelta (`evaluation`)
+    MERGING      Score, timer "evaluator"      MERGING      Commit
     any          Fetch                         same         SendVersion | Send Announce
     any          VersionSent (lost)            same         - (the client asks again)
     any          Holding (another digest)      same         SendVersion in full, VerifyVersion
@@ -91,6 +93,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import Counting, Deltas
+from fsl_async.roles.sync.evaluation import Evaluation
 from fsl_async.roles.sync.group_hold import GroupHold
 from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
@@ -156,6 +159,9 @@ class ParameterServerMachine(RoleMachine):
         self.deadlines = Deadlines()
         self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
+        evaluation = Evaluation(
+            config.guard, self.members, self.deltas, self.deadlines, merging.least_clients
+        )
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
         )
@@ -173,6 +179,7 @@ class ParameterServerMachine(RoleMachine):
             progress=self.progress,
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
+            evaluation=evaluation,
         )
         last_s = config.groups.hold_s if config.groups.is_on else 0.0
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
@@ -198,6 +205,7 @@ class ParameterServerMachine(RoleMachine):
             msg.DeltaMeta: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
             msg.Skip: self.rounds.skipped,
+            msg.Score: self.rounds.scored,
             msg.Fetch: self.serving.fetch,
             ev.VersionSent: self._sent,
             msg.Holding: self._held,
@@ -324,6 +332,9 @@ class ParameterServerMachine(RoleMachine):
                 " restart the client to join this one"
             )
             return [Refuse(peer, "run", text)]
+        objection = self._objection_to_role(event)
+        if objection:
+            return [Refuse(peer, "evaluator", objection)]
         self.guard.joined(peer, now)
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
@@ -337,6 +348,19 @@ class ParameterServerMachine(RoleMachine):
             return [*effects, *self.pacing.greet(self.membership.admit(peer))]
         refusal = self.membership.refuse(peer, now)
         return [*effects, *refusal, *self.end.end_if_all_hold(now)]
+
+    def _objection_to_role(self, event: ev.ClientHello) -> str:
+        """Why a client may not evaluate, or not train; empty: it may."""
+        peer, name = event.peer, self.config.guard.evaluator
+        if event.evaluates == (peer == name):
+            return ""
+        if event.evaluates:
+            has = f"the evaluator of this run is {name}" if name else "this run has no evaluator"
+            return f"{has}, not {peer}: set guard.evaluator at the parameter server, or give --name"
+        return (
+            f"{peer} is the evaluator of this run and trains nothing: start it with --evaluate, or"
+            " give this client another --name"
+        )
 
     def _left(self, event: ClientLeft, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
@@ -372,6 +396,8 @@ class ParameterServerMachine(RoleMachine):
         peer, member = event.peer, self.members.get(event.peer)
         if member is None:
             return [EndSession(peer, "not a member: reconnect")]
+        if member.evaluates and self.version < 0:
+            return []  # a run's model is not its evaluator's; the shell asks again at version 0
         is_fixed = self.version >= 0 or self.publishing.received
         agrees, effects = self.membership.attached(event, is_fixed=is_fixed)
         if not agrees:
@@ -396,6 +422,7 @@ class ParameterServerMachine(RoleMachine):
             *self.serving.lineage(peer),
             self.serving.announcement(peer, now),
             *self.rounds.rejoined(peer, member.incarnation, now),
+            *self.rounds.evaluation.joined(peer),
         ]
 
     # --- initial weights and versions ---
@@ -474,16 +501,21 @@ class ParameterServerMachine(RoleMachine):
 
     def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        rounds = self.rounds
+        steps = {
+            "sync": rounds.call,
+            "round": rounds.evaluate,
+            "retry": rounds.merge,
+            "evaluator": rounds.close_evaluation,
+            "linger": self.end.settle,
+            **({} if self.secure is None else {"secure": self.secure.timer}),
+        }
         for name in self.deadlines.pop_due(now):
             match name:
-                case "sync":
-                    effects.extend(self.rounds.call(now))
-                case "round" | "retry" | "secure":
-                    effects.extend(self.rounds.timer(name, now))
+                case _ if name in steps:
+                    effects.extend(steps[name](now))
                 case "publish":
                     effects.extend(self.publishing.choose())
-                case "linger":
-                    effects.extend(self.end.settle(now))
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))

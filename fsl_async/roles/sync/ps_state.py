@@ -64,6 +64,7 @@ class Member:
     position: RunPosition | None = None  # the last one announced
     sent: int = -1  # the version whose scalars were last sent to it
     agrees: bool = False  # its model is the run's
+    evaluates: bool = False  # it is the evaluator, and trains nothing
 
 
 def _newest(offsets_s: Iterable[float]) -> deque[float]:

@@ -19,6 +19,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import Deltas
+from fsl_async.roles.sync.evaluation import Evaluation
 from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Merging, Phase, Round
 from fsl_async.roles.sync.roster import LEAST
@@ -49,6 +50,7 @@ class RoundCoordinator:
     _shutdown: RunShutdown
     _progress: RunProgress
     _closed: Callable[[float], list[Effect]]
+    evaluation: Evaluation
     phase: Phase = Phase.EMPTY
     round: Round | None = None
     secure: SecureSums | None = None
@@ -72,7 +74,7 @@ class RoundCoordinator:
         return {
             name: member
             for name, member in self.members.items()
-            if member.attached and member.version >= 0
+            if member.attached and member.version >= 0 and not member.evaluates
         }
 
     def call(self, now: float) -> list[Effect]:
@@ -157,12 +159,6 @@ class RoundCoordinator:
         text = f"round {self.round.number} stays open: {verdict.reason}"
         return [Note(text, "warning"), *self._send_call(self.round.recall(here), now)]
 
-    def timer(self, name: str, now: float) -> list[Effect]:
-        """Go on at the deadline "round", "retry" or "secure"."""
-        if name == "secure":
-            return [] if self.secure is None else self.secure.timer(now)
-        return self.evaluate(now) if name == "round" else self.merge(now)
-
     def _merge_now(self, verdict: Verdict, now: float) -> list[Effect]:
         assert self.round is not None
         if self.too_few() and self.secure is None:
@@ -217,10 +213,23 @@ class RoundCoordinator:
         )
 
     def merge(self, now: float) -> list[Effect]:
-        """Order a version of all pending deltas."""
+        """Order a version of all pending deltas, once an evaluator has scored them."""
         self.phase = Phase.MERGING
         self._deadlines.cancel("round")
-        merged, scale = self.deltas.begin_merge()
+        asked = self.evaluation.ask(now)
+        return asked if self.evaluation.is_open else [*asked, *self._commit(now)]
+
+    def scored(self, event: Received[msg.Score], now: float) -> list[Effect]:
+        """Take an evaluator's score of a delta; the last one of a round orders the version."""
+        return self.close_evaluation(now) if self.evaluation.scored(event) else []
+
+    def close_evaluation(self, now: float) -> list[Effect]:
+        """Order the version that waits for scores, with those that came."""
+        return [*self.evaluation.close(), *self._commit(now)]
+
+    def _commit(self, now: float) -> list[Effect]:
+        scores = self.evaluation.scores()
+        merged, scale = self.deltas.begin_merge(scores, self.evaluation.only)
         version = self.deltas.version + 1
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict, evolve, fields_dict, frozen
 
-from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, Score, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.roles.sync.roster import Answers, Roster
 from fsl_async.store.book.groups_state import Adoption
@@ -166,7 +166,7 @@ class VersionRecord:
     @property
     def late(self) -> tuple[DeltaKey, ...]:
         """Deltas that a run by rounds left out, because they are of an older version."""
-        older = (one for one in self.merged if not one.weight)
+        older = (one for one in self.merged if not (one.weight or one.is_refused))
         return tuple(one.key for one in older if one.key.base < self.version - 1)
 
     def to_fact(self) -> dict[str, Any]:
@@ -194,6 +194,7 @@ class VersionRecord:
                     entry["norm"],
                     entry.get("product_norm", 0.0),
                     entry.get("clip", 1.0),
+                    Score(**entry["score"]) if "score" in entry else None,
                 )
                 for entry in fact.get(name, ())
             )
@@ -217,6 +218,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
+        **({"score": asdict(merged.score)} if merged.score is not None else {}),
     }
 
 

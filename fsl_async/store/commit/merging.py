@@ -96,7 +96,7 @@ class Merging:
         """Return a delta as versions record it."""
         norm = self._book.pending[one.key].norm
         work = Delta(one.key, "", one.delta.tokens, one.delta.steps)
-        return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip)
+        return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip, score=one.score)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._book

@@ -22,6 +22,7 @@ from fsl_async.learn.client.ports import (
     Order,
     RebaseOrder,
     RoundOrder,
+    ScoreOrder,
     SnapshotOrder,
     TrainingPort,
     Vector,
@@ -242,7 +243,7 @@ class VirtualTraining(Trainer):
         """Carry out an order at the next step; a snapshot only once."""
         if isinstance(order, RebaseOrder):
             self._at_next_step(lambda: self._rebase(order))
-        elif order not in self._asked:
+        elif not isinstance(order, ScoreOrder) and order not in self._asked:
             self._asked.add(order)
             self._begin(order)
 

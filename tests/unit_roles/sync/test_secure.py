@@ -77,14 +77,14 @@ def test_each_gets_what_the_others_have_sealed_for_it(machine):
 def test_clients_without_keys_are_not_waited_for(machine):
     with_keys(machine, NAMES[:3])
     assert machine.secure.stage is Stage.KEYS
-    effects = machine.rounds.timer("secure", SETUP_S + 1)
+    effects = machine.secure.timer(SETUP_S + 1)
     assert sorted(sent(effects, msg.SecureSet)) == ["a", "b", "c"]
     assert machine.round.missing() == ["a", "b", "c"]
 
 
 def test_two_keys_make_no_set(machine):
     with_keys(machine, NAMES[:2])
-    machine.rounds.timer("secure", SETUP_S + 1)
+    machine.secure.timer(SETUP_S + 1)
     assert machine.secure.stage is Stage.IDLE
     assert machine.phase is Phase.READY
 
@@ -94,7 +94,7 @@ def test_without_all_shares_there_is_another_attempt(machine):
     for name in NAMES[:3]:
         rows = [[other, b"x"] for other in NAMES if other != name]
         machine.handle(Received(name, msg.SecureShares(0, 1, rows)), 2.0)
-    again = sent(machine.rounds.timer("secure", SETUP_S + 2), msg.SecureCall)
+    again = sent(machine.secure.timer(SETUP_S + 2), msg.SecureCall)
     assert again == dict.fromkeys("abc", msg.SecureCall(0, 2))
 
 
@@ -153,7 +153,7 @@ def test_a_void_round_declines_all_and_closes(machine, problem):
             machine.secure.stage = Stage.SUMMING
             (kept,) = machine.handle(ev.SumOpened(0.0, "the sum cannot be opened"), 5.0)
         else:
-            (kept,) = machine.rounds.timer("secure", 100.0)
+            (kept,) = machine.secure.timer(100.0)
         assert kept == do.KeepSum(machine.secure.roster, ()), "it is durable before it is told"
         effects = machine.handle(Done(kept), 101.0)
     declined = sent(effects, msg.Declined)
