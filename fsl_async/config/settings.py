@@ -342,7 +342,7 @@ class CodecConfig:
 
     @property
     def spec_global(self) -> CodecSpec:
-        """The coding of groups' global weights. They are few, so their errors do not average out."""
+        """The coding of groups' global weights. There are few: errors do not average out."""
         return self._spec(self.down, min(self.down_step or FINE_STEP, SHORT_STEP))
 
     def _spec(self, name: Format, step: float) -> CodecSpec:

@@ -55,6 +55,8 @@ def _may_be_zeroth(config: Config) -> bool:
 RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.*", "split.method", lambda c: c.split.is_on),
     ("tune.*", "tune.method", lambda c: c.tune.is_on),
+    ("tune.secure_bits", "tune.secure = true and tune.method = lora",
+     lambda c: c.tune.secure and not _by_scalars(c)),
     ("groups.*", "groups.roster", lambda c: c.groups.is_on),
     # When deltas are collected.
     ("sync.every_s", "sync.trigger = clock or buffer",

@@ -23,6 +23,7 @@ from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.events import TransfersChecked
 from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.roles.sync.messages import RUN
+from fsl_async.secure.lattice import is_masked
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 from fsl_transport.text import peer_text
@@ -187,6 +188,10 @@ def count_weights(
     if is_seeds(frame):
         traffic.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
         traffic.coded[Category.SCALARS, direction] += len(frame)
+        return
+    if is_masked(frame):
+        of_scalars = config.tune.method == "zeroth"
+        traffic.plain(Category.SCALARS if of_scalars else Category.ADAPTERS, direction, len(frame))
         return
     category = Category.CLIENT_MODEL if config.split.has_server else Category.FULL_MODEL
     if config.tune.is_on:

@@ -51,6 +51,8 @@ class ParameterServerFigures:
     """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    secure: bool = False
+    """Whether deltas are masked, and their sum alone is read."""
     rules: dict[str, str] = field(factory=dict)
     """The operator's own rules by setting: class, file, and the first digits of its digest."""
     counts: str = "tokens"
@@ -165,6 +167,7 @@ class ParameterServerFigures:
             str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
             for key, one in line.get("rules", {}).items()
         }
+        self.secure = line.get("secure") is True
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.end()
 

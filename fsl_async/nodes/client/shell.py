@@ -14,6 +14,7 @@ from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.learn.client.probes import EvaluatorExchange
+from fsl_async.nodes.client.secure_side import SecureSide
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
@@ -46,7 +47,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.delta import ORDER
+from fsl_async.roles.sync.delta import MASKS, ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.model.manifest import Manifest
 
@@ -88,12 +89,16 @@ class ClientShell(Shell):
     _on_end: Callable[[Event], None] = lambda _: None
     _announced: Callable[[RunPosition], None] = lambda _: None
     _shares_metrics: bool = True
+    secure: SecureSide | None = None
+    """Set by the welcome of a run with secure sums."""
 
     def __attrs_post_init__(self) -> None:
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._shard = -1
         self._fetch: FetchProgress | None = None
+        self._waiting: do.OfferDelta | None = None
+        """A delta whose masks are not here."""
         self._scalars = "", b""
         """The name that a stream of the scalars that came would have, and their frame."""
         self._scored: dict[str, do.ReceiveDelta] = {}
@@ -124,7 +129,7 @@ class ClientShell(Shell):
             do.CheckTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
             do.FinishEncoding: self._finish_encoding,
-            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
+            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence, is_refused=e.is_refused),
             do.ReceiveVersion: self._receive_version,
             do.BeginScoring: lambda e, _: self._scorer.probes.begin(e.keys, self._chunks),
             do.ReceiveDelta: self._receive_delta,
@@ -199,6 +204,9 @@ class ClientShell(Shell):
 
     def _message(self, event: tp.MessageReceived) -> None:
         message = msg.from_wire(event.body)
+        if self.secure is not None and self.secure.takes(message):
+            self._send_masked()
+            return
         match message:
             case msg.Announce(position=position):
                 self._announced(position)
@@ -269,8 +277,13 @@ class ClientShell(Shell):
             self.learner.request_snapshot(effect.sequence, hold=effect.hold)
 
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
-        delta = effect.delta
-        sequence = delta.key.sequence
+        delta, sequence = effect.delta, effect.delta.key.sequence
+        if self.secure is not None:
+            masks = self.secure.masks_of(delta)
+            self._waiting = effect if masks is None else None
+            if masks is None:
+                return
+            delta = evolve(delta, facts={**delta.facts, MASKS: masks})
         chunks = self.learner.delta_frames(sequence)
         source = Source(
             chunks,
@@ -298,11 +311,19 @@ class ClientShell(Shell):
         stream = msg.delta_stream(delta.key.text)
         self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
 
+    def _send_masked(self) -> None:
+        """Offer the delta that has waited for its masks, if they are here or will not come."""
+        waiting = self._waiting
+        if waiting is not None and waiting.delta == self.machine.delta and self.machine.connected:
+            self._offer_delta(waiting, 0)
+
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
+        def finished(_: None) -> None:
+            self.node.feed(Done(effect), number)
+            self._send_masked()
+
         self.worker.submit(
-            lambda: self.learner.finish_encoding(effect.sequence),
-            lambda _: self.node.feed(Done(effect), number),
-            self._broken,
+            lambda: self.learner.finish_encoding(effect.sequence), finished, self._broken
         )
 
     def _receive_version(self, effect: do.ReceiveVersion, number: int) -> None:

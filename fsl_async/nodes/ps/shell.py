@@ -49,6 +49,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import RunFacts
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.store.deltas.delta_kind import MaskedSeeds
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
@@ -153,6 +154,8 @@ class ParameterServerShell(Shell):
             do.SendVersion: self._serving.serve,
             do.SendDelta: self._serving.serve_delta,
             do.KeepDecay: jobs.keep_decay,
+            do.KeepSum: jobs.keep_sum,
+            do.OpenSum: jobs.open_sum,
             do.Quarantine: jobs.quarantine,
             do.Release: jobs.release,
             do.Commit: jobs.commit,
@@ -297,6 +300,12 @@ class ParameterServerShell(Shell):
             if meta.fingerprint != self.context.known_manifest().fingerprint:
                 self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
                 return
+        if isinstance(meta, msg.DeltaMeta) and isinstance(self._store.kind, MaskedSeeds):
+            # As with scalars, no other message reports the version that it is measured from.
+            key, digest = meta.delta.key, meta.delta.base_digest
+            if digest:
+                self.node.feed(Received(event.peer, msg.Holding(key.base, digest)))
+            self._serving.measured(event.peer, key.base)
         self.node.feed(Offered(event.peer, meta, event.stream_id))
 
     def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:

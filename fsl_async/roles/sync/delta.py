@@ -32,16 +32,20 @@ OptionalDigest = Annotated[str, optional(DIGEST)]
 
 RANK, ORDER, BALANCE, EPSILON, UNSENT = "rank", "order", "balance", "epsilon", "unsent"
 NOISE, SAMPLE_RATE, PRIVATE_STEPS = "noise", "sample_rate", "private_steps"
+MASKS = "masks"
 POSITION = ("data_epoch", "data_at", "data_offset", "data_drawn", "data_check")
 """Where a client is in its part of the data, after what the delta has trained: whole numbers
 (`fsl_async.learn.data.packing.Position`). Of the last acknowledged delta they come back to the
 client with its welcome."""
-FACTS = (RANK, ORDER, BALANCE, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS, UNSENT, *POSITION)
+FACTS = (
+    RANK, ORDER, BALANCE, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS, UNSENT, MASKS, *POSITION,
+)  # fmt: skip
 """Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), balance
 of its site's labels (0: one label, 1: equally many of each), the privacy budget that its site has
 spent so far, with what that follows from: noise in units of the clipping norm, probability of a
 record in a step, steps so far; the norm of what coding has kept back of the client's last delta, in
-norms of that delta; and `POSITION`."""
+norms of that delta; the number of the set under whose masks it is (`Roster.number`); and
+`POSITION`."""
 
 
 @frozen(order=True)

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.progress import Decay, RunPosition
+from fsl_async.roles.sync.roster import Answers, Roster
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -154,6 +155,25 @@ class Commit(Effect, tag="commit"):
     """Merged by earlier versions, and a part of this one again; weights as of this version."""
 
 
+@frozen
+class KeepSum(Effect, tag="keep_sum"):
+    """Write to disk which sites a secure sum will be of; none: it is not opened.
+
+    Ends in Done or StoreFailed.
+    """
+
+    roster: Roster
+    survivors: tuple[str, ...]
+
+
+@frozen
+class OpenSum(Effect, tag="open_sum"):
+    """Add up the masked deltas of these keys, and write their mean. Ends in SumOpened."""
+
+    keys: tuple[DeltaKey, ...]
+    answers: Answers
+
+
 # --- client ---------------------------------------------------------------------------------------
 
 
@@ -207,9 +227,10 @@ class FinishEncoding(Effect, tag="finish_encoding"):
 
 @frozen
 class DropDelta(Effect, tag="drop_delta"):
-    """Forget the coded delta."""
+    """Forget the coded delta. is_refused: no version has it."""
 
     sequence: int
+    is_refused: bool = False
 
 
 @frozen

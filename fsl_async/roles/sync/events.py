@@ -14,6 +14,7 @@ from attrs import field, frozen
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, Outcome, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
+from fsl_async.roles.sync.roster import Answers
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -106,6 +107,8 @@ class Recovered(Event, tag="recovered"):
     """Version -> digest, of the newest ones that rollbacks of the operator made void."""
     lost: tuple[str, ...] = ()
     """One line about each acknowledged delta that this start found to be lost."""
+    sum: Answers | None = None
+    """The newest secure sum that was to be opened: its set and its survivors."""
     latest: tuple[MergedDelta, ...] = ()
     """The newest merged delta of each client, as it was merged, where a rule uses it again."""
 
@@ -186,6 +189,17 @@ class VersionCommitted(Event, tag="version_committed"):
     """Deltas without a part in it: stored after a version that they were not computed from."""
     notice: str = ""
     """One line on cleanup that failed and is retried later; or empty."""
+
+
+@frozen
+class SumOpened(Event, tag="sum_opened"):
+    """The mean of a secure sum is on disk. rms: of its values that are not zero.
+
+    problem: why it could not be opened; empty: it is.
+    """
+
+    rms: float
+    problem: str = ""
 
 
 @frozen

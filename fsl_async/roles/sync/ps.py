@@ -107,6 +107,7 @@ from fsl_async.roles.sync.ps_state import (
 )
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
+from fsl_async.roles.sync.secure import SecureSums
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
 from fsl_async.roles.sync.version_serving import Serving
@@ -184,6 +185,10 @@ class ParameterServerMachine(RoleMachine):
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
+        self.secure: SecureSums | None = None
+        if tune.secure:
+            self.secure = SecureSums(self.rounds, self.deadlines, config, run)
+            self.rounds.secure = self.admission.secure = self.secure
         self.handlers = {
             ev.Recovered: self._recovered,
             ev.DecayAsked: self._decay_asked,
@@ -218,6 +223,14 @@ class ParameterServerMachine(RoleMachine):
             ev.TransfersChecked: self.end.transfers_checked,
             DrainAsked: lambda event, now: self.end.drain(event.reason, now),
         }
+        if self.secure is not None:
+            self.handlers |= {
+                msg.SecureKey: self.secure.key_sent,
+                msg.SecureShares: self.secure.shares_sent,
+                do.KeepSum: self.secure.kept,
+                msg.Unmasked: self.secure.unmasked,
+                ev.SumOpened: self.secure.opened,
+            }
 
     @property
     def tokens_total(self) -> int:
@@ -303,6 +316,8 @@ class ParameterServerMachine(RoleMachine):
             [*self.deltas.settled, *(one.key.client for one in event.pending)],
             now - event.since_version_s,
         )
+        if self.secure is not None:
+            return [*lost, Note(text), *self.secure.recovered(event, now)]
         # In the order of the ledger, so that the guard excludes the same deltas as before.
         again = [effect for one in event.pending for effect in self.admission.queue(one, now)]
         return [*lost, Note(text), *again]
@@ -406,7 +421,7 @@ class ParameterServerMachine(RoleMachine):
         return [
             *self.serving.lineage(peer),
             self.serving.announcement(peer, now),
-            *self.rounds.rejoined(peer, member.incarnation),
+            *self.rounds.rejoined(peer, member.incarnation, now),
             *self.rounds.evaluation.joined(peer),
         ]
 
@@ -441,6 +456,7 @@ class ParameterServerMachine(RoleMachine):
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         is_global = event.made_of != "deltas"
+        accepted = [] if self.secure is None else self.secure.committed()
         tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
         self.progress.committed(event.version, tokens, now, is_global=is_global)
         if is_global or (self.config.groups.is_on and event.version == 0):
@@ -460,7 +476,8 @@ class ParameterServerMachine(RoleMachine):
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         again = self.admission.look_again(now)
-        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve()]
+        announced = [*accepted, *self._announce_to_all(now)]
+        return [*announced, *again, *self.end.settle(now), *self.hold.serve()]
 
     def _announce_to_all(self, now: float) -> list[Effect]:
         to_all = self.rounds.trigger.selection.announces_to_all
@@ -491,6 +508,7 @@ class ParameterServerMachine(RoleMachine):
             "retry": rounds.merge,
             "evaluator": rounds.close_evaluation,
             "linger": self.end.settle,
+            **({} if self.secure is None else {"secure": self.secure.timer}),
         }
         for name in self.deadlines.pop_due(now):
             match name:
@@ -568,6 +586,8 @@ class ParameterServerMachine(RoleMachine):
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:
             return "later", "the last round is being merged"
+        if self.secure is not None and (objection := self.secure.objection(delta)):
+            return objection
         return self.rounds.trigger.selection.objection(delta, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:

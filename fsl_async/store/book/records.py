@@ -16,6 +16,7 @@ from attrs import asdict, evolve, fields_dict, frozen
 
 from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, Score, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
+from fsl_async.roles.sync.roster import Answers, Roster
 from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
@@ -84,6 +85,19 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
         fact.get("facts", {}),
     )
     return StoredDelta(delta, fact["bytes"], fact["norm"], fact["digest"])
+
+
+def sum_fact(roster: Roster, survivors: Sequence[str]) -> dict[str, Any]:
+    """Return the members of the ledger line of a secure sum: its set, and its survivors."""
+    members = [[name, site.hex(), key.hex()] for name, site, key in roster.members]
+    return {**asdict(roster), "members": members, "survivors": list(survivors)}
+
+
+def answers_from(fact: Mapping[str, Any]) -> Answers:
+    """Parse the output of `sum_fact`; no shares are on disk."""
+    members = [[name, bytes.fromhex(a), bytes.fromhex(b)] for name, a, b in fact["members"]]
+    roster = Roster(fact["round"], fact["attempt"], fact["step"], fact["bits"], members)
+    return Answers(roster, tuple(fact["survivors"]), {})
 
 
 def decay_from(fact: Mapping[str, Any]) -> Decay:
