@@ -352,7 +352,7 @@ def run_clients(spec: Spec) -> dict[str, Any]:
         clients, server, folder = groups[0], servers[0], folders[0]
         watched = clients[1 if spec.dies else 0]
         joined_groups = Groups(
-            [one.store for one in servers], spec.codec.spec_down, spec.group_momentum
+            [one.store for one in servers], spec.codec.spec_global, spec.group_momentum
         )
         tokens = 0
         for number in range(rounds):

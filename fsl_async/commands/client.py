@@ -45,6 +45,8 @@ def command(options: NodeOptions) -> int:
     site = _site(options, server)
     if options.max_restarts is not None and options.ranks is None:
         raise UsageError("--max-restarts goes with --ranks N")
+    if options.evaluate and (options.ranks or options.order or options.rank or options.layers):
+        raise UsageError("--evaluate trains nothing: leave out --ranks, --order, --rank, --layers")
     output = Output(as_json=options.as_json, waits=False)
     if site.data is not None and site.task is None:
         for line in _read_data(site.data, site):
@@ -92,6 +94,7 @@ def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
         rank=options.rank or 0,
         order=options.order,
         layers=options.layers or "",
+        evaluates=options.evaluate,
         columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,
     )

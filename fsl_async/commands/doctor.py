@@ -36,6 +36,7 @@ _EXTRAS = {
     "datasets": "datasets",
     "gguf": "gguf",
     "dp": "opacus",
+    "secure": "cryptography",
     "plot": "matplotlib",
     "lightning": "lightning",
 }

@@ -119,10 +119,14 @@ class NodeOptions(Options):
     )  # fmt: skip
 
     allow: str | None = option(
-        "What may leave this machine: deltas, adapters, scalars, activations, labels, metrics."
+        "What may leave this machine: deltas, adapters, scalars, activations, labels, metrics,"
+        " copies."
         " [default: that of site.toml beside the keys, else deltas]",
         metavar="KIND,...", roles="client", refused="is a client's: what may leave its machine",
     )  # fmt: skip
+    evaluate: bool = option(
+        "Train nothing: be the run's evaluator, which tries each delta on --data.", roles="client"
+    )
     accept_rollback: bool = option(
         "Go back with the run, whatever site.toml has.",
         roles="client", refused="is a client's: it goes back with its run",

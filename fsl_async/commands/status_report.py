@@ -114,6 +114,7 @@ def _ps_facts(status: NodeStatus, now: float) -> dict[str, Any]:
         "server": alive_words(node, now, goes_on_from),
         "checkpoints": status.checkpoints(),
         "next_sync_in_s": next_sync,
+        "secure": ps.secure,
         "rules": dict(ps.rules),
         "audit": _audit(status.folder, audit_run, "the ledger"),
     }
@@ -132,7 +133,8 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     ]
     if ps.needs:
         needs = ", ".join(ps.needs)
-        made.append(f"clients send: {needs}; and metrics, where their sites allow them")
+        reads = " (masked: this server reads sums of 3 or more clients)" if ps.secure else ""
+        made.append(f"clients send: {needs}{reads}; and metrics, where their sites allow them")
     made += [f"your own rule: {key} = {rule}" for key, rule in ps.rules.items()]
     made += state.groups.words()
     if found["next_sync_in_s"] is not None:

@@ -8,12 +8,13 @@ from typing import Literal
 
 from fsl_async.config.settings_tuning import PRIVATE_RULES, TuneConfig
 
-Exposure = Literal["scalars", "private", "embeddings", "b", "words"]
+Exposure = Literal["scalars", "private", "sum", "embeddings", "b", "words"]
 
 TABLE: Mapping[Exposure, str] = {
     "scalars": "sends numbers of zeroth order; no attack here reads words from them, and there is"
     " no bound",
     "private": "trains privately: what one record can change is bounded",
+    "sum": "lets its server read the sum of its sites' updates, and no update",
     "embeddings": "trains the embedding, whose rows tell exactly which words the records have",
     "b": "trains factor B alone; no attack here reads words from it, and there is no bound",
     "words": "lets its server read words of the records",
@@ -27,6 +28,8 @@ def exposure_of(tune: TuneConfig, *, is_zeroth: bool, trains_embedding: bool) ->
         return "scalars"
     if tune.is_private:
         return "private"
+    if tune.secure:
+        return "sum"
     if trains_embedding:
         return "embeddings"
     return "b" if tune.rule in PRIVATE_RULES and not tune.full else "words"

@@ -181,6 +181,8 @@ def to_wire(config: Config) -> dict[str, dict[str, Any]]:
     tables = attrs.asdict(config)
     wire = {name: tables[name] for name in _WIRE_TABLES}
     wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
+    if config.guard.evaluator:  # sites see who gets their deltas
+        wire["guard"] = {"evaluator": config.guard.evaluator}
     return _without_local(wire)
 
 
@@ -213,6 +215,9 @@ def from_tables(tables: Mapping[str, Any]) -> Config:
     if not isinstance(run, dict):
         raise ConfigError(f"{_WELCOME}: run: expected a table, got {show(run)}", "run")
     known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
+    guard = tables.get("guard", {})
+    if isinstance(guard, dict) and "evaluator" in guard:
+        known["guard"] = {"evaluator": guard["evaluator"]}
     return _structure(known, lambda key: f"{_WELCOME}: {key}", strict=False)
 
 

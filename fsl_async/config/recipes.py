@@ -18,8 +18,13 @@ from attrs import field, frozen
 
 from fsl_async.config.address import parse_announced, parse_listen
 from fsl_async.config.rules import LANGUAGE_FAMILIES, OWN, is_own, show
-from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP, Config
-from fsl_async.config.settings_tuning import BASIS_RULES, PRIVATE_RULES, PRODUCT_RULES
+from fsl_async.config.settings import FINE_STEP, MANY_ROUNDS, SHORT_STEP, Config, GuardConfig
+from fsl_async.config.settings_tuning import (
+    BASIS_RULES,
+    PRIVATE_RULES,
+    PRODUCT_RULES,
+    SECURE_RULES,
+)
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import method_of
 
@@ -137,6 +142,12 @@ RECIPES: tuple[Recipe, ...] = (
            "outer.aggregation = latest uses the deltas of earlier versions again", {
         "outer.optimizer": Only(("average",), "choose average: momentum would add up each use"),
     }),
+    Recipe("an evaluator (`guard.evaluator`)", lambda c: bool(c.guard.evaluator),
+           "guard.evaluator tries the deltas of a round, one by one", {
+        "sync.trigger": Only(("rounds",)),
+        "split.method": Only(("none",), "remove guard.evaluator"),
+        "tune.method": Only(("none", "lora"), "remove guard.evaluator: scalars are not tried"),
+    }),
     Recipe("groups (`groups.roster`)", lambda c: c.groups.is_on,
            "groups merge pretraining runs by the clock", {
         "split.method": Only(("none",), "remove groups.roster"),
@@ -168,6 +179,20 @@ RECIPES: tuple[Recipe, ...] = (
                           " train one factor of an adapter: noise on both is multiplied"),
         "run.rounds": Only((0,), "set run.rounds", others=True),
         "sync.trigger": Only(("rounds",), "tune.dp_epsilon needs rounds: leave it out"),
+    }),
+    Recipe("secure sums (`tune.secure`)", lambda c: c.tune.secure,
+           "tune.secure shows the parameter server sums of three or more sites alone", {
+        "tune.method": Only(("lora", "zeroth"), "choose lora or zeroth"),
+        "tune.rule": Only(SECURE_RULES, f"choose {', '.join(SECURE_RULES)}"),
+        "tune.merge": Only(("",), "leave it out"),
+        "sync.trigger": Only(("rounds",), "leave it out"),
+        "sync.weighting": Only(("uniform",), "leave it out: sites count equally"),
+        "sync.clients": Only((0, 1, 2), "have at least three", others=True),
+        "outer.aggregation": Only(("mean",), "choose mean"),
+        "guard.clip_norm": Only((0,), "leave it out"),
+        "guard.clip_median": Only((0,), "leave it out"),
+        "guard.outlier_median": Only((0,), "leave it out"),
+        "guard.evaluator": Only(("",), "leave it out"),
     }),
     Recipe("fine-tuning (`tune.method`)", lambda c: c.tune.is_on,
            "a run tunes a base model or splits one", {
@@ -290,6 +315,11 @@ def with_implied(config: Config) -> Config:
     if config.split.sends_whole:
         # Norms of full weights are no lengths of changes.
         changes["guard"] = attrs.evolve(config.guard, clip_median=0.0)
+    if config.tune.secure:
+        if sync.weighting == "auto":
+            sync = attrs.evolve(sync, weighting="uniform")
+        if config.guard.clip_median == GuardConfig().clip_median:
+            changes["guard"] = attrs.evolve(config.guard, clip_median=0.0)
     if sync.trigger == "auto":
         sync = attrs.evolve(sync, trigger=usual)
     if config.outer.optimizer == "growing" and keeps_no_momentum(config):

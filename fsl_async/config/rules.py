@@ -87,6 +87,7 @@ must_be_name = like(
     rf"(?!\.{{1,2}}$){NAME.pattern}", "must be 1 to 64 letters, digits, dots, dashes or underscores"
 )
 """Checks the name of a run, a client or a file."""
+may_be_name = like(rf"|{NAME.pattern}", "must be a client's name, or empty")
 must_be_directory = like(
     r"(\{name\}|[^{}])+", "must be a path, in which {name} stands for run.name"
 )

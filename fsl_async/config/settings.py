@@ -23,6 +23,7 @@ from fsl_async.config.address import Address, parse, parse_listen
 from fsl_async.config.rules import (
     Format,
     SettingError,
+    may_be_name,
     must_be_directory,
     must_be_name,
     must_be_step,
@@ -253,6 +254,28 @@ class GuardConfig:
         " equal share; 0 = any",
         span(least=0, most=1),
     )
+    evaluator: str = setting(
+        "",
+        "name of the client that tries each delta of a round on records of its own and trains"
+        " nothing (--evaluate); deltas that hurt get weight 0; empty = none",
+        may_be_name,
+    )
+    evaluator_alone: float = setting(
+        0.02,
+        "a delta hurts that alone raises the evaluator's loss by more than this share, unless the"
+        " mean of the round is worse without it",
+        span(least=0),
+    )
+    evaluator_left_out: float = setting(
+        0.005,
+        "... or without which the mean of the round has a loss lower by more than this share",
+        span(least=0),
+    )
+    evaluator_grace_s: float = setting(
+        60.0,
+        "how long a round waits for the evaluator; deltas without a score count",
+        span(above=0),
+    )
 
 
 @frozen(kw_only=True)
@@ -316,6 +339,11 @@ class CodecConfig:
     def spec_down(self) -> CodecSpec:
         """The coding of updates."""
         return self._spec(self.down, self.down_step)
+
+    @property
+    def spec_global(self) -> CodecSpec:
+        """The coding of groups' global weights. There are few: errors do not average out."""
+        return self._spec(self.down, min(self.down_step or FINE_STEP, SHORT_STEP))
 
     def _spec(self, name: Format, step: float) -> CodecSpec:
         from fsl_codecs import CodecSpec

@@ -22,6 +22,8 @@ TrainedOn = Literal["completion", "all"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
 """Rules by which sites train factor B alone."""
+SECURE_RULES = ("fedit", "ffa", "rolora")
+"""Rules that add up factors, as a secure sum does."""
 PRODUCT_RULES = ("fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
 """Rules that need a module's factors of all sites together."""
 ROUND_RULES = ("rolora", *PRODUCT_RULES)
@@ -162,6 +164,18 @@ class TuneConfig:
         1.0, "norm to which each record's gradient is clipped", span(above=0, most=1e6), fixed=True
     )
 
+    secure: bool = setting(
+        False,
+        "sites mask their deltas, and the parameter server learns their sum alone, of at least"
+        " three sites (extra secure; docs/SECURITY.md)",
+        fixed=True,
+    )
+    secure_bits: int = setting(
+        6,
+        "of tune.secure: bits of a value at a site; on the wire log2 of the sites more",
+        span(least=3, most=16),
+    )
+
     @property
     def is_on(self) -> bool:
         """Whether this run tunes a base model."""
@@ -170,7 +184,8 @@ class TuneConfig:
     @property
     def by_rounds(self) -> bool:
         """Whether sites train by rounds: each starts from the newest version."""
-        return self.method == "zeroth" or self.rule in ROUND_RULES or self.is_private
+        by_rule = self.rule in ROUND_RULES
+        return self.method == "zeroth" or by_rule or self.is_private or self.secure
 
     @property
     def history(self) -> int:

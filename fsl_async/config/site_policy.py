@@ -14,6 +14,8 @@ whether activations or labels leave a site. A client lists what may leave its ma
     labels        labels of the data; for text the text itself, because labels are the next tokens
     metrics       loss and other numbers that training reports, and the errors of coding
     embeddings    an embedding that fine-tuning trains: its rows tell which words the records have
+    copies        the site's single deltas, which the parameter server passes on to another site,
+                  the run's evaluator
 
 Every client also sends what a session needs: its name, key and incarnation, its version with the
 digest, names and shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves
@@ -38,8 +40,8 @@ from fsl_async.roles.split.methods import METHODS
 
 DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
-EMBEDDINGS = "embeddings"
-KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS)
+EMBEDDINGS, COPIES = "embeddings", "copies"
+KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS, COPIES)
 _IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS}), ADAPTERS: frozenset({SCALARS})}
 """Kinds that another one includes."""
 
@@ -117,17 +119,18 @@ class SitePolicy:
 def needs_of(config: Config) -> tuple[str, ...]:
     """Return the kinds that every client of a run with this configuration sends."""
     split, tune = config.split, config.tune
+    copies = (COPIES,) if config.guard.evaluator else ()
     if tune.is_on:
         # The head of a classifier is new, and is exchanged whole.
         whole = bool(tune.full) or tune.objective == "classify"
         orders = (SCALARS,) if tune.method == "zeroth" else ()
-        return orders or ((DELTAS,) if whole else (ADAPTERS,))
+        return orders or ((DELTAS,) if whole else (ADAPTERS,)) + copies
     # Linear auxiliary models and the user's own have no adapters: all of their weights are sent.
     has_auxiliary = split.is_on and METHODS[split.method].auxiliary != "none"
     auxiliary = has_auxiliary and not split.auxiliary.startswith("blocks")
     weights = ADAPTERS if split.is_on and split.lora_client and not auxiliary else DELTAS
     if not split.has_server:
-        return (weights,)
+        return (weights, *copies)
     return (weights, ACTIVATIONS) if split.labels_at_home else (weights, ACTIVATIONS, LABELS)
 
 
@@ -141,7 +144,10 @@ def receivers_of(
     weights = {DELTAS, ADAPTERS, SCALARS}
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
     needed = (SCALARS,) if is_zeroth else needs_of(config)
-    return {kind: servers[kind not in weights] for kind in needed}
+    receivers = {kind: servers[kind not in weights] for kind in needed}
+    if COPIES in receivers:
+        receivers[COPIES] = f"the run's evaluator {config.guard.evaluator}"
+    return receivers
 
 
 Order = Literal["first", "zeroth"]
@@ -163,6 +169,8 @@ class SiteChoices:
     """Order of its steps; None: by the run's method."""
     layers: str = ""
     """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
+    evaluates: bool = False
+    """Whether it is the run's evaluator, and trains nothing."""
     columns: str = ""
     """Columns of its records, like "text=BODY"; empty: by their usual names."""
     model: str = ""

@@ -55,6 +55,8 @@ def _may_be_zeroth(config: Config) -> bool:
 RULES: tuple[tuple[str, str, Condition], ...] = (
     ("split.*", "split.method", lambda c: c.split.is_on),
     ("tune.*", "tune.method", lambda c: c.tune.is_on),
+    ("tune.secure_bits", "tune.secure = true and tune.method = lora",
+     lambda c: c.tune.secure and not _by_scalars(c)),
     ("groups.*", "groups.roster", lambda c: c.groups.is_on),
     # When deltas are collected.
     ("sync.every_s", "sync.trigger = clock or buffer",
@@ -71,6 +73,8 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: not c.split.sends_whole),
     ("guard.max_share", "outer.aggregation = mean, and not sync.trigger = buffer",
      lambda c: c.outer.aggregation == "mean" and c.sync.trigger != "buffer"),
+    ("guard.evaluator_alone guard.evaluator_left_out guard.evaluator_grace_s", "guard.evaluator",
+     lambda c: bool(c.guard.evaluator)),
     ("guard.release", "guard.outlier_median", lambda c: bool(c.guard.outlier_median)),
     # How they are merged.
     ("outer.optimizer", "no split.method: its clients are averaged", lambda c: not c.split.is_on),

@@ -4,6 +4,7 @@
         node.key             mode 0600: the pair. A process that has this file is this node
         allowed.txt          the allow-list (`allow_list.py`)
         site.toml            what may leave this site (`site_policy`)
+        sites.txt            keys of the other sites of secure runs, lines as in allowed.txt
         privacy/             what this site has spent in private runs (`learn/tune/privacy.py`)
 
 A file that other users can read (the secret) or change (the list, the folder) is refused with the
@@ -41,15 +42,19 @@ from fsl_async.config.site_policy import AuditLimits, SitePolicy, listed, parse_
 from fsl_async.errors import KeysError, UsageError, program
 from fsl_async.files.files import locked_folder, replace_bytes
 from fsl_async.keys import allow_list
-from fsl_async.keys.allow_list import AllowList
+from fsl_async.keys.allow_list import AllowList, Entry
 from fsl_transport.errors import LocalError
 from fsl_transport.zmq.curve import KeyPair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
-SECRET, ALLOWED = "node.key", "allowed.txt"
+SECRET, ALLOWED, SITES = "node.key", "allowed.txt", "sites.txt"
+_SITES_HEAD = """\
+# Keys of the other sites of runs with secure sums, one a line: KEY  NAME
+# Compare them with what their administrators read to you; a site with another key is refused.
+"""
 VARIABLE = "FSL_KEYS"
 _MAX_SECRET_BYTES = 4096
 _HEAD = (
@@ -134,6 +139,29 @@ class KeysFolder:
         """Return the present allow-list; None where there is no file."""
         text = self.read_shared(ALLOWED, allow_list.MAX_BYTES)
         return None if text is None else allow_list.parse(text, str(self.allowed_path))
+
+    def know_sites(self, found: Mapping[str, str]) -> list[str]:
+        """Note the public keys of other sites, by name. Returns the names that are new.
+
+        KeysError: a site had another key before; nothing is noted then.
+        """
+        with self._changing():
+            text = self.read_shared(SITES, allow_list.MAX_BYTES)
+            known = allow_list.parse(_SITES_HEAD if text is None else text, SITES)
+            new = []
+            for name, key in found.items():
+                before = known.labeled(name)
+                if before is not None and before.key != key:
+                    raise KeysError(
+                        f"{name} has another key than in {self.path / SITES}: ask its"
+                        " administrator; if it has a new one, remove that line"
+                    )
+                if before is None:
+                    known = known.with_entry(Entry(key, name))
+                    new.append(name)
+            if new:
+                replace_bytes(self.path / SITES, known.text().encode())
+        return new
 
     def read_shared(self, name: str, most: int) -> str | None:
         """Return the text of a file that other users may read and not change; None without a file.

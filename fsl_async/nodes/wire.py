@@ -23,6 +23,7 @@ from fsl_async.roles.sync.delta import DIGEST, POSITION
 from fsl_async.roles.sync.events import TransfersChecked
 from fsl_async.roles.sync.membership import MOST_SHARDS
 from fsl_async.roles.sync.messages import RUN
+from fsl_async.secure.lattice import is_masked
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
 from fsl_transport.text import peer_text
@@ -50,24 +51,31 @@ def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 @frozen
 class Hello:
-    """A client's first message: its run ("" = none yet), version and data shard (-1 = none)."""
+    """A client's first message: its run ("" = none yet), version and data shard (-1 = none).
+
+    evaluates: whether it comes as the run's evaluator.
+    """
 
     run: str
     version: int
     digest: str
     shard: int
+    evaluates: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain map."""
         held = {"version": self.version, "digest": self.digest, "shard": self.shard}
-        return {"run": self.run, **held}
+        return {"run": self.run, **held, **({"evaluates": True} if self.evaluates else {})}
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Hello:
         """Read a peer's hello; raises MessageError."""
         run = checked_text("run", body.get("run"), optional(RUN))
         digest = checked_text("digest", body.get("digest"), optional(DIGEST))
-        return cls(run, _take(body, "version"), digest, _take(body, "shard"))
+        evaluates = body.get("evaluates", False)
+        if type(evaluates) is not bool:
+            raise MessageError(f"evaluates is {type(evaluates).__name__}, not bool", "wrong-type")
+        return cls(run, _take(body, "version"), digest, _take(body, "shard"), evaluates)
 
 
 @frozen
@@ -180,6 +188,10 @@ def count_weights(
     if is_seeds(frame):
         traffic.payload[Category.SCALARS, direction] += len(frame) - SEEDS_HEADER_BYTES
         traffic.coded[Category.SCALARS, direction] += len(frame)
+        return
+    if is_masked(frame):
+        of_scalars = config.tune.method == "zeroth"
+        traffic.plain(Category.SCALARS if of_scalars else Category.ADAPTERS, direction, len(frame))
         return
     category = Category.CLIENT_MODEL if config.split.has_server else Category.FULL_MODEL
     if config.tune.is_on:

@@ -25,6 +25,8 @@ Line = Mapping[str, Any]
 """A line of the journal."""
 
 MAX_LOSSES = 120
+REFUSED_ROUNDS, SCORED_ROUNDS = 5, 10
+"""A client is named that an evaluator refuses in so many of so many rounds."""
 
 _VALUE_BYTES = 4
 
@@ -190,12 +192,34 @@ class ClientState:
     deltas_refused: int = 0
     deltas_quarantined: int = 0
     deltas_clipped: int = 0  # merged as if they were shorter
+    scored: int = 0  # rounds in which an evaluator scored its deltas
+    refused: int = 0  # those in which it refused one
+    newest_scores: deque[bool] = field(factory=lambda: deque(maxlen=SCORED_ROUNDS))
+    """Of the newest of these rounds: whether a delta was refused."""
     uploads: int = 0  # that the split server trained
     facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order
     label_shares: dict[str, float] = field(factory=dict)
     product_norm: float | None = None  # of its change in the newest version, with product rules
     up: Volume = field(factory=Volume)
     training: Training = field(factory=Training)
+
+    @property
+    def is_often_refused(self) -> bool:
+        """Whether an evaluator refuses half of its newest deltas."""
+        return sum(self.newest_scores) >= REFUSED_ROUNDS
+
+    def saw_score(self, *, is_refused: bool) -> str:
+        """Count a round with an evaluator; returns a line when it refuses half of them."""
+        self.scored += 1
+        self.refused += is_refused
+        was_named = self.is_often_refused
+        self.newest_scores.append(is_refused)
+        if was_named or not self.is_often_refused:
+            return ""
+        return (
+            f"{self.name}: the evaluator refused its deltas in {REFUSED_ROUNDS} of the last"
+            f" {len(self.newest_scores)} rounds: its data or its program is unlike the others'"
+        )
 
     def saw_loss(self, loss: Any) -> None:
         """Keep a loss that it reported; one that is not finite is text in the journal."""

@@ -51,6 +51,8 @@ class ParameterServerFigures:
     """Of the grace window: MADs after the median, least seconds, seconds while none are known."""
     needs: tuple[str, ...] = ()
     """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
+    secure: bool = False
+    """Whether deltas are masked, and their sum alone is read."""
     rules: dict[str, str] = field(factory=dict)
     """The operator's own rules by setting: class, file, and the first digits of its digest."""
     counts: str = "tokens"
@@ -165,6 +167,7 @@ class ParameterServerFigures:
             str(key): f"{one['class']} of {one['file']} (SHA-256 {str(one['sha256'])[:8]})"
             for key, one in line.get("rules", {}).items()
         }
+        self.secure = line.get("secure") is True
         self.counts = "samples" if line.get("counts") == "samples" else "tokens"
         self.end()
 
@@ -300,9 +303,6 @@ class ParameterServerFigures:
             self.cosines.append(made.cosine)
         run.tell("version", f"version {made.version}: {self._merge_words(run, made)}")
         self._moved(run, made)
-        for name, count in made.clipped.items():
-            if (client := run.clients.get(name)) is not None:
-                client.deltas_clipped += count
         saw_alike(run, self.alike, made.deltas, made.alike)
         self._opposite = [*self._opposite, made.opposite][-ADVICE_ROUNDS:]
         advice = self._advice()
@@ -311,7 +311,7 @@ class ParameterServerFigures:
         run.repeats_may_be_news()
 
     def _moved(self, run: NodeAndClients, made: VersionFact) -> None:
-        """How far each client has moved weights, or the products of adapters."""
+        """How far each client has moved weights, or products of adapters, and how much counts."""
         for name, norm in made.product_norms.items():
             if (client := run.clients.get(name)) is not None:
                 client.product_norm = norm
@@ -321,6 +321,13 @@ class ParameterServerFigures:
             text = f"{name} moves the {what} {FAR:g} times as far as the median site or more"
             run.tell("moves far", text, name, "warning")
         self._far = far
+        for name, count in made.clipped.items():
+            if (client := run.clients.get(name)) is not None:
+                client.deltas_clipped += count
+        for name, is_refused in made.scored.items():
+            client = run.clients.get(name)
+            if client is not None and (line := client.saw_score(is_refused=is_refused)):
+                run.tell("refused", line, name, "warning")
 
     def _advice(self) -> str:
         """A line on clients that train too long between syncs; empty, and at most once a start."""
@@ -542,5 +549,9 @@ def _site_words(client: ClientState) -> str:
         parts.append(f"moves products by {client.product_norm:.3g}")
     if client.deltas_clipped:
         parts.append(f"{counted(client.deltas_clipped, 'delta')} counted as shorter")
+    if client.scored:
+        parts.append(f"used in {client.scored - client.refused} of {client.scored} scored rounds")
+    if client.is_often_refused:
+        parts.append("often refused of late")
     parts += [f"{share:.0%} {label}" for label, share in client.label_shares.items()]
     return ", ".join(parts)

@@ -28,16 +28,19 @@ calls is at fault, and FrameRefused when a peer's bytes are.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import evolve, frozen
 
 from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
+from fsl_async.secure.opening import Opening
 from fsl_async.store.book.records import recordable, to_fact
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.commit.merging import AT_START, Merging, merge_of
@@ -51,21 +54,22 @@ from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import InitialWeights
-from fsl_codecs import encode
+from fsl_codecs import CodecError, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fsl_async.files.files import BytesLike
     from fsl_async.roles.groups.events import Decision
     from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, Outcome
     from fsl_async.roles.sync.progress import RunPosition
+    from fsl_async.roles.sync.roster import Answers
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
+    from fsl_async.store.disk.chunk_files import FrameReader
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.versions.checkpoint import Checkpoint
 
@@ -389,6 +393,11 @@ class Store:
         with disk(f"cannot spool delta {key.text}"):
             self._open.run.spool.write(key, index, frames, self.manifest)
 
+    def spool_reader(self, key: DeltaKey) -> FrameReader:
+        """Return a reader of the frames of an acknowledged delta."""
+        with disk(f"cannot read delta {key.text}"):
+            return self._open.run.spool.reader(key, self.manifest)
+
     def spool_finish(self, key: DeltaKey) -> DeltaStored:
         """Acknowledge a complete delta: on return it is durable, in the spool or in quarantine."""
         run, spool = self._open.run, self._open.run.spool
@@ -406,6 +415,33 @@ class Store:
         with suppress(OSError):  # recovery moves it if this does not
             spool.quarantine(key, run.book.held)
         return DeltaStored(key.client, stored, problem)
+
+    # --- secure sums ---
+
+    def open_sum(self, keys: Sequence[DeltaKey], answers: Answers) -> float:
+        """Write the mean of masked deltas. Returns the rms of its values that are not zero.
+
+        StoreError: it cannot be opened, with the reason.
+        """
+        run, manifest, square, count = self._open.run, self.manifest, 0.0, 0
+        readers = {key.client: run.spool.reader(key, manifest) for key in keys}
+
+        def means() -> Iterator[bytes]:
+            nonlocal square, count
+            opening = Opening(answers, run.book.run)
+            for index, values in enumerate(run.settings.kind.parts(manifest)):
+                frames = {name: reader.frame(index) for name, reader in readers.items()}
+                mean = opening.mean(frames, index, values)
+                square += float(np.dot(mean, mean))
+                count += int(np.count_nonzero(mean))
+                yield encode(mean, LOSSLESS)
+
+        with disk("cannot open the sum"):
+            try:
+                run.spool.write_sum(answers.roster.round, means())
+            except (ValueError, CodecError) as error:
+                raise StoreError(f"the sum cannot be opened: {error}") from error
+        return math.sqrt(square / max(1, count))
 
     # --- the outer step ---
 

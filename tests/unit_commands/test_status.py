@@ -241,6 +241,18 @@ def test_the_operators_own_rules_are_named_with_their_digest(tmp_path, status):
     assert line in status(tmp_path)
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_it_says_what_the_server_reads_of_deltas(tmp_path, status, secure):
+    """A data officer looks there."""
+    make_run(tmp_path, ended=False)
+    more = {"secure": True} if secure else {}
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        journal.note("node_started", 3.0, role="ps", run="r-1", needs=["adapters"], **more)
+    words = "clients send: adapters (masked: this server reads sums of 3 or more clients)"
+    assert (words in status(tmp_path)) is secure
+    assert status(tmp_path, "--json")["secure"] is secure
+
+
 def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
     """The run directories of a parameter server and a split server are often in one folder."""
     for name in ("split/server", "ps"):

@@ -11,6 +11,7 @@ from fsl_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "ASYNCHRONOUS.md"
 BUFFER, LATEST = "sync.trigger=buffer", "outer.aggregation=latest"
+SECURE = ["tune.method=lora", "tune.secure=true"]
 PRIVATE = ("tune.method=lora", "tune.dp_epsilon=6", "tune.rule=ffa", "run.rounds=9")
 
 
@@ -80,6 +81,17 @@ def test_rows_name_settings_and_values_that_there_are():
         ([*PRIVATE, "tune.method=none"], "tune.method.* no private training: choose lora"),
         ([*PRIVATE, "sync.trigger=sequential"], "sync.trigger.* tune.dp_epsilon needs rounds"),
         ([*PRIVATE, "sync.trigger=clock"], "sync.trigger.* tune.dp_epsilon needs rounds"),
+        (["tune.secure=true"], "tune.method.* choose lora or zeroth"),
+        ([*SECURE, "tune.rule=flexlora"], "tune.rule.* sites alone; choose fedit, ffa, rolora"),
+        ([*SECURE, "outer.aggregation=multi-krum"], "outer.aggregation.* alone; choose mean"),
+        ([*SECURE, "sync.trigger=buffer"], "sync.trigger.* sites alone; leave it out"),
+        ([*SECURE, "sync.trigger=clock"], "sync.trigger.* sites alone; leave it out"),
+        ([*SECURE, "sync.clients=2"], "sync.clients.* have at least three, got 2"),
+        ([*SECURE, "sync.weighting=tokens"], "sync.weighting.* sites count equally"),
+        ([*SECURE, "guard.clip_median=4"], "guard.clip_median.* leave it out, got 4"),
+        ([*SECURE, "guard.clip_norm=1"], "guard.clip_norm.* leave it out"),
+        ([*SECURE, "guard.evaluator=judge"], "guard.evaluator.* leave it out, got judge"),
+        ([*SECURE, "guard.outlier_median=9"], "guard.outlier_median.* leave it out"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_named_by_its_key(given, text):
@@ -138,3 +150,10 @@ def test_what_follows_from_the_number_of_clients(given, size, staleness):
     sync = load(None, [BUFFER, *given]).sync
     assert (sync.buffer_size, sync.staleness_limit) == (size, staleness)
     assert load(None, []).sync.staleness_limit == 4
+
+
+def test_secure_sums_weigh_sites_equally_and_clip_none():
+    config = with_implied(load(None, SECURE))
+    assert config.sync.weighting == "uniform"
+    assert config.sync.trigger == "rounds"
+    assert config.sync.staleness_limit == config.guard.clip_median == 0

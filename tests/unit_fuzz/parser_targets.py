@@ -62,7 +62,9 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
+from fsl_async.roles.sync.roster import Roster
 from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.secure import lattice
 from fsl_async.store.book.records import recordable
 from fsl_async.store.deltas.delta_kind import Mixed, Seeds
 from fsl_async.store.deltas.seed_step import Directions
@@ -139,6 +141,8 @@ def bodies():
         msg.Fetch(-1, ""),
         msg.Holding(3, "d" * 32),
         msg.Skip(4, "nothing trained"),
+        msg.Score(4, KEY, 1.0, -0.5, 0.25),
+        msg.Evaluate(4, [[KEY.text, 0.5]]),
         msg.Publish(),
         msg.Call(5),
         msg.Turn(5, last=True),
@@ -148,6 +152,14 @@ def bodies():
         msg.Reject("model", "text"),
         msg.Stop("done"),
         msg.Measured(0, "d" * 32, 10, 1, SCALARS),
+        msg.SecureCall(4, 1),
+        msg.SecureKey(4, 1, b"k" * 32, b"e" * 32),
+        msg.SecureSet(
+            Roster(4, 1, 0.5, 6, [[name, b"k" * 32, name.encode() * 32] for name in "abc"])
+        ),
+        msg.SecureShares(4, 1, [["b", b"s" * 148]]),
+        msg.Unmask(4, 1, ["a", "b", "c"]),
+        msg.Unmasked(4, 1, [["b", b"s" * 66]]),
         msg.Scalars(1, "d" * 32, SCALARS),
     ]
     metas = [
@@ -480,6 +492,11 @@ TARGETS = {
         lambda: [SCALARS, encode_seeds(7, np.ones((2, 3, 4), np.float32)), coded(MODEL.values)[0]],
         64,
         8 << 20,
+    ),
+    "masked": Target(
+        lambda data: lattice.unpack(data, 50),
+        (CodecError,),
+        lambda: [lattice.pack(np.arange(50, dtype="<u2"), 9)],
     ),
     "payload": Target(
         run_payload, (LearnError,), lambda: [frame + bytes(10) for frame in coded(40)], 64, 8 << 20

@@ -168,3 +168,16 @@ def test_where_keys_are(monkeypatch, tmp_path):
     assert str(default_directory()) == "/home/x/k"
     assert KeysFolder().path == default_directory()
     assert KeysFolder().command("new").endswith("keys new")
+
+
+def test_a_site_with_another_key_is_refused_and_new_ones_are_noted(folder):
+    """The parameter server tells the keys, and may replace one later."""
+    b, c = KeyPair.new().public, KeyPair.new().public
+    assert folder.know_sites({"b": b}) == ["b"]
+    assert folder.know_sites({"b": b, "c": c}) == ["c"]
+    assert mode(folder.path / "sites.txt") == 0o600
+    before = (folder.path / "sites.txt").read_text()
+    with pytest.raises(KeysError, match=r"^c has another key than in .*sites.txt: ask its"):
+        folder.know_sites({"d": A, "c": A})
+    assert (folder.path / "sites.txt").read_text() == before
+    assert f"{c}  c" in before

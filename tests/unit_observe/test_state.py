@@ -4,6 +4,7 @@ import pytest
 from deltas import delta_of, stored_of
 from facts import FactWriter, RoundFact, VersionFact, call_of, version_of
 
+from fsl_async.observe.clients import ClientState
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.journal_lines import as_fields
 from fsl_async.observe.rounds import site_lines
@@ -566,6 +567,29 @@ def test_what_is_clipped_is_counted_and_a_delta_that_is_far_is_named(run):
     assert site_lines([state.clients["far"]]) == ["far: 2 deltas counted as shorter"]
     far = [one.text for one in news if one.kind == "moves far"]
     assert far == ["far moves the weights 3 times as far as the median site or more"]
+
+
+def test_an_evaluators_decisions_are_in_the_status(run):
+    """From the fact of each version."""
+    begin(run, "a", "b")
+    for version in range(1, 7):
+        made(run, version, "a", "b", scored={"a": False, "b": True}, after=2.0)
+    state, news = run.state()
+    assert [client.refused for client in state.clients.values()] == [0, 6]
+    (line,) = [one for one in news if one.kind == "refused"]
+    assert (line.client, line.level) == ("b", "warning")
+
+
+def test_a_site_that_an_evaluator_refuses_is_named():
+    """Once when it is refused in five of ten rounds; its share of used rounds is shown."""
+    client = ClientState("a")
+    lines = [client.saw_score(is_refused=number % 2 > 0) for number in range(12)]
+    assert [number for number, line in enumerate(lines) if line] == [9]
+    assert "in 5 of the last 10 rounds" in lines[9]
+    assert site_lines([client]) == ["a: used in 6 of 12 scored rounds, often refused of late"]
+    for _ in range(10):
+        assert not client.saw_score(is_refused=False)
+    assert site_lines([client]) == ["a: used in 16 of 22 scored rounds"]
 
 
 @pytest.mark.parametrize(

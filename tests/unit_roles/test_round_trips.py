@@ -11,6 +11,7 @@ from fsl_async.roles.split.messages import UploadKey
 from fsl_async.roles.sync import messages as sync
 from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.progress import RunPosition
+from fsl_async.roles.sync.roster import Roster
 
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
@@ -21,6 +22,7 @@ DELTAS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
 UPLOADS = st.builds(UploadKey, NAMES, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1))
 METRICS = st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3)
 PARTS = st.floats(0, 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SAMPLES = st.integers(-1, split.MAX_SIZE)
 VALUES = {
     "bool": st.booleans(),
@@ -43,7 +45,22 @@ VALUES = {
     "Role": NAMES,
     "OptionalKey": UPLOADS.map(lambda key: key.text) | st.just(""),
 }
+KEY = st.binary(min_size=32, max_size=32)
+ROWS = st.lists(
+    st.tuples(NAMES, st.binary(max_size=256)).map(list), max_size=3, unique_by=lambda row: row[0]
+)
+MEMBERS = st.lists(
+    st.tuples(NAMES, KEY, KEY).map(list), min_size=3, max_size=5, unique_by=lambda row: row[0]
+)
+VALUES["Roster"] = st.builds(Roster, INTS, INTS, st.floats(1e-9, 1e9), st.integers(2, 24), MEMBERS)
 FIELDS = {
+    "sealed": ROWS,
+    "shares": ROWS,
+    "survivors": st.lists(NAMES, max_size=3, unique=True),
+    "loss": FINITE,
+    "alone": FINITE,
+    "left_out": FINITE,
+    "deltas": st.lists(st.tuples(DELTAS.map(lambda key: key.text), PARTS).map(list), max_size=3),
     "samples": SAMPLES,
     "done_samples": SAMPLES,
     "errors": st.dictionaries(PRINTABLE, PARTS, max_size=3),
@@ -57,7 +74,14 @@ def messages(table):
     made = [
         st.builds(
             kind,
-            **{one.name: FIELDS.get(one.name, values[str(one.type)]) for one in attrs.fields(kind)},
+            **{
+                one.name: KEY
+                if kind is sync.SecureKey and str(one.type) == "bytes"
+                else FIELDS[one.name]
+                if one.name in FIELDS
+                else values[str(one.type)]
+                for one in attrs.fields(kind)
+            },
         )
         for kind in table.types.values()
     ]

@@ -5,9 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from attrs import evolve
 from deltas import merged_of
 
-from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey, Score
 from fsl_async.store.errors import StoreError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.aggregation import RULES, Rule, rule_named
@@ -111,6 +112,24 @@ def test_two_deltas_of_one_client_are_one_row(make_run):
     before = run.weights(0)
     merge(run, list(parts))
     np.testing.assert_allclose(before - run.weights(1), 3.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["median", "mean"])
+def test_a_delta_that_an_evaluator_refused_is_no_row(make_run, name):
+    """Of 1, 2, 3 and a refused 1e6 the median and the mean are 2."""
+    run = started(make_run, name)
+    sent = {"a": 1, "b": 2, "c": 3, "d": 1e6}
+    values = {DeltaKey(client, 1, 0, 1): value for client, value in sent.items()}
+    for key, value in values.items():
+        run.send(key, np.full(MODEL.values, value, np.float32))
+    before = run.weights(0)
+    *others, last = values
+    score = Score("judge", 1.0, 9.0, refused=True)
+    merged = [*map(merged_of, others), evolve(merged_of(last, 0.0), score=score)]
+    run.store.commit(1, merged, 1 / len(others))
+    np.testing.assert_allclose(before - run.weights(1), 2.0, atol=1e-6)
+    assert run.store.records[-1].merged[-1].score == score
+    assert run.store.verify(1)
 
 
 def test_weights_are_discounts(make_run):

@@ -33,8 +33,8 @@ hold. So in any order of snapshots and rebases everything trained is in exactly 
 unsent: sent + kept = trained, as fp32 adds them. A delta is coded after the ones before it, and all
 are coded before the model moves, since each is measured from what coding has left. Two things are
 lost, and both are meant to be: a delta that is declined or dropped is not sent again (its work was
-measured from a base that the run does not accept), and a rebase with `discard`, or one of weights
-that are no longer finite, takes Theta_new as it is.
+measured from a base that the run does not accept), unless it was masked (docs/adr/0174), and a
+rebase with `discard`, or one of weights that are no longer finite, takes Theta_new as it is.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ import attrs
 import numpy as np
 
 from fsl_async.errors import TaskError
-from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
+from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder, Lost
 from fsl_async.learn.client.fetching import Fetch, Replay
 from fsl_async.learn.client.ports import (
     NO_VERSION,
@@ -64,6 +64,7 @@ from fsl_async.learn.client.ports import (
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.delta import UNSENT
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
+from fsl_async.secure.masking import Masking
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
@@ -87,6 +88,17 @@ class _Delta:
     lost: float = 0.0
     """Sum of the squares of what coding has lost so far, and of what was coded."""
     of: float = 0.0
+    scalars: Vector | None = None
+    """The delta of a round of zeroth order that is to be masked."""
+
+    def difference(self, start: int, stop: int) -> Vector:
+        """Values of a delta that is to be masked: of a range, or all scalars."""
+        if self.scalars is not None:
+            return self.scalars.ravel()
+        assert self.minuend is not None
+        assert self.subtrahend is not None
+        made: Vector = self.minuend[start:stop] - self.subtrahend[start:stop]
+        return made
 
 
 class Exchange:
@@ -112,6 +124,10 @@ class Exchange:
         """Of the run, where clients may send scalars."""
         self.only_scalars = False
         """Whether versions are scalars too, and all deltas."""
+        self.masking: Masking | None = None
+        """Of a run with secure sums."""
+        self._taken_back: list[dict[int, Vector]] = []
+        """Values, by chunk, of deltas that no version has; the next delta sends them."""
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last moved onto
         self._training = training
@@ -146,12 +162,15 @@ class Exchange:
         threads: int | None = None,
         directions: Directions | None = None,
         only_scalars: bool = False,
+        is_secure: bool = False,
     ) -> None:
         """Code deltas so from the next chunk on; see `DeltaCoder`. threads: to decode with.
 
         directions: of the run, where clients may send scalars; only_scalars: where all do, and
-        versions are scalars too.
+        versions are scalars too. is_secure: deltas are coded under masks (`masking`).
         """
+        if self.masking is None and is_secure:
+            self.masking = Masking()
         self.directions, self.only_scalars = directions, only_scalars
         self.coder.spec, self.coder.keeps_error, self.coder.whole = spec, keeps_error, whole
         if threads is not None:
@@ -166,6 +185,11 @@ class Exchange:
 
     def attach(self, manifest: Manifest, own: Vector) -> None:
         """Exchange a model of this manifest, whose first weights are `own`."""
+        if self.masking is not None and manifest.weights < manifest.values:
+            raise TaskError(
+                "tune.secure masks weights, and this model has buffers, which are sent as they are:"
+                " choose a model without, or tune.secure = false"
+            )
         with self._lock:
             self.manifest = manifest
             self._base = self._reference = own
@@ -177,7 +201,19 @@ class Exchange:
         None: the delta is `work.scalars`. Raises TaskError where these are not those of a round.
         """
         moved, facts = True, dict(work.facts)
-        if snapshot is None:
+        if self.masking is not None and not work.finite:
+            # Under masks the parameter server could not find it.
+            work = attrs.evolve(work, tokens=0)
+            with self._lock:
+                self._deltas[sequence] = _Delta(None, None, [], 0)
+                self._carries = False
+                self._release(snapshot)
+        elif snapshot is None and self.masking is not None:
+            self._checked_scalars(work.scalars)
+            with self._lock:
+                self._deltas[sequence] = _Delta(None, None, [None], 1, scalars=work.scalars)
+                self._carries = False
+        elif snapshot is None:
             frame = self._seeds_frame(work.scalars)
             with self._lock:
                 self._deltas[sequence] = _Delta(None, None, [frame], 0)
@@ -189,6 +225,8 @@ class Exchange:
                 self._carries = False
                 self._release(snapshot)
         else:
+            if work.tokens and work.steps:
+                self._take_back()
             before = self._reference  # only this thread replaces it
             assert before is not None
             moved = not work.steps or self._has_moved(before, snapshot)
@@ -219,8 +257,31 @@ class Exchange:
             self._carries = is_finite
             self._release(before)
 
+    def _take_back(self) -> None:
+        """Measure the next delta from where it has the values of deltas that no version has."""
+        with self._lock:
+            taken, self._taken_back = self._taken_back, []
+            before = self._reference
+        if not taken or before is None:
+            return
+        made = self.free_vector(len(before))
+        np.copyto(made, before)
+        for index, values in (part for chunks in taken for part in chunks.items()):
+            start, stop = self._known_manifest().chunk_range(index)
+            made[start:stop] += values
+        with self._lock:
+            self._reference = made
+            self._release(before)
+
     def _seeds_frame(self, scalars: Vector | None) -> bytes:
+        self._checked_scalars(scalars)
+        assert scalars is not None
+        return encode_seeds(self.version, scalars[None])
+
+    def _checked_scalars(self, scalars: Vector | None) -> None:
         run = self.directions
+        if self.masking is not None and not self.only_scalars:
+            raise TaskError("tune.secure adds up weights, not scalars: leave out --order zeroth")
         if run is None or scalars is None:
             raise TaskError("this run takes no scalars of zeroth order: see tune.method")
         if scalars.shape != (run.steps, run.probes) or scalars.dtype != np.float32:
@@ -228,7 +289,6 @@ class Exchange:
                 f"a round of zeroth order has {run.steps} x {run.probes} fp32 scalars"
                 f" (tune.zo_steps, tune.zo_probes), not {scalars.shape} of {scalars.dtype}"
             )
-        return encode_seeds(self.version, scalars[None])
 
     def reach_pace(self) -> None:
         """Report that progress is to be sent."""
@@ -388,10 +448,18 @@ class Exchange:
         fits = frame is not None and is_seeds(frame) and len(frame) <= MAX_BYTES
         return frame if fits else None
 
-    def drop_delta(self, sequence: int) -> None:
-        """Forget a delta: acknowledged, or declined (then its work is not sent again)."""
+    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
+        """Forget a delta: acknowledged, or declined (then its work is not sent again, unless it was
+        masked).
+        """
         with self._lock:
             delta = self._deltas.pop(sequence, None)
+            sent = {} if self.masking is None else self.masking.drop(sequence)
+            if self.masking is not None and is_refused and delta is not None:
+                for index in (at for at, frame in enumerate(delta.coded) if frame is None):
+                    sent[index] = delta.difference(*self._known_manifest().chunk_range(index))
+                if not self.only_scalars:  # measured along directions of that round alone
+                    self._taken_back.append(sent)
             if delta is not None:
                 self._uncouple(delta)
 
@@ -502,21 +570,15 @@ class Exchange:
             if coded is not None:
                 return coded
             minuend, subtrahend = delta.minuend, delta.subtrahend
-            assert minuend is not None
             before = [
                 number
                 for number, other in self._deltas.items()
-                if other.subtrahend is minuend and other.coded[index] is None
+                if other.subtrahend is minuend is not None and other.coded[index] is None
             ]
         for number in before:  # its coding writes what this one is measured from
             self._coded(number, index)
         start, stop = self._known_manifest().chunk_range(index)
-        lost = None
-        if self._known_manifest().is_buffer(index):
-            snapshot = minuend if subtrahend is None else subtrahend
-            frame = encode(snapshot[start:stop], LOSSLESS)
-        else:
-            frame, lost = self.coder.encode(minuend, subtrahend, start, stop)
+        frame, lost = self._frame_of(sequence, index, delta)
         with self._lock:
             # Dropped meanwhile, its vectors may have another use: the frame is no good.
             if self._deltas.get(sequence) is not delta:
@@ -532,6 +594,21 @@ class Exchange:
                 self._uncouple(delta)
                 self._unsent = math.sqrt(delta.lost / delta.of) if delta.of else None
         return frame
+
+    def _frame_of(self, sequence: int, index: int, delta: _Delta) -> tuple[bytes, Lost | None]:
+        """Code a chunk. Returns its frame, and what is to be kept that it lacks."""
+        manifest, minuend, subtrahend = self._known_manifest(), delta.minuend, delta.subtrahend
+        start, stop = manifest.chunk_range(index)
+        if self.masking is not None:
+            difference = delta.difference(start, stop)
+            frame, values = self.masking.encode(sequence, index, difference)
+            squares = (float(np.dot(one, one)) for one in (values, difference))
+            return frame, None if subtrahend is None else Lost(values, *squares)
+        assert minuend is not None, "scalars are coded when they come, or under masks"
+        if manifest.is_buffer(index):
+            snapshot = minuend if subtrahend is None else subtrahend
+            return encode(snapshot[start:stop], LOSSLESS), None
+        return self.coder.encode(minuend, subtrahend, start, stop)
 
     def _finish_deltas(self) -> None:
         """Code what is left of all deltas."""

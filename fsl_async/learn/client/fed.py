@@ -37,6 +37,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from fsl_async.config.exposure import exposure_line, exposure_of
+from fsl_async.config.settings_tuning import PRODUCT_RULES
 from fsl_async.config.site_policy import DELTAS, EMBEDDINGS
 from fsl_async.errors import TaskError
 from fsl_async.learn.client import script_values, statistics
@@ -248,6 +249,9 @@ class Fed:
 
     def _expect_rounds(self) -> None:
         """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
+        if self._context.site.evaluates:
+            self._refusal = "fed.step: an evaluator (--evaluate) trains nothing"
+            return
         if self.is_zeroth:
             self._refusal = (
                 "fed.step: this task trains by gradients, and its site measures losses only"
@@ -294,6 +298,24 @@ class Fed:
         self._training.facts["task"] = checked
 
     # --- rounds, and split learning ---
+
+    def evaluate_deltas(self, loss: Callable[[], float]) -> None:
+        """Score the deltas of each round until the run ends, as its evaluator (--evaluate).
+
+            fed.attach(model)                     # or fed.lora(base)
+            fed.evaluate_deltas(lambda: measure(model, probe))
+
+        loss: of the model as it is, on records of this site; lower is better. It is called twice
+        for each delta, and twice more. Raises TaskError at a client that is no evaluator.
+        """
+        if not self._context.site.evaluates:
+            raise TaskError("fed.evaluate_deltas: start this client with --evaluate")
+        training, tune = self._training, self.settings.tune
+        training.means = not (tune.merge or (tune.is_on and tune.rule in PRODUCT_RULES))
+        training.loss = loss
+        while self.running:
+            training.orders.wait(or_stop=True)
+            training.attend()
 
     def attach_rounds(
         self,

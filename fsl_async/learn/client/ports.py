@@ -20,6 +20,7 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.model.manifest import Manifest
 
 Vector = npt.NDArray[np.float32]
@@ -51,7 +52,18 @@ class RebaseOrder:
     discard: bool
 
 
-Order = SnapshotOrder | RoundOrder | RebaseOrder
+@frozen
+class ScoreOrder:
+    """Score deltas on `version`. shares: of each in their mean."""
+
+    version: int
+    shares: dict[DeltaKey, float]
+
+
+Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder
+Scores = dict[DeltaKey, tuple[float, float, float]]
+"""Of each delta: loss, alone and left_out, as in `fsl_async.roles.sync.delta.Score`."""
+Scorer = Callable[[ScoreOrder, Callable[[Vector], float], bool], None]
 
 
 class TrainingPort(Protocol):

@@ -15,6 +15,7 @@ tensors of a run are fixed by its first version. A layer that is unfrozen or add
 this client alone, and integers are never averaged: the next delta logs each of them once.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ from fsl_async.learn.client.ports import (
     Orders,
     RebaseOrder,
     RoundOrder,
+    ScoreOrder,
+    Scorer,
     SnapshotOrder,
     Vector,
     Work,
@@ -144,6 +147,12 @@ class Training:
         """Whether frozen weights must be equal at all clients, by `tune.base_check` of the run."""
         self.log: Callable[[str], None] = lambda _: None
         """Takes a line for this client's log."""
+        self.loss: Callable[[], float] | None = None
+        """Measures the model as it is, at an evaluator."""
+        self.scorer: Scorer = lambda *_: None
+        """Scores deltas with a function that measures a vector (`EvaluatorExchange.answer`)."""
+        self.means = True
+        """Whether a version is a mean of deltas, so that an evaluator can leave one out."""
         self.is_at_version = False
         """Whether the model has a version's weights for a while, and not its own."""
         self._exchange = exchange
@@ -259,6 +268,8 @@ class Training:
                     self._exchange.rebase(self._move, discard=discard)
                 case SnapshotOrder(sequence, hold):
                     self._snapshot(sequence, hold=hold)
+                case ScoreOrder():
+                    self._score(order)
                 case RoundOrder(sequence):  # a training function without rounds: one step
                     self._snapshot(sequence, hold=True)
         return not self.orders.stopped
@@ -343,6 +354,20 @@ class Training:
         self.orders.hold(hold)  # before the answer, which may bring the resume
         work = Work(tokens, steps, metrics | measured, finite, facts, scalars)
         self._exchange.put_snapshot(sequence, snapshot, work)
+
+    def _score(self, order: ScoreOrder) -> None:
+        """Score deltas; the weights are then as they were."""
+        weights, loss = self._attached("fed.evaluate_deltas"), self.loss
+
+        def loss_at(vector: Vector) -> float:
+            weights.copy_in(vector)
+            return math.nan if loss is None else loss()
+
+        own = weights.saved()
+        try:
+            self.scorer(order, loss_at, self.means)
+        finally:
+            weights.restore(own)
 
     def _copied(self) -> tuple[Vector, bool]:
         """A copy of the weights as they are exchanged, and whether all are finite."""

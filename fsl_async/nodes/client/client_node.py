@@ -30,6 +30,7 @@ from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, Refuse
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
+from fsl_async.nodes.client.secure_side import secure_side
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
@@ -85,6 +86,7 @@ def configure_exchange(exchange: Exchange, config: Config) -> None:
         threads=config.codec.threads,
         directions=directions_of(config),
         only_scalars=config.tune.method == "zeroth",
+        is_secure=config.tune.secure,
     )
 
 
@@ -375,6 +377,8 @@ class ClientNode:
         parts = self._parts
         config = from_wire(welcome.config)
         self._check_policy(welcome, config)
+        if config.tune.secure and self._shell.secure is None:
+            self._shell.secure = secure_side(welcome.run, parts, self._shell, self._say)
         configure_exchange(parts.exchange, config)
         # From here on both sides use the run's heartbeat and expiry.
         self._endpoint.adopt(config.transport())
@@ -390,6 +394,13 @@ class ClientNode:
         The first time, print what leaves this machine.
         """
         parts, policy = self._parts, self._parts.options.policy
+        if parts.options.evaluates:
+            if not parts.welcome.done():
+                parts.log(
+                    "leaves this machine: losses on its records, to the parameter server at"
+                    f" {parts.address.tcp}"
+                )
+            return
         zeroth = config.tune.is_on and parts.options.is_zeroth(config.tune)
         needed = receivers_of(
             config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth
@@ -399,7 +410,8 @@ class ClientNode:
             return
         leaving, to = policy.leaving(needed), " and ".join(dict.fromkeys(needed.values()))
         stay = "" if METRICS in leaving else "; metrics such as the loss stay here"
-        parts.log(f"leaves this machine: {', '.join(leaving)}, to {to}{stay}")
+        masked = " (masked: only sums of 3 or more sites are read)" if config.tune.secure else ""
+        parts.log(f"leaves this machine: {', '.join(leaving)}, to {to}{masked}{stay}")
         facts = {"run": welcome.run, "kinds": list(leaving), "to": to}
         parts.journal.note("leaving", self.loop.time(), **facts)
 

@@ -37,6 +37,7 @@ from fsl_async.roles.phrasing import counted
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
 TUNE_TASK = "fsl_async.learn.tune.task:train"
+EVALUATOR_TASK = "fsl_async.learn.tune.evaluator:evaluate"
 PRIVACY = "privacy"
 """Folder of privacy budgets, in that of the keys."""
 STREAMS = "streams"
@@ -95,7 +96,12 @@ def built_in(config: Config, options: ClientOptions) -> Task:
                 "this run tunes a base model that every site has, on each site's own data: give"
                 f" this client {missing}"
             )
-        return load_task(TUNE_TASK)
+        return load_task(EVALUATOR_TASK if options.evaluates else TUNE_TASK)
+    if options.evaluates:
+        raise TaskError(
+            "there is a built-in evaluator for fine-tuning only: give this one --task"
+            " FILE.py:FUNCTION, which calls fed.evaluate_deltas"
+        )
     if data is None and config.data.source != "built-in":
         raise DataError(
             "this run trains each site on its own data: give this client --data PATH (a parameter"

@@ -17,6 +17,7 @@ from fsl_async.config.site_policy import METRICS
 from fsl_async.keys.dialling import split_curve
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import Orders
+from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.nodes.client.client_node import LoopSide
@@ -88,8 +89,11 @@ class ClientRuntime(LoopSide):
         self, options: ClientOptions, *, stop: Stopper, log: Callable[[str], None]
     ) -> None:
         orders = Orders()
-        exchange = Exchange(orders, on_event=self._post)
+        kind = EvaluatorExchange if options.evaluates else Exchange
+        exchange = kind(orders, on_event=self._post)
         self.training = Training(orders, exchange)
+        if isinstance(exchange, EvaluatorExchange):
+            self.training.scorer = exchange.answer
         super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()
 

@@ -22,6 +22,7 @@ from fsl_async.nodes.client.training_watch import Steps
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine
+from fsl_async.roles.sync.evaluator import EvaluatorMachine
 from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ class ClientParts:
         self.address = addresses.parse(options.server)
         self.keys = options.keys or KeysFolder()
         self.curve = curve_for(self.address, self.keys) if self.address.key else None
-        self.machine = ClientMachine(options.name, time.time_ns())
+        kind = EvaluatorMachine if options.evaluates else ClientMachine
+        self.machine = kind(options.name, time.time_ns())
         self.machine.version_sync.refuses_rollback = options.policy.refuses_rollback
         folder = options.run_dir
         self.journal = TraceHash() if folder is None else JournalWriter(folder / JOURNAL)

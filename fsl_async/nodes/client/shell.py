@@ -13,6 +13,8 @@ import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
+from fsl_async.learn.client.probes import EvaluatorExchange
+from fsl_async.nodes.client.secure_side import SecureSide
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
@@ -45,7 +47,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.delta import ORDER
+from fsl_async.roles.sync.delta import MASKS, ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.model.manifest import Manifest
 
@@ -87,14 +89,20 @@ class ClientShell(Shell):
     _on_end: Callable[[Event], None] = lambda _: None
     _announced: Callable[[RunPosition], None] = lambda _: None
     _shares_metrics: bool = True
+    secure: SecureSide | None = None
+    """Set by the welcome of a run with secure sums."""
 
     def __attrs_post_init__(self) -> None:
         self.node = Node(self.machine, self._scheduler, self._execute, self._journal)
         self._over = False
         self._shard = -1
         self._fetch: FetchProgress | None = None
+        self._waiting: do.OfferDelta | None = None
+        """A delta whose masks are not here."""
         self._scalars = "", b""
         """The name that a stream of the scalars that came would have, and their frame."""
+        self._scored: dict[str, do.ReceiveDelta] = {}
+        """Stream -> the delta of another client that it carries."""
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
@@ -121,8 +129,11 @@ class ClientShell(Shell):
             do.CheckTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
             do.FinishEncoding: self._finish_encoding,
-            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
+            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence, is_refused=e.is_refused),
             do.ReceiveVersion: self._receive_version,
+            do.BeginScoring: lambda e, _: self._scorer.probes.begin(e.keys, self._chunks),
+            do.ReceiveDelta: self._receive_delta,
+            do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
             SendGoodbye: lambda e, _: self._leave(e.reason),
@@ -138,7 +149,8 @@ class ClientShell(Shell):
     def hello(self) -> dict[str, Any]:
         """The hello for one attempt, with the version that this client holds now."""
         base = self.machine.base
-        return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
+        held = self.machine.run, base.version, base.digest, self._shard
+        return Hello(*held, self.machine.evaluates).to_wire()
 
     # --- from the transport ---
 
@@ -192,6 +204,9 @@ class ClientShell(Shell):
 
     def _message(self, event: tp.MessageReceived) -> None:
         message = msg.from_wire(event.body)
+        if self.secure is not None and self.secure.takes(message):
+            self._send_masked()
+            return
         match message:
             case msg.Announce(position=position):
                 self._announced(position)
@@ -206,15 +221,25 @@ class ClientShell(Shell):
         self.node.feed(Received(SERVER, message))
 
     def _offered(self, event: tp.StreamOffered) -> None:
-        self.node.feed(Offered(SERVER, msg.from_wire(event.meta), event.stream_id))
+        meta = msg.from_wire(event.meta)
+        if isinstance(meta, msg.DeltaMeta) and event.chunks != self._chunks:
+            self.endpoint.decline(SERVER, event.stream_id, "wrong number of chunks")
+            self.node.feed(StreamLost(SERVER, event.stream_id, "wrong number of chunks"))
+            return
+        self.node.feed(Offered(SERVER, meta, event.stream_id))
 
     def _received(self, event: tp.StreamReceived) -> None:
+        scored = self._scored.pop(event.stream_id, None)
+        if scored is not None:
+            self.node.feed(Done(scored))
+            return
         fetch = self._fetch
         if fetch is not None and fetch.stream == event.stream_id:
             self._fetch = None
             self.node.feed(Done(do.ReceiveVersion(fetch.stream, fetch.kind, fetch.version)))
 
     def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
+        self._scored.pop(event.stream_id, None)
         self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
     # --- effects ---
@@ -252,8 +277,13 @@ class ClientShell(Shell):
             self.learner.request_snapshot(effect.sequence, hold=effect.hold)
 
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
-        delta = effect.delta
-        sequence = delta.key.sequence
+        delta, sequence = effect.delta, effect.delta.key.sequence
+        if self.secure is not None:
+            masks = self.secure.masks_of(delta)
+            self._waiting = effect if masks is None else None
+            if masks is None:
+                return
+            delta = evolve(delta, facts={**delta.facts, MASKS: masks})
         chunks = self.learner.delta_frames(sequence)
         source = Source(
             chunks,
@@ -281,11 +311,19 @@ class ClientShell(Shell):
         stream = msg.delta_stream(delta.key.text)
         self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
 
+    def _send_masked(self) -> None:
+        """Offer the delta that has waited for its masks, if they are here or will not come."""
+        waiting = self._waiting
+        if waiting is not None and waiting.delta == self.machine.delta and self.machine.connected:
+            self._offer_delta(waiting, 0)
+
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
+        def finished(_: None) -> None:
+            self.node.feed(Done(effect), number)
+            self._send_masked()
+
         self.worker.submit(
-            lambda: self.learner.finish_encoding(effect.sequence),
-            lambda _: self.node.feed(Done(effect), number),
-            self._broken,
+            lambda: self.learner.finish_encoding(effect.sequence), finished, self._broken
         )
 
     def _receive_version(self, effect: do.ReceiveVersion, number: int) -> None:
@@ -318,6 +356,27 @@ class ClientShell(Shell):
 
         sink = Sink(self.worker, put, taken)
         self.endpoint.accept(SERVER, effect.stream, sink, fetch.next_chunk)
+
+    def _receive_delta(self, effect: do.ReceiveDelta, number: int) -> None:
+        """Receive a delta of another client, to score it."""
+        key = effect.delta.key
+        self._scored[effect.stream] = effect
+        sink = Sink(
+            self.worker,
+            lambda first, *frames: self._scorer.probes.put(key, first, *frames),
+            lambda index, frame: self.count(Direction.DOWN, index, frame),
+        )
+        self.endpoint.accept(SERVER, effect.stream, sink)
+
+    @property
+    def _scorer(self) -> EvaluatorExchange:
+        assert isinstance(self.learner, EvaluatorExchange), "its machine is an evaluator's"
+        return self.learner
+
+    @property
+    def _chunks(self) -> int:
+        manifest = self.learner.manifest
+        return 0 if manifest is None else manifest.chunks
 
     def _receive_scalars(self, effect: do.ReceiveVersion, number: int, frame: bytes) -> None:
         self._fetch, self._scalars = None, ("", b"")

@@ -73,7 +73,7 @@ def merging_of(config: Config) -> Merging:
     return Merging(
         least_clients=rule.least,
         reuses=rule.reuses,
-        compares=rule.by_rows,
+        compares=rule.by_rows or config.tune.secure,  # masked deltas have no norm
         clips_values=adapters is not None and adapters.merges_products,
     )
 

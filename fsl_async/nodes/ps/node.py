@@ -56,8 +56,17 @@ from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.roles.sync.ps_state import GRACE_MADS
+from fsl_async.secure.masks import check_installed
 from fsl_async.store.book.records import VersionRecord
-from fsl_async.store.deltas.delta_kind import DeltaKind, Dense, FullWeights, Mixed, Seeds
+from fsl_async.store.deltas.delta_kind import (
+    DeltaKind,
+    Dense,
+    FullWeights,
+    Masked,
+    MaskedSeeds,
+    Mixed,
+    Seeds,
+)
 from fsl_async.store.deltas.seed_step import directions_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.settings import StoreSettings
@@ -120,6 +129,8 @@ def store_settings_of(config: Config) -> StoreSettings:
     if directions is not None:
         is_pure = config.tune.method == "zeroth"
         kind = Seeds(directions) if is_pure else Mixed(directions)
+        if config.tune.secure:
+            kind = MaskedSeeds(directions) if is_pure else Masked()
     return StoreSettings(
         config.store.keep_versions,
         codec.spec_down,
@@ -166,6 +177,7 @@ def start_facts(config: Config) -> dict[str, Any]:
         "grace": [GRACE_MADS, sync.grace_min_s, sync.first_grace_s],
         "needs": list(needs_of(config)),
         "counts": "samples" if config.split.is_on else "tokens",
+        **({"secure": True} if config.tune.secure else {}),
         **({"rules": rules} if (rules := rule_facts(config)) else {}),
     }
 
@@ -229,6 +241,8 @@ def prepared(
     capacity: of the listener; by default that of this process.
     """
     config = with_implied(with_base_rule(config))
+    if config.tune.secure:
+        check_installed()
     listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from fsl_async.accounting.sizes import Direction
 from fsl_async.nodes.wire import Source, eager_bytes
@@ -17,6 +17,7 @@ from fsl_async.roles.sync import messages as msg
 
 if TYPE_CHECKING:
     from fsl_async.nodes.ps.store_jobs import ParameterServerContext
+    from fsl_async.store.disk.chunk_files import FrameReader
 
 
 @define(eq=False)
@@ -150,6 +151,29 @@ class Serving:
         stream = msg.version_stream(effect.kind, effect.version)
         self._streams[(effect.peer, stream)] = source, effect, number
         self.ps.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
+
+    def serve_delta(self, effect: do.SendDelta, number: int) -> None:
+        """Offer a delta of the spool to the evaluator, as its client offered it."""
+        key, peer = effect.delta.key, effect.peer
+
+        def offer(reader: FrameReader) -> None:
+            source = Source(
+                reader.count,
+                self.ps.worker,
+                reader.frame,
+                self._count,
+                failed=lambda error: self.ps.jobs.read_failed(error, number),
+            )
+            # A site allows metrics and facts to the parameter server only.
+            meta = msg.to_wire(msg.DeltaMeta(evolve(effect.delta, metrics={}, facts={})))
+            stream = msg.delta_stream(key.text)
+            self.ps.endpoint.offer(peer, stream, meta, source, eager_bytes(reader.count))
+
+        self.ps.worker.submit(
+            lambda: self.ps.store.spool_reader(key),
+            offer,
+            lambda error: self.ps.say(Note(f"cannot send delta {key.text}: {error}", "warning")),
+        )
 
     def _count(self, index: int, frame: bytes) -> None:
         self.ps.count(Direction.DOWN, index, frame)

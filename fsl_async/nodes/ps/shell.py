@@ -49,6 +49,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.facts import RunFacts
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.store.deltas.delta_kind import MaskedSeeds
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
@@ -94,6 +95,8 @@ class ParameterServerShell(Shell):
         self.endpoint = endpoint = around.listener(self.on_transport)
         # Client -> its manifest, before version 0: one may become the run's.
         self._models: dict[str, Manifest] = {}
+        self._early: tuple[str, msg.Attach] | None = None
+        """The model of an evaluator that came before version 0, by which the run's is known."""
         self._store, self._around = around.store, around
         self._transfer_progress = TransferProgress()
         self._throttle = MessageThrottle(by_thing=True)
@@ -149,7 +152,10 @@ class ParameterServerShell(Shell):
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
+            do.SendDelta: self._serving.serve_delta,
             do.KeepDecay: jobs.keep_decay,
+            do.KeepSum: jobs.keep_sum,
+            do.OpenSum: jobs.open_sum,
             do.Quarantine: jobs.quarantine,
             do.Release: jobs.release,
             do.Commit: jobs.commit,
@@ -171,6 +177,10 @@ class ParameterServerShell(Shell):
             self.groups.start()
 
     def _version_made(self, version: int) -> None:
+        peer, attach = self._early or ("", None)
+        self._early = None
+        if attach is not None and peer in self.machine.members:
+            self._attach(peer, attach)
         if self.groups is not None:
             self.groups.version_made(version)
 
@@ -213,7 +223,7 @@ class ParameterServerShell(Shell):
         shard = hello.shard - self._first_part
         if self._parts > self.shards and not 0 <= shard < self.shards:
             shard = -1  # a part of another group
-        held = (hello.run, hello.version, hello.digest, shard)
+        held = (hello.run, hello.version, hello.digest, shard, hello.evaluates)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
     def _down(self, event: tp.PeerDown, violation: str = "") -> None:
@@ -262,7 +272,10 @@ class ParameterServerShell(Shell):
                 raise MessageError(f"not a manifest: {error}", "bad-manifest") from None
         else:
             theirs = manifest
-        if self.machine.version < 0 and peer in self.machine.members:
+        member = self.machine.members.get(peer)
+        if self.machine.version < 0 and member is not None:
+            if member.evaluates:
+                self._early = peer, attach
             self._models[peer] = theirs
         difference = None if manifest is None else theirs.difference(manifest)
         self.node.feed(ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference))
@@ -287,6 +300,12 @@ class ParameterServerShell(Shell):
             if meta.fingerprint != self.context.known_manifest().fingerprint:
                 self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
                 return
+        if isinstance(meta, msg.DeltaMeta) and isinstance(self._store.kind, MaskedSeeds):
+            # As with scalars, no other message reports the version that it is measured from.
+            key, digest = meta.delta.key, meta.delta.base_digest
+            if digest:
+                self.node.feed(Received(event.peer, msg.Holding(key.base, digest)))
+            self._serving.measured(event.peer, key.base)
         self.node.feed(Offered(event.peer, meta, event.stream_id))
 
     def _has_frames(self, event: tp.StreamOffered, wanted: Callable[[Manifest], int]) -> bool:

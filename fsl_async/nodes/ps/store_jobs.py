@@ -75,6 +75,22 @@ class StoreJobs:
         """Write to disk that learning rates fall."""
         self._write(lambda: self._store.run.record_decay(effect.decay), number, Done(effect))
 
+    def keep_sum(self, effect: do.KeepSum, number: int) -> None:
+        """Write to disk which sites a secure sum will be of."""
+        self._write(
+            lambda: self._store.run.record_sum(effect.roster, effect.survivors),
+            number,
+            Done(effect),
+        )
+
+    def open_sum(self, effect: do.OpenSum, number: int) -> None:
+        """Add up masked deltas."""
+        self.worker.submit(
+            lambda: self._store.open_sum(effect.keys, effect.answers),
+            lambda rms: self._feed(ev.SumOpened(rms), number),
+            lambda error: self._feed(ev.SumOpened(0.0, str(error)), number),
+        )
+
     def quarantine(self, effect: do.Quarantine, number: int) -> None:
         """Exclude a delta from the run."""
         self._write(

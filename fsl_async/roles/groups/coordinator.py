@@ -344,7 +344,7 @@ class GroupsCoordinator(RoleMachine):
             self.attempt,
             shares,
             min(self.promises[name].piece_values for name in names),
-            asdict(self.codec.spec_down),
+            asdict(self.codec.spec_global),
         )
         self.phase = CoordinatorPhase.FORMING
         return [do.KeepAttempt(self.round, self.attempt)]

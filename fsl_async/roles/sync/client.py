@@ -75,6 +75,8 @@ server.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import attrs
 
 from fsl_async.errors import ExitCode
@@ -120,6 +122,8 @@ class ClientMachine(RoleMachine):
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
 
     senders = "a parameter server"
+    evaluates: ClassVar[bool] = False
+    """Whether it is an evaluator (`evaluator`)."""
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
@@ -144,6 +148,7 @@ class ClientMachine(RoleMachine):
         self.discard = False
         self.tokens_acknowledged = 0
         self.noted_empty = False  # that steps without tokens send nothing
+        self.refused = -1  # the sequence of the last delta that was refused
         self.sends_from = -1  # no delta is measured from an older version
         self.violations = 0  # since a delta or a version has gone through
         self.deadlines = Deadlines()
@@ -491,7 +496,8 @@ class ClientMachine(RoleMachine):
     def _encoding_finished(self, event: Done[do.FinishEncoding], now: float) -> list[Effect]:
         self.busy, sequence = None, event.of.sequence
         if self.delta is None or self.delta.key.sequence != sequence:
-            return [do.DropDelta(sequence), *self._advance()]  # settled while it was coded
+            drop = do.DropDelta(sequence, sequence == self.refused)  # settled while it was coded
+            return [drop, *self._advance()]
         self.coded = True
         return self._advance()
 
@@ -522,15 +528,17 @@ class ClientMachine(RoleMachine):
         if declined.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
-        return [Note(text, "warning"), *self._resume(), *self._settled(now)]
+        return [Note(text, "warning"), *self._resume(), *self._settled(now, is_refused=True)]
 
-    def _settled(self, now: float) -> list[Effect]:
+    def _settled(self, now: float, *, is_refused: bool = False) -> list[Effect]:
         assert self.delta is not None
         sequence = self.delta.key.sequence
         self.delta = None
         self.deadlines.cancel("offer")
         # A delta that the worker is coding at this moment is dropped when the worker is done.
-        effects: list[Effect] = [] if self.busy == "coding" else [do.DropDelta(sequence)]
+        self.refused = sequence if is_refused else self.refused
+        drop = do.DropDelta(sequence, is_refused)
+        effects: list[Effect] = [] if self.busy == "coding" else [drop]
         return effects + self._advance()
 
     # --- the next thing to do ---

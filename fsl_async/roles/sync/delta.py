@@ -32,16 +32,20 @@ OptionalDigest = Annotated[str, optional(DIGEST)]
 
 RANK, ORDER, BALANCE, EPSILON, UNSENT = "rank", "order", "balance", "epsilon", "unsent"
 NOISE, SAMPLE_RATE, PRIVATE_STEPS = "noise", "sample_rate", "private_steps"
+MASKS = "masks"
 POSITION = ("data_epoch", "data_at", "data_offset", "data_drawn", "data_check")
 """Where a client is in its part of the data, after what the delta has trained: whole numbers
 (`fsl_async.learn.data.packing.Position`). Of the last acknowledged delta they come back to the
 client with its welcome."""
-FACTS = (RANK, ORDER, BALANCE, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS, UNSENT, *POSITION)
+FACTS = (
+    RANK, ORDER, BALANCE, EPSILON, NOISE, SAMPLE_RATE, PRIVATE_STEPS, UNSENT, MASKS, *POSITION,
+)  # fmt: skip
 """Facts of a delta: rank of its site's adapters, order of its steps (0: zeroth, 1: first), balance
 of its site's labels (0: one label, 1: equally many of each), the privacy budget that its site has
 spent so far, with what that follows from: noise in units of the clipping norm, probability of a
 record in a step, steps so far; the norm of what coding has kept back of the client's last delta, in
-norms of that delta; and `POSITION`."""
+norms of that delta; the number of the set under whose masks it is (`Roster.number`); and
+`POSITION`."""
 
 
 @frozen(order=True)
@@ -119,6 +123,22 @@ class StoredDelta:
 
 
 @frozen
+class Score:
+    """What an evaluator found out about a delta. Losses are of its own records; all are finite."""
+
+    by: str
+    """Name of the evaluator."""
+    loss: float
+    """Of the version that the delta is added to."""
+    alone: float
+    """What the delta alone adds to it."""
+    left_out: float = 0.0
+    """By how much the loss of the mean of all deltas is above that without it; 0: not measured."""
+    refused: bool = False
+    """Whether the delta has no weight for that."""
+
+
+@frozen
 class MergedDelta:
     """A delta as it enters a version, or waits for that."""
 
@@ -132,6 +152,12 @@ class MergedDelta:
     """How much its client changed all modules, for adapters that are merged by products."""
     clip: float = 1.0
     """Share of its length that counts, above 0. The weight has it, unless products are formed."""
+    score: Score | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether an evaluator has refused it."""
+        return self.score is not None and self.score.refused
 
     @property
     def key(self) -> DeltaKey:

@@ -12,6 +12,7 @@ gone back to the run's weights, and the only client of a run gets no newer ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attrs import evolve, field, mutable
 
@@ -25,6 +26,9 @@ from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import Member
+
+if TYPE_CHECKING:
+    from fsl_async.roles.sync.secure import SecureSums
 
 DIVERGED_S = 60.0
 
@@ -43,6 +47,7 @@ class DeltaAdmission:
     deltas: Deltas
     too_late: Callable[[Delta], Objection]
     guard: NormGuard
+    secure: SecureSums | None = None
     _throttle: MessageThrottle = field(factory=lambda: MessageThrottle(by_thing=True))
     _diverged: dict[str, tuple[int, float, float, str]] = field(factory=dict)
     """Client -> base of its last delta quarantined for its values, until when it is refused, for
@@ -52,12 +57,15 @@ class DeltaAdmission:
         """Answer an offer. Returns also whether this is the client's answer to its round."""
         peer, delta = event.peer, event.message.delta
         key = delta.key
-        if key.client != peer or peer not in self.members:
+        member = self.members.get(peer)
+        if key.client != peer or member is None or member.evaluates:
             return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.guard.held:
-            again = Send(peer, msg.Accepted(key))
-            return [DeclineStream(peer, event.stream, "known"), again], True
+            again = [] if self._waits(key) else [Send(peer, msg.Accepted(key))]
+            return [DeclineStream(peer, event.stream, "known"), *again], True
         objection = self._out_of_place(key, now) or self.deltas.objection(delta)
+        if objection is not None and self.secure is not None:
+            objection = "void", objection[1]  # its client can send the work again
         objection = objection or self.too_late(delta)
         if objection is None:
             self.deltas.receive(key)
@@ -74,6 +82,10 @@ class DeltaAdmission:
             Send(peer, msg.Declined(key, code, text)),
             *self._note(f"{peer} {code}", f"refused delta {key.text}: {text}", "warning", now),
         ], True
+
+    def _waits(self, key: DeltaKey) -> bool:
+        """Whether a masked delta has no answer yet: it is not decided whether a version has it."""
+        return self.secure is not None and key in self.deltas.pending
 
     def _note(self, thing: str, text: str, level: str, now: float) -> list[Effect]:
         more = self._throttle.lets(thing, now)
@@ -92,6 +104,9 @@ class DeltaAdmission:
     def queue(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Queue a durable delta for the next merge, or exclude it."""
         key = stored.key
+        if self.secure is not None and (late := self.secure.objection(stored.delta)):
+            self.deltas.settled.settle(key, "quarantined")
+            return [do.Quarantine(key, late[1])]
         reason = self.guard.outlier(stored.norm)
         if reason is not None:
             self.deltas.settled.settle(key, "quarantined")
@@ -136,7 +151,8 @@ class DeltaAdmission:
             effects += self.queue(event.stored, now)
             for one in effects:
                 if isinstance(one, do.Quarantine) and not one.held:
-                    answer = msg.Declined(key, "quarantined", one.reason)
+                    code = "quarantined" if self.secure is None else "void"
+                    answer = msg.Declined(key, code, one.reason)
         else:
             self.deltas.settled.settle(key, "quarantined")
             answer = msg.Declined(key, "quarantined", event.problem)
@@ -145,7 +161,7 @@ class DeltaAdmission:
             self._diverged[key.client] = key.base, now + pause_s, pause_s, event.problem
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
             effects.append(Note(text, "warning", {"alarm": "delta", "client": key.client}))
-        if key.client in self.members:
+        if key.client in self.members and not self._waits(key):
             effects.append(Send(key.client, answer))
         return effects
 

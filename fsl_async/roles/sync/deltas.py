@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -34,6 +34,7 @@ from fsl_async.roles.sync.delta import (
     DeltaKey,
     MergedDelta,
     Outcomes,
+    Score,
     StoredDelta,
     newest_of_clients,
     one_each,
@@ -155,13 +156,22 @@ class Deltas:
         share = self.weighting.weight(one.delta, staleness) / usual if usual else 0.0
         return evolve(one, staleness=staleness, weight=one.weight * share)
 
-    def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
-        """Begin to merge all deltas pending now. Returns them and the scale of the average.
+    def begin_merge(
+        self,
+        scores: Mapping[DeltaKey, Score] | None = None,
+        only: Collection[DeltaKey] | None = None,
+    ) -> tuple[tuple[MergedDelta, ...], float]:
+        """Begin to merge the pending deltas. Returns them and the scale of the average.
 
-        See also `reused`.
+        scores: an evaluator's; a delta that it refuses has no weight, whatever else it would be
+        compared with. only: these of the pending ones; None: all. See also `reused`.
         """
         self.reused = self._again()
-        pending = [self._weighed(one) for one in self.pending.values()]
+        pending = [
+            self._weighed(one, (scores or {}).get(key))
+            for key, one in self.pending.items()
+            if only is None or key in only
+        ]
         self.merging, work, self.counted_less = self.counting.count(pending)
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
@@ -169,16 +179,23 @@ class Deltas:
         usual_steps = statistics.median(steps) if steps else None
         return self.merging, self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
 
-    def _weighed(self, stored: StoredDelta) -> MergedDelta:
+    def shares(self, keys: Iterable[DeltaKey]) -> list[float]:
+        """The share that each pending delta would have of a version of these, by its own weight."""
+        weights = [self._weighed(self.pending[key]).weight for key in keys]
+        total = math.fsum(weights)
+        return [weight / total if total else 0.0 for weight in weights]
+
+    def _weighed(self, stored: StoredDelta, score: Score | None = None) -> MergedDelta:
         """The delta with the weight that it has by itself."""
         staleness = self.staleness(stored.key)
         # One that changes nothing would take weight from those that do.
         is_counted = stored.norm > 0.0 or self._weighs_unmoved
+        is_counted = is_counted and not (score is not None and score.refused)
         if is_counted and not (self._one_base and staleness):
             weight = self.weighting.weight(stored.delta, staleness)
         else:
             weight = 0.0
-        return MergedDelta(stored.delta, staleness, weight, stored.norm)
+        return MergedDelta(stored.delta, staleness, weight, stored.norm, score=score)
 
     def abandon_merge(self) -> None:
         """Make the deltas of a failed merge pending again."""
@@ -292,13 +309,15 @@ class Counting:
         """Return the deltas with their final weights, the work that the average is divided by, and
         lines on deltas that count less.
         """
+        for one in (one for one in merged if one.is_refused):
+            self.guard.forget(one.key)
         number = Counter(one.key.client for one in merged if one.weight)
         merged, lines = self._with_tokens(merged, number)
         work = [one for one in merged if one.weight] or merged
         if not self.own_pace:
             work = self._with_share(one_each(work), lines)
         means = {one.key.client: one.delta for one in work}
-        clips = self.guard.clips(merged)
+        clips = self.guard.clips([one for one in merged if not one.is_refused])
         counted, shorter = [], []
         for one in merged:
             clip = max(_LEAST_CLIP, clips.get(one.key, 1.0))
@@ -317,7 +336,7 @@ class Counting:
     def _with_tokens(
         self, merged: Sequence[MergedDelta], number: Counter[str]
     ) -> tuple[list[MergedDelta], list[str]]:
-        known = [one.delta for one in one_each(merged)]
+        known = [one.delta for one in one_each(one for one in merged if not one.is_refused)]
         if len(known) < _LEAST_CLIENTS:
             return list(merged), []
         found, lines = [], {}

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.progress import Decay, RunPosition
+from fsl_async.roles.sync.roster import Answers, Roster
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -97,6 +98,14 @@ class SendVersion(Effect, tag="send_version"):
 
 
 @frozen
+class SendDelta(Effect, tag="send_delta"):
+    """Stream a delta from the spool to the evaluator."""
+
+    peer: str
+    delta: Delta
+
+
+@frozen
 class VerifyVersion(Effect, tag="verify_version"):
     """Verify every byte of a version on disk. Ends in Done or StoreFailed.
 
@@ -144,6 +153,25 @@ class Commit(Effect, tag="commit"):
     """Where the run is once the version is made."""
     reused: tuple[MergedDelta, ...] = ()
     """Merged by earlier versions, and a part of this one again; weights as of this version."""
+
+
+@frozen
+class KeepSum(Effect, tag="keep_sum"):
+    """Write to disk which sites a secure sum will be of; none: it is not opened.
+
+    Ends in Done or StoreFailed.
+    """
+
+    roster: Roster
+    survivors: tuple[str, ...]
+
+
+@frozen
+class OpenSum(Effect, tag="open_sum"):
+    """Add up the masked deltas of these keys, and write their mean. Ends in SumOpened."""
+
+    keys: tuple[DeltaKey, ...]
+    answers: Answers
 
 
 # --- client ---------------------------------------------------------------------------------------
@@ -199,9 +227,10 @@ class FinishEncoding(Effect, tag="finish_encoding"):
 
 @frozen
 class DropDelta(Effect, tag="drop_delta"):
-    """Forget the coded delta."""
+    """Forget the coded delta. is_refused: no version has it."""
 
     sequence: int
+    is_refused: bool = False
 
 
 @frozen
@@ -211,6 +240,24 @@ class ReceiveVersion(Effect, tag="receive_version"):
     stream: str
     kind: str
     version: int
+
+
+@frozen
+class BeginScoring(Effect, tag="begin_scoring"):
+    """Drop the deltas that came to be scored, and get ready for these."""
+
+    keys: tuple[DeltaKey, ...]
+
+
+@frozen
+class ScoreDeltas(Effect, tag="score_deltas"):
+    """Score deltas that are here, on `version`, in the training thread. Ends in Scored.
+
+    shares: of each in their mean.
+    """
+
+    version: int
+    shares: dict[DeltaKey, float]
 
 
 @frozen

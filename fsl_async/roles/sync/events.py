@@ -14,6 +14,7 @@ from attrs import field, frozen
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, Outcome, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
+from fsl_async.roles.sync.roster import Answers
 
 # --- both roles -----------------------------------------------------------------------------------
 
@@ -106,6 +107,8 @@ class Recovered(Event, tag="recovered"):
     """Version -> digest, of the newest ones that rollbacks of the operator made void."""
     lost: tuple[str, ...] = ()
     """One line about each acknowledged delta that this start found to be lost."""
+    sum: Answers | None = None
+    """The newest secure sum that was to be opened: its set and its survivors."""
     latest: tuple[MergedDelta, ...] = ()
     """The newest merged delta of each client, as it was merged, where a rule uses it again."""
 
@@ -120,6 +123,8 @@ class ClientHello(Event, tag="client_hello"):
     version: int
     digest: str
     shard: int = -1
+    evaluates: bool = False
+    """Whether it comes as the evaluator."""
 
 
 @frozen
@@ -187,6 +192,17 @@ class VersionCommitted(Event, tag="version_committed"):
 
 
 @frozen
+class SumOpened(Event, tag="sum_opened"):
+    """The mean of a secure sum is on disk. rms: of its values that are not zero.
+
+    problem: why it could not be opened; empty: it is.
+    """
+
+    rms: float
+    problem: str = ""
+
+
+@frozen
 class StoreFailed(Event, tag="store_failed"):
     """The durable state is unusable for good: damage beyond repair, or an unwritable ledger."""
 
@@ -219,6 +235,17 @@ class Welcomed(Event, tag="welcomed"):
     shard: int
     shards: int
     incarnation: int | None = None
+
+
+@frozen
+class Scored(Event, tag="scored"):
+    """The training thread scored deltas: loss, alone and left_out of each, as in `delta.Score`.
+
+    Empty: the model was on another version, or a delta could not be decoded.
+    """
+
+    version: int
+    found: dict[DeltaKey, tuple[float, float, float]]
 
 
 @frozen

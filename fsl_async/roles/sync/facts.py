@@ -125,6 +125,8 @@ class VersionFact(Fact, tag="version"):
     product_norms: dict[str, float] = field(factory=dict)
     clipped: dict[str, int] = field(factory=dict)
     """Client -> its deltas that count as if they were shorter."""
+    scored: dict[str, bool] = field(factory=dict)
+    """Clients whose deltas an evaluator scored -> whether it refused one."""
     alike: dict[str, float] = field(factory=dict)
     opposite: str = ""
 
@@ -296,6 +298,15 @@ class RunFacts:
             norms={one.key.client: one.norm for one in one_each(merged)},
             product_norms=event.product_norms,
             clipped=dict(Counter(one.key.client for one in merged if one.clip < 1.0)),
+            scored=_scored(merged),
             alike=event.alike,
             opposite=event.opposite,
         )
+
+
+def _scored(merged: Sequence[MergedDelta]) -> dict[str, bool]:
+    """Return the clients whose deltas have a score -> whether one was refused."""
+    found: dict[str, bool] = {}
+    for one in (one for one in merged if one.score is not None):
+        found[one.key.client] = one.is_refused or found.get(one.key.client, False)
+    return found

@@ -136,6 +136,9 @@ class Membership:
 
     def enter(self, event: ev.ClientHello, now: float) -> bool:
         """Make a client a member, in this incarnation. False: there is no shard for it."""
+        if event.evaluates:  # it trains on no shard
+            self.members[event.peer] = Member(event.incarnation, shard=0, evaluates=True)
+            return True
         shard = self.shards.pick(event.peer, event.shard, now)
         if shard is None:
             self.members.pop(event.peer, None)
@@ -146,7 +149,7 @@ class Membership:
     def admit(self, peer: str) -> list[Effect]:
         """Welcome a member as soon as its incarnation and its lease are on disk."""
         member = self.members[peer]
-        is_permanent = self.shards.is_permanent(peer, member.shard)
+        is_permanent = member.evaluates or self.shards.is_permanent(peer, member.shard)
         if is_permanent and self.incarnations.get(peer, -1) >= member.incarnation:
             return [do.Welcome(peer, member.shard)]
         if not is_permanent:

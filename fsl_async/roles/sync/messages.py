@@ -6,6 +6,7 @@ and deltas travel as streams; the metadata of a stream's offer is one of the las
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, ClassVar
 
@@ -14,6 +15,7 @@ from attrs import field, frozen
 from fsl_async.roles.messages import Form, Message, Meta, Table, optional
 from fsl_async.roles.sync.delta import DIGEST, ORDER, Delta, DeltaKey, Key, OptionalDigest
 from fsl_async.roles.sync.progress import RunPosition
+from fsl_async.roles.sync.roster import KEY_BYTES, Roster, rows
 
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
 
@@ -82,6 +84,25 @@ class Measured(Message, tag="measured/1"):
 
 
 @frozen
+class Score(Message, tag="score/1"):
+    """Evaluator: the loss of `version` on its own records, and what this delta changes in it.
+
+    alone: what the delta adds to it; left_out: by how much the loss of the mean of all deltas is
+    above that of the mean without this one; 0: not measured.
+    """
+
+    version: int
+    key: Key
+    loss: float
+    alone: float
+    left_out: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        if not all(math.isfinite(one) for one in (self.loss, self.alone, self.left_out)):
+            raise ValueError("a score is finite")
+
+
+@frozen
 class Skip(Message, tag="skip/1"):
     """Client: nothing to send for this round."""
 
@@ -107,6 +128,7 @@ class Call(Message, tag="call/1"):
     last: bool = False
 
 
+_SEALED_BYTES = 256
 OWN_PACE = -1
 """The round of a delta that answers no call: its client sends by itself."""
 
@@ -135,6 +157,36 @@ class Pace(Message, tag="pace/1"):
     def seconds(self) -> float:
         """The same in seconds; 0 for a negative value."""
         return max(0, self.milliseconds) / 1000
+
+
+MOST_SCORED = 1024
+"""Deltas of a round that an evaluator is asked about."""
+
+
+@frozen
+class Evaluate(Message, tag="evaluate/1"):
+    """Parameter server, to its evaluator: score these deltas of `version`; each comes as a stream.
+
+    deltas: the key of each and its share of their mean, [text, float].
+    """
+
+    version: int
+    deltas: list[Any]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.deltas) > MOST_SCORED:
+            raise ValueError(f"{len(self.deltas)} deltas are too many")
+        for one in self.deltas:
+            if not (type(one) is list and [type(part) for part in one] == [str, float]):
+                raise ValueError("a delta is a key and a share")
+            DeltaKey.parse(one[0])
+            if not 0.0 <= one[1] <= 1.0:
+                raise ValueError("a share is from 0 to 1")
+
+    @property
+    def shares(self) -> dict[DeltaKey, float]:
+        """The deltas, in their order."""
+        return {DeltaKey.parse(key): share for key, share in self.deltas}
 
 
 @frozen
@@ -192,6 +244,78 @@ class Stop(Message, tag="stop/1"):
 
 
 @frozen
+class SecureCall(Message, tag="secure_call/1"):
+    """Parameter server: send new keys for this attempt at the secure sum of a round."""
+
+    round: int
+    attempt: int
+
+
+@frozen
+class SecureKey(Message, tag="secure_key/1"):
+    """Client: my long-term X25519 key, and the one of this attempt."""
+
+    round: int
+    attempt: int
+    site: bytes
+    key: bytes
+
+    def __attrs_post_init__(self) -> None:
+        if not len(self.site) == len(self.key) == KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes")
+
+
+@frozen
+class SecureSet(Message, tag="secure_set/1"):
+    """Parameter server: these sites take part in the sum, with these keys."""
+
+    roster: Roster
+
+
+@frozen
+class SecureShares(Message, tag="secure_shares/1"):
+    """Client: shares of my secrets, each sealed for one neighbour. Parameter server: those for you.
+
+    sealed: rows of a neighbour's name and bytes.
+    """
+
+    round: int
+    attempt: int
+    sealed: list[Any]
+
+    def __attrs_post_init__(self) -> None:
+        rows("sealed", self.sealed, _SEALED_BYTES)
+
+
+@frozen
+class Unmask(Message, tag="unmask/1"):
+    """Parameter server: the deltas of these sites are here; send what opens their sum."""
+
+    round: int
+    attempt: int
+    survivors: list[Any]
+
+    def __attrs_post_init__(self) -> None:
+        rows("survivors", [[one] for one in self.survivors])
+
+
+@frozen
+class Unmasked(Message, tag="unmasked/1"):
+    """Client: of each site whose shares I hold, one of them: rows of its name and bytes."""
+
+    round: int
+    attempt: int
+    shares: list[Any]
+
+    def __attrs_post_init__(self) -> None:
+        rows("shares", self.shares, _SEALED_BYTES)
+
+
+AnyOfSum = SecureKey | SecureShares | Unmasked
+"""What clients send for a secure sum."""
+
+
+@frozen
 class InitialMeta(Meta, tag="initial_meta/1"):
     """Stream of initial weights: fp32 frames of the flat vector, one per chunk."""
 
@@ -219,8 +343,9 @@ class VersionMeta(Meta, tag="version_meta/1"):
 
 
 TABLE = Table(
-    Attach, Fetch, Holding, Measured, Skip, Publish, Call, Turn, Pace, Accepted, Declined, Announce,
-    Scalars, Reject, Stop,
+    Attach, Fetch, Holding, Measured, Score, Skip, Publish, Call, Turn, Pace, Evaluate, Accepted,
+    Declined, Announce, Scalars, Reject, Stop, SecureCall, SecureKey, SecureSet, SecureShares,
+    Unmask, Unmasked,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

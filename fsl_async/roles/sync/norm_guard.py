@@ -212,6 +212,12 @@ class NormGuard:
         self._since[client] = now
         self._settled.pop(client, None)
 
+    def forget(self, key: DeltaKey) -> None:
+        """Take a delta out of the medians again, which an evaluator has refused."""
+        one = self._newest.get(key.client)
+        if one is not None and one.key == key:
+            del self._newest[key.client]
+
     def hold(self, one: StoredDelta) -> None:
         """Hold an excluded delta, if deltas may be released."""
         if not self.limits.release:

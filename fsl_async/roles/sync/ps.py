@@ -43,6 +43,8 @@ Rules
     any          DeltaMeta                     same         ReceiveDelta, or DeclineStream and
                                                             Send Accepted | Declined
     any          StreamLost                    same         Send Declined "later"; timer "publish"
+    MERGING      the evaluator is here         MERGING      Send Evaluate, SendDelta (`evaluation`)
+    MERGING      Score, timer "evaluator"      MERGING      Commit
     any          Fetch                         same         SendVersion | Send Announce
     any          VersionSent (lost)            same         - (the client asks again)
     any          Holding (another digest)      same         SendVersion in full, VerifyVersion
@@ -91,6 +93,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import Counting, Deltas
+from fsl_async.roles.sync.evaluation import Evaluation
 from fsl_async.roles.sync.group_hold import GroupHold
 from fsl_async.roles.sync.membership import Membership, Publishing, ShardLeases
 from fsl_async.roles.sync.norm_guard import NormGuard
@@ -104,6 +107,7 @@ from fsl_async.roles.sync.ps_state import (
 )
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
+from fsl_async.roles.sync.secure import SecureSums
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_of
 from fsl_async.roles.sync.version_serving import Serving
@@ -155,6 +159,9 @@ class ParameterServerMachine(RoleMachine):
         self.deadlines = Deadlines()
         self.serving = Serving(self.members, self.deltas, self.progress, trigger, tune.history)
         self.pacing = Pacing(sync, self.members)
+        evaluation = Evaluation(
+            config.guard, self.members, self.deltas, self.deadlines, merging.least_clients
+        )
         self.publishing = Publishing(
             self.members, self.deadlines, sync.retry_s, over=not config.leads
         )
@@ -172,11 +179,16 @@ class ParameterServerMachine(RoleMachine):
             progress=self.progress,
             # Late binding: self.end is set below.
             closed=lambda now: self.end.settle(now),  # noqa: PLW0108
+            evaluation=evaluation,
         )
         last_s = config.groups.hold_s if config.groups.is_on else 0.0
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
+        self.secure: SecureSums | None = None
+        if tune.secure:
+            self.secure = SecureSums(self.rounds, self.deadlines, config, run)
+            self.rounds.secure = self.admission.secure = self.secure
         self.handlers = {
             ev.Recovered: self._recovered,
             ev.DecayAsked: self._decay_asked,
@@ -193,6 +205,7 @@ class ParameterServerMachine(RoleMachine):
             msg.DeltaMeta: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
             msg.Skip: self.rounds.skipped,
+            msg.Score: self.rounds.scored,
             msg.Fetch: self.serving.fetch,
             ev.VersionSent: self._sent,
             msg.Holding: self._held,
@@ -210,6 +223,14 @@ class ParameterServerMachine(RoleMachine):
             ev.TransfersChecked: self.end.transfers_checked,
             DrainAsked: lambda event, now: self.end.drain(event.reason, now),
         }
+        if self.secure is not None:
+            self.handlers |= {
+                msg.SecureKey: self.secure.key_sent,
+                msg.SecureShares: self.secure.shares_sent,
+                do.KeepSum: self.secure.kept,
+                msg.Unmasked: self.secure.unmasked,
+                ev.SumOpened: self.secure.opened,
+            }
 
     @property
     def tokens_total(self) -> int:
@@ -295,6 +316,8 @@ class ParameterServerMachine(RoleMachine):
             [*self.deltas.settled, *(one.key.client for one in event.pending)],
             now - event.since_version_s,
         )
+        if self.secure is not None:
+            return [*lost, Note(text), *self.secure.recovered(event, now)]
         # In the order of the ledger, so that the guard excludes the same deltas as before.
         again = [effect for one in event.pending for effect in self.admission.queue(one, now)]
         return [*lost, Note(text), *again]
@@ -309,6 +332,9 @@ class ParameterServerMachine(RoleMachine):
                 " restart the client to join this one"
             )
             return [Refuse(peer, "run", text)]
+        objection = self._objection_to_role(event)
+        if objection:
+            return [Refuse(peer, "evaluator", objection)]
         self.guard.joined(peer, now)
         former = self.members.get(peer)
         is_member = self.membership.enter(event, now)
@@ -322,6 +348,19 @@ class ParameterServerMachine(RoleMachine):
             return [*effects, *self.pacing.greet(self.membership.admit(peer))]
         refusal = self.membership.refuse(peer, now)
         return [*effects, *refusal, *self.end.end_if_all_hold(now)]
+
+    def _objection_to_role(self, event: ev.ClientHello) -> str:
+        """Why a client may not evaluate, or not train; empty: it may."""
+        peer, name = event.peer, self.config.guard.evaluator
+        if event.evaluates == (peer == name):
+            return ""
+        if event.evaluates:
+            has = f"the evaluator of this run is {name}" if name else "this run has no evaluator"
+            return f"{has}, not {peer}: set guard.evaluator at the parameter server, or give --name"
+        return (
+            f"{peer} is the evaluator of this run and trains nothing: start it with --evaluate, or"
+            " give this client another --name"
+        )
 
     def _left(self, event: ClientLeft, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
@@ -357,6 +396,8 @@ class ParameterServerMachine(RoleMachine):
         peer, member = event.peer, self.members.get(event.peer)
         if member is None:
             return [EndSession(peer, "not a member: reconnect")]
+        if member.evaluates and self.version < 0:
+            return []  # a run's model is not its evaluator's; the shell asks again at version 0
         is_fixed = self.version >= 0 or self.publishing.received
         agrees, effects = self.membership.attached(event, is_fixed=is_fixed)
         if not agrees:
@@ -380,7 +421,8 @@ class ParameterServerMachine(RoleMachine):
         return [
             *self.serving.lineage(peer),
             self.serving.announcement(peer, now),
-            *self.rounds.rejoined(peer, member.incarnation),
+            *self.rounds.rejoined(peer, member.incarnation, now),
+            *self.rounds.evaluation.joined(peer),
         ]
 
     # --- initial weights and versions ---
@@ -414,6 +456,7 @@ class ParameterServerMachine(RoleMachine):
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         is_global = event.made_of != "deltas"
+        accepted = [] if self.secure is None else self.secure.committed()
         tokens = self.deltas.advance(event.version, event.digest, is_global=is_global)
         self.progress.committed(event.version, tokens, now, is_global=is_global)
         if is_global or (self.config.groups.is_on and event.version == 0):
@@ -433,7 +476,8 @@ class ParameterServerMachine(RoleMachine):
         if limit is not None and not self.end.asked:
             self.end.begin(limit, now)
         again = self.admission.look_again(now)
-        return [*self._announce_to_all(now), *again, *self.end.settle(now), *self.hold.serve()]
+        announced = [*accepted, *self._announce_to_all(now)]
+        return [*announced, *again, *self.end.settle(now), *self.hold.serve()]
 
     def _announce_to_all(self, now: float) -> list[Effect]:
         to_all = self.rounds.trigger.selection.announces_to_all
@@ -457,18 +501,21 @@ class ParameterServerMachine(RoleMachine):
 
     def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        rounds = self.rounds
+        steps = {
+            "sync": rounds.call,
+            "round": rounds.evaluate,
+            "retry": rounds.merge,
+            "evaluator": rounds.close_evaluation,
+            "linger": self.end.settle,
+            **({} if self.secure is None else {"secure": self.secure.timer}),
+        }
         for name in self.deadlines.pop_due(now):
             match name:
-                case "sync":
-                    effects.extend(self.rounds.call(now))
-                case "round":
-                    effects.extend(self.rounds.evaluate(now))
-                case "retry":
-                    effects.extend(self.rounds.merge(now))
+                case _ if name in steps:
+                    effects.extend(steps[name](now))
                 case "publish":
                     effects.extend(self.publishing.choose())
-                case "linger":
-                    effects.extend(self.end.settle(now))
                 case "limit":
                     text = f"the run's limit of {self.progress.limits.seconds:g} s is reached"
                     effects.extend(self.end.drain(text, now))
@@ -539,6 +586,8 @@ class ParameterServerMachine(RoleMachine):
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:
             return "later", "the last round is being merged"
+        if self.secure is not None and (objection := self.secure.objection(delta)):
+            return objection
         return self.rounds.trigger.selection.objection(delta, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:

@@ -33,8 +33,8 @@ class Merging:
     """Facts about the rules that merge deltas, for the machine (`nodes.ps.aggregation`).
 
     least_clients: that must have pending deltas. reuses: a version also has the newest merged delta
-    of other clients. compares: the rule compares deltas, unmoved ones too. clips_values: a clipped
-    delta is multiplied, and not its weight.
+    of other clients. compares: the rule compares deltas, or sees none: unmoved ones count too.
+    clips_values: a clipped delta is multiplied, and not its weight.
     """
 
     least_clients: int = 1
@@ -64,6 +64,7 @@ class Member:
     position: RunPosition | None = None  # the last one announced
     sent: int = -1  # the version whose scalars were last sent to it
     agrees: bool = False  # its model is the run's
+    evaluates: bool = False  # it is the evaluator, and trains nothing
 
 
 def _newest(offsets_s: Iterable[float]) -> deque[float]:

@@ -19,14 +19,17 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import Deltas
+from fsl_async.roles.sync.evaluation import Evaluation
 from fsl_async.roles.sync.progress import RunProgress
 from fsl_async.roles.sync.ps_state import ArrivalHistory, Member, Merging, Phase, Round
+from fsl_async.roles.sync.roster import LEAST
 from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import Trigger, Verdict
 from fsl_async.roles.sync.version_serving import Serving
 
 if TYPE_CHECKING:
     from fsl_async.config.settings import Config
+    from fsl_async.roles.sync.secure import SecureSums
 
 
 @define(eq=False)
@@ -47,8 +50,11 @@ class RoundCoordinator:
     _shutdown: RunShutdown
     _progress: RunProgress
     _closed: Callable[[float], list[Effect]]
+    evaluation: Evaluation
     phase: Phase = Phase.EMPTY
     round: Round | None = None
+    secure: SecureSums | None = None
+    """Set where deltas are masked."""
     is_held: bool = False
     """Whether a global round holds merges (`group_hold`)."""
     late: set[str] = field(factory=set)
@@ -68,13 +74,15 @@ class RoundCoordinator:
         return {
             name: member
             for name, member in self.members.items()
-            if member.attached and member.version >= 0
+            if member.attached and member.version >= 0 and not member.evaluates
         }
 
     def call(self, now: float) -> list[Effect]:
         """Open a round if enough clients are here."""
         here = self._here()
         needed = max(1, self._config.sync.min_clients if self.deltas.version == 0 else 1)
+        if self.secure is not None:
+            needed = max(needed, LEAST)
         if len(here) < needed and not self._shutdown.asked:
             again = self.trigger.schedule.when_short(now)
             if again is not None:
@@ -91,7 +99,8 @@ class RoundCoordinator:
         self.round.answered |= dict.fromkeys(opening.answered, True)
         self._deadlines.cancel("sync")
         names = [name for name in opening.called if name not in opening.answered]
-        return [*self._send_call(names, now), *self.evaluate(now)]
+        keys = [] if self.secure is None else self.secure.begin(self.round.number, names, now)
+        return [*keys, *self._send_call(names, now), *self.evaluate(now)]
 
     def _round_call(self) -> Message:
         assert self.round is not None
@@ -135,7 +144,7 @@ class RoundCoordinator:
         if verdict.action == "merge":
             return self._merge_now(verdict, now)
         if verdict.action == "close":
-            return self._close(verdict.reason, now)
+            return self.close(verdict.reason, now)
         if verdict.until is not None:
             self._deadlines.set("round", verdict.until)
             return []
@@ -152,8 +161,8 @@ class RoundCoordinator:
 
     def _merge_now(self, verdict: Verdict, now: float) -> list[Effect]:
         assert self.round is not None
-        if self.too_few():
-            return self._close(self.too_few(), now)
+        if self.too_few() and self.secure is None:
+            return self.close(self.too_few(), now)
         facts: dict[str, int | float | str] = {
             "round": self.round.number,
             "called": self.round.called,
@@ -161,7 +170,7 @@ class RoundCoordinator:
             "seconds": round(now - self.round.called_at, 3),
         }
         note = Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
-        return [note, *self.merge(now)]
+        return [note, *(self.merge(now) if self.secure is None else self.secure.close(now))]
 
     def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
         """Call the next client, or stop waiting for the one before."""
@@ -179,8 +188,11 @@ class RoundCoordinator:
                 effects.extend(self._send_call([name], now))
         return [*effects, *self.evaluate(now)]
 
-    def _close(self, reason: str, now: float) -> list[Effect]:
+    def close(self, reason: str, now: float) -> list[Effect]:
+        """End the open round without a version."""
         assert self.round is not None
+        if self.secure is not None:
+            self.secure.over()
         text = f"round {self.round.number} closes without a new version: {reason}"
         self._deadlines.cancel("round")
         again_at = self.trigger.schedule.after_close(self.round.called_at, now)
@@ -201,10 +213,23 @@ class RoundCoordinator:
         )
 
     def merge(self, now: float) -> list[Effect]:
-        """Order a version of all pending deltas."""
+        """Order a version of all pending deltas, once an evaluator has scored them."""
         self.phase = Phase.MERGING
         self._deadlines.cancel("round")
-        merged, scale = self.deltas.begin_merge()
+        asked = self.evaluation.ask(now)
+        return asked if self.evaluation.is_open else [*asked, *self._commit(now)]
+
+    def scored(self, event: Received[msg.Score], now: float) -> list[Effect]:
+        """Take an evaluator's score of a delta; the last one of a round orders the version."""
+        return self.close_evaluation(now) if self.evaluation.scored(event) else []
+
+    def close_evaluation(self, now: float) -> list[Effect]:
+        """Order the version that waits for scores, with those that came."""
+        return [*self.evaluation.close(), *self._commit(now)]
+
+    def _commit(self, now: float) -> list[Effect]:
+        scores = self.evaluation.scores()
+        merged, scale = self.deltas.begin_merge(scores, self.evaluation.only)
         version = self.deltas.version + 1
         tokens = sum(one.delta.tokens for one in merged)
         position = self._progress.with_version(version, tokens, now)
@@ -248,20 +273,22 @@ class RoundCoordinator:
     def left(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
         """Stop waiting for the answer of a session that ended."""
         self.late.discard(peer)
+        effects = [] if self.secure is None else self.secure.left(peer, now)
         if self.round is None or not self.round.leave(peer, incarnation):
-            return []
+            return effects
         text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
-        return [Note(text), *self.evaluate(now)]
+        return [*effects, Note(text), *self.evaluate(now)]
 
-    def rejoined(self, peer: str, incarnation: int) -> list[Effect]:
+    def rejoined(self, peer: str, incarnation: int, now: float) -> list[Effect]:
         """Call a client that attached again, if the open round waits for it."""
         if self.round is None:
             return []
         self.round.rejoin(peer, incarnation)
-        if not self.round.awaits(peer, incarnation):
-            return []
+        again = [] if self.secure is None else self.secure.rejoined(peer, incarnation, now)
+        if self.round is None or not self.round.awaits(peer, incarnation):
+            return again
         # The first call may have been lost with the session.
-        return [Send(peer, self._round_call())]
+        return [*again, Send(peer, self._round_call())]
 
     def answered(self, delta: Delta, now: float) -> list[Effect]:
         """Count a client's answer to the open round: a delta that was acknowledged, or was not."""

@@ -41,7 +41,7 @@ from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.book.latest_book import LatestBook
-from fsl_async.store.book.records import decay_from, from_fact, to_fact
+from fsl_async.store.book.records import answers_from, decay_from, from_fact, to_fact
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from fsl_async.roles.sync.delta import Outcome
     from fsl_async.roles.sync.progress import Decay
+    from fsl_async.roles.sync.roster import Answers
     from fsl_async.store.book.records import VersionRecord
 
     Reasons = Mapping[str, str]
@@ -89,6 +90,7 @@ class Book:
         self.rollback_targets: list[int] = []
         self.void: dict[int, str] = {}  # digests of the newest versions that rollbacks undid
         self.decay: Decay | None = None
+        self.sum: Answers | None = None  # the newest one that was to be opened
         self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}  # in versions not forgotten, or in `accepted`
         # The newest of each client, with the version at that time.
@@ -123,6 +125,7 @@ class Book:
             "begun": self.groups.begun,
             "cut": self.groups.offered,
             "attempt": self.groups.attempted,
+            "sum": self._apply_sum,
             "global": self.groups.decide,
         }
 
@@ -222,6 +225,9 @@ class Book:
                 f"use that release for this run directory"
             )
         apply(fact)
+
+    def _apply_sum(self, fact: Mapping[str, Any]) -> None:
+        self.sum = answers_from(fact)
 
     def _apply_run(self, fact: Mapping[str, Any]) -> None:
         self.run = self.run or fact["run"]
@@ -346,6 +352,7 @@ class Book:
         self.version = target
         self.tokens_total = fact["tokens_total"]
         self.decay = None  # it may have begun later; the operator can ask again
+        self.sum = None
         self.generation += 1
         self.rollback_targets.append(target)
         for member in fact.get("aside", ()):

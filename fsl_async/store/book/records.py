@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict, evolve, fields_dict, frozen
 
-from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.delta import FACTS, Delta, DeltaKey, MergedDelta, Score, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
+from fsl_async.roles.sync.roster import Answers, Roster
 from fsl_async.store.book.groups_state import Adoption
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
@@ -86,6 +87,19 @@ def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
     return StoredDelta(delta, fact["bytes"], fact["norm"], fact["digest"])
 
 
+def sum_fact(roster: Roster, survivors: Sequence[str]) -> dict[str, Any]:
+    """Return the members of the ledger line of a secure sum: its set, and its survivors."""
+    members = [[name, site.hex(), key.hex()] for name, site, key in roster.members]
+    return {**asdict(roster), "members": members, "survivors": list(survivors)}
+
+
+def answers_from(fact: Mapping[str, Any]) -> Answers:
+    """Parse the output of `sum_fact`; no shares are on disk."""
+    members = [[name, bytes.fromhex(a), bytes.fromhex(b)] for name, a, b in fact["members"]]
+    roster = Roster(fact["round"], fact["attempt"], fact["step"], fact["bits"], members)
+    return Answers(roster, tuple(fact["survivors"]), {})
+
+
 def decay_from(fact: Mapping[str, Any]) -> Decay:
     """Parse the members that `Store.record_decay` writes."""
     return Decay(fact["decays_from"], RunLimits(**fact["limits"]), RunLimits(**fact["planned"]))
@@ -152,7 +166,7 @@ class VersionRecord:
     @property
     def late(self) -> tuple[DeltaKey, ...]:
         """Deltas that a run by rounds left out, because they are of an older version."""
-        older = (one for one in self.merged if not one.weight)
+        older = (one for one in self.merged if not (one.weight or one.is_refused))
         return tuple(one.key for one in older if one.key.base < self.version - 1)
 
     def to_fact(self) -> dict[str, Any]:
@@ -180,6 +194,7 @@ class VersionRecord:
                     entry["norm"],
                     entry.get("product_norm", 0.0),
                     entry.get("clip", 1.0),
+                    Score(**entry["score"]) if "score" in entry else None,
                 )
                 for entry in fact.get(name, ())
             )
@@ -203,6 +218,7 @@ def _entry(merged: MergedDelta) -> dict[str, Any]:
         "norm": merged.norm,
         **({"product_norm": merged.product_norm} if merged.product_norm else {}),
         **({"clip": merged.clip} if merged.clip != 1.0 else {}),
+        **({"score": asdict(merged.score)} if merged.score is not None else {}),
     }
 
 

@@ -11,9 +11,10 @@ from attrs import define, evolve, field
 from fsl_async.roles.sync.delta import Delta, MergedDelta, mean_cosine
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.book.records import VersionRecord, way_out
+from fsl_async.store.deltas.delta_kind import Masked
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import NotFinite, StoreError, disk
-from fsl_async.store.merge.merge import Round, SumMerge
+from fsl_async.store.merge.merge import Round, SecureMerge, SumMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
 from fsl_async.store.rules.outer import mean_share
@@ -95,7 +96,7 @@ class Merging:
         """Return a delta as versions record it."""
         norm = self._book.pending[one.key].norm
         work = Delta(one.key, "", one.delta.tokens, one.delta.steps)
-        return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip)
+        return MergedDelta(work, one.staleness, one.weight, norm, clip=one.clip, score=one.score)
 
     def _check(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._book
@@ -225,7 +226,8 @@ class Merging:
 
     def _cosine(self, made: Round, norm: float) -> float | None:
         """Return the deltas' mean cosine; None where the average is not their weighted sum."""
-        if self._settings.kind.is_full or self._settings.leaves_out:
+        kind = self._settings.kind
+        if kind.is_full or isinstance(kind, Masked) or self._settings.leaves_out:
             return None
         return mean_cosine(made.merged, made.scale, norm)
 
@@ -267,6 +269,8 @@ def merge_of(run: RunDirectory) -> Merge:
     kind: type[Merge] = SumMerge
     if settings.product_rule is not None:
         kind = ProductsMerge
+    elif isinstance(settings.kind, Masked):
+        kind = SecureMerge
     elif settings.rule.by_rows:
         kind = RowsMerge
     return kind(run.manifest, run.spool, run.pool, settings)

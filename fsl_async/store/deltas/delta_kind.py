@@ -5,6 +5,7 @@
     full     the client's weights (docs/adr/0045): the same frames, float64 sums
     seeds    projected gradients along directions of signs (`seed_step`): one frame
     mixed    dense deltas of some clients, deltas of seeds of others
+    masked   words of a secure sum, of dense deltas or of seeds: one frame per chunk, or one
 
 Ledger, spool, weights, staleness and quarantine are the same for all kinds. A run has one kind
 (`StoreSettings.kind`). How deltas add up is in the run's merge (fsl_async.store.merge.merge).
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from attrs import frozen
 
+from fsl_async.secure.lattice import unpack
 from fsl_async.store.errors import FrameRefused
 from fsl_async.store.rules.outer import squared_norm
 from fsl_codecs import (
@@ -196,6 +198,38 @@ class Mixed(Dense):
             self.directions.add_delta(total, offset, found.first, found.scalars, weight)
 
         return add
+
+
+class Masked(DeltaKind):
+    """Masked words of a secure sum: only the sum of all is a value (fsl_async.secure)."""
+
+    name = "masked"
+
+    def frames(self, manifest: Manifest) -> int:
+        """One per chunk."""
+        return len(self.parts(manifest))
+
+    def check(self, manifest: Manifest, index: int, frame: BytesLike) -> Checked:
+        """See `DeltaKind.check`; masked words have no norm."""
+        try:
+            unpack(frame, self.parts(manifest)[index])
+        except (CodecError, IndexError) as error:
+            raise FrameRefused(f"chunk {index} cannot be taken: {error}") from None
+        return Checked(None, 0.0)
+
+
+class MaskedSeeds(Masked):
+    """Masked projected gradients of a round: one frame."""
+
+    name = "masked seeds"
+    is_scalars = True
+
+    def __init__(self, directions: Directions) -> None:
+        self.directions = directions
+
+    def parts(self, manifest: Manifest) -> list[int]:
+        """One, of all scalars."""
+        return [self.directions.scalars]
 
 
 def check_seeds(

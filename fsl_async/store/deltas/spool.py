@@ -5,6 +5,8 @@
         deltas again, also the newest merged one of each client (fsl_async.store.book.latest_book)
     quarantine/client@incarnation@base@sequence.frames
         not finite, or quarantined later; the newest are kept for inspection
+    sums/base.frames
+        of a secure sum: the mean of all deltas from that version, as long as these are kept
 
 A file in spool/ means nothing by itself: the ledger decides whether its delta was acknowledged. A
 crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
@@ -207,6 +209,7 @@ class Spool:
         self._kind = kind
         self._directory = run_dir / "spool"
         self._quarantine = run_dir / "quarantine"
+        self._sums = run_dir / "sums"
         self._parts: dict[DeltaKey, Part] = {}
         self.sketches = Sketches()
 
@@ -314,6 +317,23 @@ class Spool:
         for other in [one for one in self._parts if one.client == key.client and one != key]:
             self.abort(other)
 
+    # --- secure sums ---
+
+    def write_sum(self, base: int, frames: Iterable[BytesLike]) -> None:
+        """Make the mean of the masked deltas from version `base` durable: fp32 frames."""
+        self._files.make_directory(self._sums)
+        writer = FrameWriter(self._files, self._sums / f"{base}{_FILE_SUFFIX}")
+        for frame in frames:
+            writer.append(frame)
+        writer.sync()
+        self._files.sync_directory(self._sums)
+        self._files.sync_directory(self._sums.parent)
+
+    def sum_reader(self, base: int, manifest: Manifest) -> FrameReader:
+        """Return a reader of what `write_sum` has written."""
+        path = self._sums / f"{base}{_FILE_SUFFIX}"
+        return FrameReader(self._files, path, self._kind.frames(manifest))
+
     # --- acknowledged deltas ---
 
     def reader(self, key: DeltaKey, manifest: Manifest) -> FrameReader:
@@ -403,4 +423,8 @@ class Spool:
             elif key not in keep and key not in self._parts:
                 self._files.rename(path, gone := path.with_name(name + _GONE))
                 leaving.append(gone)
+        if self._sums.name in self._files.names(self._sums.parent):
+            wanted = {f"{key.base}{_FILE_SUFFIX}" for key in keep}
+            names = self._files.names(self._sums)
+            leaving += [self._sums / name for name in names if name not in wanted]
         return leaving

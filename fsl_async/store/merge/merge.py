@@ -3,6 +3,7 @@
 A run has one merge, by its settings:
 
     SumMerge         the weighted sum, each chunk by itself                      (here)
+    SecureMerge      the mean of a secure sum, which no delta is read for        (here)
     RowsMerge        a rule over the clients' rows                               (merge_rows)
     ProductsMerge    a rule of adapters that merges module by module             (merge_products)
 
@@ -254,6 +255,29 @@ class SumMerge(Merge):
             return np.multiply(total, np.float32(scale), out=total)
 
         return self._each(fill)
+
+
+class SecureMerge(Merge):
+    """The mean of a secure sum, which was opened before (`Store.open_sum`)."""
+
+    def _average(self, a_round: Round, vectors: Vectors) -> Average:
+        counted = {one.key for one in a_round.merged}
+        key = a_round.merged[0].key
+        with reading(key):
+            frame = self._spool.sum_reader(key.base, self._manifest).frame
+        if self._kind.is_scalars:
+            (values,) = self._kind.parts(self._manifest)
+            mean = _decoded(key, frame, 0, np.empty(values, np.float32))
+            return self._of_scalars(mean, counted, a_round, vectors)
+        return Average(self._each(partial(_decoded, key, frame)), counted)
+
+
+def _decoded(
+    key: DeltaKey, frame: Callable[[int], bytes], index: int, room: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    with reading(key):
+        decode_into(frame(index), room)
+    return room
 
 
 def _first(one: _Delta) -> bytes:

@@ -77,7 +77,9 @@ class RowsMerge(SpooledMerge):
         if self._settings.rule.reuses:
             return Average(self._of_all(a_round), {one.key for one in a_round.merged})
         weights = {
-            one.key: one.weight for one in a_round.merged if one.weight or not a_round.is_decided
+            one.key: one.weight
+            for one in a_round.merged
+            if one.weight or not (a_round.is_decided or one.is_refused)
         }
         clients: Clients = by_client(weights)
         if not a_round.is_decided:

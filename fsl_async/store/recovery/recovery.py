@@ -319,6 +319,7 @@ def recovered(run: RunDirectory, global_base: str) -> Recovered:
         global_versions=book.groups.versions,
         newest_global=tuple(book.groups.newest),
         latest=tuple(run.latest),
+        sum=book.sum,
         lost=tuple(run.lost),
         void=dict(book.void),
     )

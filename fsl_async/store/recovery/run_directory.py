@@ -18,7 +18,7 @@ from attrs import asdict
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.files import Files
 from fsl_async.store.book.book import Book
-from fsl_async.store.book.records import to_fact
+from fsl_async.store.book.records import sum_fact, to_fact
 from fsl_async.store.deltas.spool import Spool
 from fsl_async.store.disk.chunk_pool import ChunkPool
 from fsl_async.store.disk.ledger import Ledger
@@ -28,11 +28,12 @@ from fsl_async.store.versions.checkpoint import Checkpoints
 from fsl_async.store.versions.kept_versions import KeptVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
     from fsl_async.roles.sync.progress import Decay
+    from fsl_async.roles.sync.roster import Roster
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.settings import StoreSettings
 
@@ -140,6 +141,11 @@ class RunDirectory:
         """Record that learning rates fall from now on."""
         with disk("cannot write the decay to the ledger"):
             self.record("decay", asdict(decay))
+
+    def record_sum(self, roster: Roster, survivors: Sequence[str]) -> None:
+        """Record which sites a secure sum will be of, before they are asked to open it."""
+        with disk("cannot write the sites of a sum to the ledger"):
+            self.record("sum", sum_fact(roster, survivors))
 
     def position(self, name: str) -> dict[str, float]:
         """Return where a client's newest acknowledged delta ended in its data; empty without one.

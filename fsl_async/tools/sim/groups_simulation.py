@@ -190,7 +190,7 @@ class GroupsSimulation(Run):
         self.roster = tuple(f"g{number:03d}" for number in range(settings.groups))
         self.groups = [GroupSimulation(settings, name, self) for name in self.roster]
         lineages = {group.name: group.invariants.lineage for group in self.groups}
-        codec = self.groups[0].config.codec.spec_down
+        codec = self.groups[0].config.codec.spec_global
         self.global_rounds = GroupsInvariants(self.world.violated, lineages, codec)
         for name, lineage in lineages.items():
             lineage.adopts = functools.partial(self.global_rounds.adopts, name)

@@ -457,10 +457,14 @@ class Simulation(Run):
             own_pace=own if self.settings.pace == "own" else None,
         )
 
+    def _client(self, name: str, incarnation: int) -> ClientMachine:
+        """The machine of a client's process."""
+        return ClientMachine(name, incarnation)
+
     def _launch_client(self, name: str) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation(name)
-        machine, chance = ClientMachine(name, incarnation), self._rng(name, incarnation)
+        machine, chance = self._client(name, incarnation), self._rng(name, incarnation)
 
         def feed(event: Event) -> None:
             shell.node.feed(event)

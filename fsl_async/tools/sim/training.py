@@ -22,6 +22,7 @@ from fsl_async.learn.client.ports import (
     Order,
     RebaseOrder,
     RoundOrder,
+    ScoreOrder,
     SnapshotOrder,
     TrainingPort,
     Vector,
@@ -96,12 +97,12 @@ class WatchedExchange(Exchange):
             return None
         return reference[: manifest.weights] - values[: manifest.weights]
 
-    def drop_delta(self, sequence: int) -> None:
+    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
         """See `Exchange.drop_delta`. What is not coded is lost."""
         delta = self._deltas.get(sequence)
         if delta is not None and delta.missing:
             self._sent.unsent = np.zeros(0)
-        super().drop_delta(sequence)
+        super().drop_delta(sequence, is_refused=is_refused)
 
     def _coded(self, sequence: int, index: int) -> bytes | None:
         delta, sent = self._deltas.get(sequence), self._sent
@@ -244,7 +245,7 @@ class VirtualTraining(Trainer):
         """Carry out an order at the next step; a snapshot only once."""
         if isinstance(order, RebaseOrder):
             self._at_next_step(lambda: self._rebase(order))
-        elif order not in self._asked:
+        elif not isinstance(order, ScoreOrder) and order not in self._asked:
             self._asked.add(order)
             self._begin(order)
 

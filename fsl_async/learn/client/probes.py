@@ -1,0 +1,119 @@
+"""Deltas of other clients at an evaluator: coded as they came, until they are scored. NumPy only.
+
+The loop thread names the deltas of a round, the worker thread puts their chunks, the training
+thread scores them: each waits for the one before, by the order of the machine's effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.client.ports import ScoreOrder, Scores, Vector
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.events import Scored
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.model.manifest import Manifest
+from fsl_codecs import CodecError, decode_accumulate
+
+MOST_LOSS = 1e9
+"""Stands for a loss that is not finite."""
+
+
+class EvaluatorExchange(Exchange):
+    """The exchange of an evaluator, with the deltas of others that it scores."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.probes = Probes()
+
+    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
+        """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
+        self._training.ask(ScoreOrder(version, shares))
+
+    def answer(self, order: ScoreOrder, loss_at: Callable[[Vector], float], means: bool) -> None:
+        """Score deltas, in the training thread, and report it. See `Probes.scores`.
+
+        None is scored if the model or the base is on another version by now, or one is damaged.
+        """
+        held, found = list[Vector](), Scores()
+        version = self.read_base(lambda base: held.append(base.copy()))
+        if version == self.version == order.version:
+            with contextlib.suppress(CodecError):
+                manifest = self._known_manifest()
+                found = self.probes.scores(manifest, held[0], order.shares, loss_at, means=means)
+        self._on_event(Scored(order.version, found))
+
+
+class Probes:
+    """The coded deltas of one round."""
+
+    def __init__(self) -> None:
+        self._frames: dict[DeltaKey, list[bytes]] = {}
+        self._chunks = 0
+
+    def begin(self, keys: Iterable[DeltaKey], chunks: int) -> None:
+        """Drop what is here, and take deltas of these keys, of so many chunks."""
+        self._frames, self._chunks = {key: [] for key in keys}, chunks
+
+    def put(self, key: DeltaKey, first: int, *frames: bytes) -> None:
+        """Take the chunks of a delta from `first` on. LearnerError: they are not expected."""
+        held = self._frames.get(key)
+        if held is None or first != len(held) or first + len(frames) > self._chunks:
+            raise LearnerError(f"chunk {first} of delta {key.text} is not expected")
+        held.extend(frames)
+
+    def scores(
+        self,
+        manifest: Manifest,
+        base: Vector,
+        shares: Mapping[DeltaKey, float],
+        loss_at: Callable[[Vector], float],
+        *,
+        means: bool,
+    ) -> Scores:
+        """Score deltas on `base`, float32 (values,), and drop all. Raises CodecError.
+
+        shares: of each delta in the mean of the round. loss_at: measures a vector. means: whether
+        to measure the mean without each one as well, for two deltas or more.
+        """
+
+        def loss(parts: Mapping[DeltaKey, float]) -> float:
+            found = float(loss_at(self._sum(manifest, base, parts)))
+            return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
+
+        whole, own = loss({}), dict.fromkeys(shares, 1.0)
+        found = {key: (whole, loss({key: one}) - whole, 0.0) for key, one in own.items()}
+        if means and len(shares) > 1:
+            together = loss(_scaled(shares))
+            for key, (_, alone, _) in found.items():
+                rest = _scaled({other: share for other, share in shares.items() if other != key})
+                found[key] = whole, alone, together - loss(rest)
+        self._frames = {}
+        return found
+
+    def _sum(self, manifest: Manifest, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
+        """The version with a weighted sum of deltas: a delta is what its client's weights lost.
+
+        Buffers are not changes, so they are averaged.
+        """
+        made = base.copy()
+        for index in range(manifest.chunks if parts else 0):
+            chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
+            if manifest.is_buffer(index):
+                sign = np.float32(1.0)
+                chunk[:] = 0.0
+            for key, share in parts.items():
+                decode_accumulate(self._frames[key][index], chunk, float(sign * share))
+        return made
+
+
+def _scaled(shares: Mapping[DeltaKey, float]) -> dict[DeltaKey, float]:
+    """The shares, so that they add up to 1; equal ones where all are 0."""
+    total = math.fsum(shares.values())
+    return {key: share / total if total else 1.0 / len(shares) for key, share in shares.items()}

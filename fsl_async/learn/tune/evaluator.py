@@ -1,0 +1,25 @@
+"""The built-in evaluator of fine-tuning: scores deltas on this site's records, and trains nothing.
+
+It uses the public fed API only: copy it.
+"""
+
+import torch
+
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.client.pretrain import autocast
+from fsl_async.learn.tune.task import Site
+
+
+def evaluate(fed: Fed) -> None:
+    """Score the deltas of each round until the run ends. All records of the site count."""
+    tune, threads = fed.settings.tune, fed.settings.train.threads
+    if threads:
+        torch.set_num_threads(threads)
+    site = Site(fed, tune)
+    fed.log(f"evaluates deltas on {site.data.summary}")
+
+    def loss() -> float:
+        with autocast(fed.device):
+            return site.objective.evaluate(site.model, site.data)["eval_loss"]
+
+    fed.evaluate_deltas(loss)

@@ -1,0 +1,64 @@
+"""The sum of masked deltas, at the parameter server: no other value of them is ever computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fsl_async.roles.sync.roster import Answers
+from fsl_async.secure import masks as crypto
+from fsl_async.secure.lattice import Vector, of_ring, to_values, unpack, word_type
+from fsl_async.secure.shamir import join
+
+
+class Opening:
+    """What removes the masks from a sum. ValueError: the answers do not, with the reason.
+
+    run: its name.
+    """
+
+    def __init__(self, answers: Answers, run: str) -> None:
+        self._roster = roster = answers.roster
+        self._survivors = answers.survivors
+        context = roster.context(run)
+        self._streams: list[tuple[bytes, int]] = []
+        for name, is_seed in roster.needed(answers.survivors).items():
+            secret = self._secret(name, answers.shares.get(name, {}))
+            if is_seed:
+                self._streams.append((crypto.self_key(secret, context), -1))
+                continue
+            if crypto.public_of(secret) != roster.keys[name][1]:
+                raise ValueError(f"the shares of {name}'s key give another one")
+            for other in roster.neighbours(name):
+                if other in answers.survivors:  # which has added its half of the pair's mask
+                    key = crypto.pair_key(secret, roster, context, name, other)
+                    self._streams.append((key, -crypto.sign_of(other, name)))
+
+    def _secret(self, name: str, shares: Mapping[str, bytes]) -> bytes:
+        places = {one: x for x, one in enumerate(self._roster.holders(name), 1)}
+        found = {places[holder]: share for holder, share in shares.items() if holder in places}
+        if len(found) < self._roster.threshold:
+            raise ValueError(f"{len(found)} shares of {name} are here")
+        least = dict(list(found.items())[: self._roster.threshold])
+        try:
+            return join(least)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def mean(self, frames: Mapping[str, Any], index: int, values: int) -> Vector:
+        """Return the mean of chunk `index` over the survivors: float32.
+
+        frames: by site. ValueError, CodecError: one is of another set or another length.
+        """
+        width = self._roster.width
+        total = np.zeros(values, word_type(width))
+        for name in self._survivors:
+            words, found = unpack(frames[name], values)
+            if found != width:
+                raise ValueError(f"{name} has sent words of {found} bits, not of {width}")
+            total += words
+        for key, sign in self._streams:
+            crypto.add_mask(total, key, index, sign)
+        return to_values(of_ring(total, width), self._roster.step / len(self._survivors))

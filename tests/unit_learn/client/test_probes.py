@@ -1,0 +1,107 @@
+"""Deltas of others at an evaluator: scored by hand on a few values, buffers included."""
+
+import math
+
+import numpy as np
+import pytest
+from deltas import key
+
+from fsl_async.learn.client.ports import Moved, Orders, ScoreOrder
+from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.model.manifest import Manifest
+from fsl_codecs import CodecSpec, encode
+
+MANIFEST = Manifest.from_shapes([("weights", (2,))], buffers=[("buffers", (1,))])
+BASE = np.array([1.0, 1.0, 5.0], np.float32)
+A, B, C = key("a"), key("b"), key("c")
+SENT = {A: [1.0, 0.0, 6.0], B: [0.0, 1.0, 8.0], C: [-4.0, -4.0, 0.0]}
+"""A delta is what weights lost; of buffers it has the values."""
+SHARES = {A: 0.25, B: 0.25, C: 0.5}
+
+
+def put(probes, sent=SENT):
+    """Have these deltas arrive."""
+    probes.begin(sent, MANIFEST.chunks)
+    for one, values in sent.items():
+        for index in range(MANIFEST.chunks):
+            part = np.array(values, np.float32)[slice(*MANIFEST.chunk_range(index))]
+            probes.put(one, index, encode(part, CodecSpec(format="fp32")))
+
+
+def scored(loss, *, means=True, shares=SHARES):
+    probes = Probes()
+    put(probes)
+    return probes.scores(MANIFEST, BASE, shares, loss, means=means)
+
+
+def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
+    """By hand, on the sum of the weights; a share of a delta left out goes to the others."""
+    found = scored(lambda vector: float(vector[:2].sum()))
+    assert {one: numbers[:2] for one, numbers in found.items()} == {
+        A: (2.0, -1.0), B: (2.0, -1.0), C: (2.0, 8.0),
+    }  # fmt: skip
+    # All: 2 - .25 - .25 + 4 = 5.5; without a: 2 - 1/3 + 16/3 = 7; without c: 2 - 1 = 1.
+    assert [found[one][2] for one in (A, B, C)] == pytest.approx([-1.5, -1.5, 4.5])
+
+
+def test_buffers_are_taken_as_they_are_and_averaged():
+    """They are values and no changes, so a sum of them would be no buffer."""
+    found = scored(lambda vector: float(vector[2]))
+    assert {one: numbers[1] for one, numbers in found.items()} == {A: 1.0, B: 3.0, C: -5.0}
+    assert found[C][2] == pytest.approx((0.25 * 6 + 0.25 * 8) - 7.0)
+
+
+def test_products_have_no_mean_and_one_delta_no_other():
+    """Then it is tried alone only."""
+    for found in (
+        scored(lambda vector: float(vector[0]), means=False),
+        scored(lambda vector: float(vector[0]), shares={A: 1.0}),
+    ):
+        assert {numbers[2] for numbers in found.values()} == {0.0}
+
+
+def test_a_loss_that_is_not_finite_is_very_large():
+    """Else its score could not be sent, and the delta would count."""
+    found = scored(lambda vector: math.nan if vector[0] > 2 else 1.0)
+    assert found[C][1] == MOST_LOSS - 1.0
+    assert found[A][:2] == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("which", "first", "count"), [(A, 1, 1), (A, 0, 3), (key("z"), 0, 1)])
+def test_chunks_that_are_not_expected_are_refused(which, first, count):
+    """A stream cannot fill the memory."""
+    probes = Probes()
+    probes.begin([A], MANIFEST.chunks)
+    with pytest.raises(LearnerError):
+        probes.put(which, first, *[b""] * count)
+
+
+def exchange_at(version):
+    """Make an exchange whose model is on `version`."""
+    events = []
+    made = EvaluatorExchange(Orders(), on_event=events.append)
+    made.attach(MANIFEST, BASE.copy())
+    made.adopt_initial()
+    made._base_version = version
+    made.rebase(lambda _: Moved(), discard=False)
+    put(made.probes)
+    events.clear()
+    return made, events
+
+
+def test_only_the_version_of_the_question_is_scored():
+    """Another one may have come meanwhile; the answer is then empty, and its machine goes on."""
+    for version, count in ((3, 3), (4, 0)):
+        made, events = exchange_at(3)
+        made.answer(ScoreOrder(version, SHARES), lambda vector: float(vector.sum()), means=True)
+        (answer,) = events
+        assert (answer.version, len(answer.found)) == (version, count)
+
+
+def test_a_damaged_delta_ends_nothing():
+    """The parameter server has checked it, so it was damaged here: no score, and all count."""
+    made, events = exchange_at(3)
+    made.probes._frames[B][0] = b"damaged"
+    made.answer(ScoreOrder(3, SHARES), lambda vector: float(vector.sum()), means=True)
+    assert [one.found for one in events] == [{}]
