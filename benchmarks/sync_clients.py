@@ -124,8 +124,8 @@ class LightLearner:
         self._client.feed_soon(ev.Rebased(version))
         self._client.changed()
 
-    def drop_delta(self, sequence: int) -> None:
-        """Nothing to do: all clients share the delta."""
+    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
+        """Do nothing: all clients share the delta."""
 
     def scalars_frame(self, sequence: int) -> bytes | None:
         """Return None: deltas are vectors."""
