@@ -233,12 +233,15 @@ class Audit:
 
 
 def _embedding_rows(site: SiteRounds, delta: SentDelta) -> list[int] | None:
-    """Tokens whose row of a trained input embedding changed; None: it does not train."""
+    """Tokens whose row of a trained input embedding changed.
+
+    None: it does not train, or is the output's too, of which every row changes with every token.
+    """
     embedding = site.model.get_input_embeddings().weight  # type: ignore[operator]
     for name, weight in site.model.named_parameters():
         if weight is embedding and name in delta.changes:
             rows: list[int] = delta.changes[name].any(dim=1).nonzero()[:, 0].tolist()
-            return rows
+            return rows if 2 * len(rows) < len(weight) else None
     return None
 
 

@@ -16,7 +16,7 @@ from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import KINDS, SiteChoices, SitePolicy
 from fsl_async.errors import DataError
-from fsl_async.learn.client.context import ClientContext, choose_device
+from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
 from fsl_async.learn.models.forward import drawing, evaluating
 from fsl_async.learn.tune.base import load_base
@@ -84,7 +84,7 @@ class SiteRounds:
             tune.objective,
             labels=tune.label_names,
             seed=config.run.seed,
-            device=choose_device(config.train.device),
+            device=torch.device("cpu"),
         )
         everything = tokenized(found, self.base, tune)
         if len(everything) < 4:
@@ -100,7 +100,7 @@ class SiteRounds:
         context = ClientContext(
             "audit",
             seed=config.run.seed,
-            device=choose_device(config.train.device),
+            device=torch.device("cpu"),
             config=to_wire(config),
             log=lambda _: None,
             site=SiteChoices(layers=layers),
