@@ -125,6 +125,14 @@ class WatchedWorker(VirtualWorker):
 
 OF_GROUPS = frozenset({effects_groups.TakeCut.tag, effects_groups.Adopt.tag})
 """Effects of a parameter server that only one in a roster has."""
+IN_VIRTUAL_TIME = frozenset(
+    {
+        *("keep_sum", "open_sum", "send_delta"),
+        *("receive_delta", "begin_scoring", "score_deltas"),
+    }
+)
+"""Effects of secure sums and evaluators, at which kills are simulated only
+(`unit_secure/test_storms.py`, `unit_roles/sync/test_evaluator.py`)."""
 EFFECTS = {
     found
     for module in (machine, effects, effects_groups, effects_split)

@@ -208,12 +208,7 @@ class Fed:
         save_as_base(adapters)
         if not self.is_zeroth:  # else no weights leave but those that the first version begins with
             self._check_weights(model, adapters.view)
-        trains_embedding = _trains_embedding(model)
-        if trains_embedding and not self.is_zeroth:
-            what = "this run trains the embedding, whose rows tell the words of the records: it"
-            self.policy.require({EMBEDDINGS: "the parameter server"}, what)
-        found = exposure_of(tune, is_zeroth=self.is_zeroth, trains_embedding=trains_embedding)
-        self.log(exposure_line(found))
+        self._check_exposure(model)
         facts = {RANK: float(adapters.site_rank), ORDER: 0.0 if self.is_zeroth else 1.0}
         self._training.facts["adapters"] = lambda: facts
         self._training.on_version = self._begin_version
@@ -284,6 +279,19 @@ class Fed:
             if not set(one.name.split(".")) & {"lora_A", "lora_B", "patch"}:
                 what = f"this task exchanges {one.name}, which is no LoRA adapter: it"
                 self.policy.require({DELTAS: "the parameter server"}, what)
+
+    def _check_exposure(self, model: nn.Module) -> None:
+        """Say what the run's settings expose; raise NotAllowedError for words that may not leave.
+
+        A secure sum still has the words of all sites together.
+        """
+        trains_embedding = _trains_embedding(model)
+        if trains_embedding and not self.is_zeroth:
+            what = "this run trains the embedding, whose rows tell the words of the records: it"
+            self.policy.require({EMBEDDINGS: "the parameter server"}, what)
+        tune, is_zeroth = self.settings.tune, self.is_zeroth
+        found = exposure_of(tune, is_zeroth=is_zeroth, trains_embedding=trains_embedding)
+        self.log(exposure_line(found))
 
     def add_facts(self, facts: Callable[[], Mapping[str, float]]) -> None:
         """Report numbers with every delta, whatever the site's policy for metrics.

@@ -65,6 +65,9 @@ class LocalFed(Fed):
         """The attached model; None before `attach`."""
         return self._training.module
 
+    def _check_exposure(self, model: nn.Module) -> None:
+        """Do nothing: nothing leaves this process."""
+
     def _expect_rounds(self) -> None:
         """Do nothing: without a run there are no rounds, and no weights leave this process."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import KINDS, SiteChoices, SitePolicy
+from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import DataError
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.local_fed import LocalFed
@@ -104,7 +104,6 @@ class SiteRounds:
             config=to_wire(config),
             log=lambda _: None,
             site=SiteChoices(layers=layers),
-            policy=SitePolicy(frozenset(KINDS)),  # nothing leaves
         )
         self._fed = LocalFed(context)
         self.model: nn.Module = self._fed.lora(self.base.model, heads=self.base.drawn)

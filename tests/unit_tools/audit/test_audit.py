@@ -10,11 +10,16 @@ if not importlib.util.find_spec("transformers"):
     pytest.skip("needs the extra hf", allow_module_level=True)
 
 import tiny_base
+from client_sides import Sides
 
 from fsl_async.commands.audit import EXCEEDED, command
 from fsl_async.config.exposure import exposure_of
 from fsl_async.config.load import load
-from fsl_async.errors import FslError
+from fsl_async.config.site_policy import SitePolicy
+from fsl_async.errors import FslError, NotAllowedError
+from fsl_async.learn.client.context import ClientContext
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.tune.base import load_base
 
 TEXTS = ("a cold night", "warm bread", "nothing new", "deep blue sea", "two old men", "quick fox")
 
@@ -97,6 +102,25 @@ def test_wrong_limits_are_refused_before_training(audit, tmp_path, text, problem
 def test_zeroth_order_sends_numbers(audit):
     result = audit("--order", "zeroth", "--json")
     assert found(result)["scalars"] == 5
+
+
+def test_a_site_is_told_and_asked_before_words_leave(base):
+    """Its client prints what the settings expose; rows of an embedding must be allowed."""
+
+    def joins(policy, **tune):
+        sides, lines = Sides(publishes=True), []
+        context = ClientContext(
+            "a", config={"tune": {"method": "lora", **tune}}, policy=policy, log=lines.append
+        )
+        Fed(sides.training, context).lora(load_base(base, "classify", labels=("no", "yes")).model)
+        return lines[-1]
+
+    assert "lets its server read words of the records" in joins(SitePolicy())
+    assert "trains factor B alone" in joins(SitePolicy(), rule="ffa", targets="query")
+    with pytest.raises(NotAllowedError, match="words of the records: it needs embeddings"):
+        joins(SitePolicy(), full="*word_embeddings*")
+    allowed = SitePolicy(frozenset({"deltas", "embeddings"}))
+    assert "exactly which words" in joins(allowed, full="*word_embeddings*")
 
 
 def test_the_line_at_joining_is_true(audit):
