@@ -78,7 +78,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @frozen
 class Attack:
-    """What an attacker trains, and by what its delta is multiplied.
+    """An attack: the batches it trains on, and the factor of its delta.
 
     trains: "honest", "flipped" labels, the "backdoor", or "little": it sends what is close to the
     others.

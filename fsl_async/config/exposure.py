@@ -1,4 +1,4 @@
-"""What the settings of a run let its server read of a site's records, in a line. Pure.
+"""Says in a line how much of a site's records a run's settings expose to its server. Pure.
 
 `fsl-node audit` measures it for a site's own records; tests hold this table against it.
 """
@@ -19,7 +19,7 @@ TABLE: Mapping[Exposure, str] = {
     "b": "trains factor B alone; no attack here reads words from it, and there is no bound",
     "words": "lets its server read words of the records",
 }
-"""What a site of such a run does."""
+"""Each sentence follows "this run"."""
 
 
 def exposure_of(tune: TuneConfig, *, is_zeroth: bool, trains_embedding: bool) -> Exposure:

@@ -195,7 +195,7 @@ class ClientState:
     scored: int = 0  # rounds in which an evaluator scored its deltas
     refused: int = 0  # those in which it refused one
     newest_scores: deque[bool] = field(factory=lambda: deque(maxlen=SCORED_ROUNDS))
-    """Of the newest of these rounds: whether a delta was refused."""
+    """Whether the evaluator refused a delta, for each of the newest of these rounds."""
     uploads: int = 0  # that the split server trained
     facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order
     label_shares: dict[str, float] = field(factory=dict)

@@ -61,7 +61,7 @@ class DeltaCoder:
     """By a chunk's start: the largest magnitude that coding left in each of its runs."""
 
     def forget(self) -> None:
-        """What was left is nowhere any more: the weights are those of a version."""
+        """Forget what coding left: the weights are now those of a version."""
         self._left = {}
 
     def is_new(self, minuend: Vector, subtrahend: Vector, start: int, stop: int) -> bool:

@@ -125,7 +125,7 @@ class Exchange:
         self.only_scalars = False
         """Whether versions are scalars too, and all deltas."""
         self.masking: Masking | None = None
-        """Of a run with secure sums."""
+        """Masks deltas in a run with secure sums."""
         self._taken_back: list[dict[int, Vector]] = []
         """Values, by chunk, of deltas that no version has; the next delta sends them."""
         self.manifest: Manifest | None = None

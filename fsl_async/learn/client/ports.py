@@ -62,7 +62,7 @@ class ScoreOrder:
 
 Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder
 Scores = dict[DeltaKey, tuple[float, float, float]]
-"""Of each delta: loss, alone and left_out, as in `fsl_async.roles.sync.delta.Score`."""
+"""Maps a delta to its loss, alone and left_out, as in `fsl_async.roles.sync.delta.Score`."""
 Scorer = Callable[[ScoreOrder, Callable[[Vector], float], bool], None]
 
 

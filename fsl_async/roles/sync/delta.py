@@ -124,7 +124,7 @@ class StoredDelta:
 
 @frozen
 class Score:
-    """What an evaluator found out about a delta. Losses are of its own records; all are finite."""
+    """An evaluator's findings on a delta. Losses are of its own records; all are finite."""
 
     by: str
     """Name of the evaluator."""

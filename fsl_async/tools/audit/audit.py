@@ -45,8 +45,8 @@ class Reading:
 
 @frozen(kw_only=True)
 class Worst:
-    """The record of a round of which most was read. text: of its tokens; read: the same, with a
-    dash in place of each that was not read.
+    """The record of a round of which most was read. text: its tokens; read: the same, with a dash
+    for each that was not read.
     """
 
     text: str
