@@ -119,8 +119,8 @@ class NodeOptions(Options):
     )  # fmt: skip
 
     allow: str | None = option(
-        "What may leave this machine: deltas, adapters, scalars, activations, labels, metrics,"
-        " copies."
+        "What may leave this machine: deltas, adapters, scalars, sums, activations, labels,"
+        " metrics, embeddings, copies."
         " [default: that of site.toml beside the keys, else deltas]",
         metavar="KIND,...", roles="client", refused="is a client's: what may leave its machine",
     )  # fmt: skip

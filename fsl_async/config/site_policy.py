@@ -9,6 +9,8 @@ whether activations or labels leave a site. A client lists what may leave its ma
                   weights too
     adapters      the same of LoRA adapters only
     scalars       the projected gradients of zeroth-order steps, one number each
+    sums          any of these three, but only under masks (`tune.secure`), so that the parameter
+                  server reads sums of three or more sites
     activations   outputs of the lower part of a cut model, with the lengths of the sequences; in a
                   U-shape gradients too
     labels        labels of the data; for text the text itself, because labels are the next tokens
@@ -38,11 +40,12 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import NotAllowedError, TaskError, UsageError
 from fsl_async.roles.split.methods import METHODS
 
-DELTAS, ADAPTERS, SCALARS = "deltas", "adapters", "scalars"
+DELTAS, ADAPTERS, SCALARS, SUMS = "deltas", "adapters", "scalars", "sums"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
 EMBEDDINGS, COPIES = "embeddings", "copies"
-KINDS = (DELTAS, ADAPTERS, SCALARS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS, COPIES)
-_IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS}), ADAPTERS: frozenset({SCALARS})}
+KINDS = (DELTAS, ADAPTERS, SCALARS, SUMS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS, COPIES)
+_WEIGHTS = frozenset({DELTAS, ADAPTERS, SCALARS})
+_IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS, SUMS}), ADAPTERS: frozenset({SCALARS})}
 """Kinds that another one includes."""
 
 
@@ -89,20 +92,26 @@ class SitePolicy:
     fix: str = "to allow that, start this client with --allow {kinds}"
     refuses_rollback: bool = False
 
-    def lets(self, kind: str) -> bool:
-        """Whether this kind may leave."""
+    def lets(self, kind: str, *, masked: bool = False) -> bool:
+        """Whether this kind may leave. masked: deltas are, in this run."""
+        if masked and kind in _WEIGHTS and SUMS in self.allowed:
+            return True
         return kind in self.allowed or any(kind in _IMPLIED.get(one, ()) for one in self.allowed)
 
-    def require(self, needed: Mapping[str, str], run: str) -> None:
+    def require(self, needed: Mapping[str, str], run: str, *, masked: bool = False) -> None:
         """Raise NotAllowedError unless all kinds of `needed` (kind -> receiver) may leave.
 
-        It names the missing kinds, their receivers and the flag.
+        It names the missing kinds, their receivers and the flag. masked: as in `lets`.
         """
-        missing = [kind for kind in needed if not self.lets(kind)]
+        missing = [kind for kind in needed if not self.lets(kind, masked=masked)]
         if missing:
             receivers = dict.fromkeys(needed[kind] for kind in missing)
+            names = {kind: kind for kind in missing}
+            if SUMS in self.allowed:
+                names |= {kind: f"{kind} without masks" for kind in _WEIGHTS}
             needs = " and ".join(
-                f"{' and '.join(kind for kind in missing if needed[kind] == to)} sent to {to}"
+                f"{' and '.join(names[kind] for kind in missing if needed[kind] == to)} sent to"
+                f" {to}"
                 for to in receivers
             )
             fix = self.fix.format(kinds=listed({*self.allowed, *needed}))
@@ -141,10 +150,9 @@ def receivers_of(
 
     is_zeroth: this client sends scalars, whatever others of the run send.
     """
-    weights = {DELTAS, ADAPTERS, SCALARS}
     servers = f"the parameter server at {ps}", f"the split server at {split_server}"
     needed = (SCALARS,) if is_zeroth else needs_of(config)
-    receivers = {kind: servers[kind not in weights] for kind in needed}
+    receivers = {kind: servers[kind not in _WEIGHTS] for kind in needed}
     if COPIES in receivers:
         receivers[COPIES] = f"the run's evaluator {config.guard.evaluator}"
     return receivers

@@ -39,7 +39,8 @@ def test_by_default_only_deltas_leave():
     """By default a site must not lose more than pretraining needs."""
     policy = SitePolicy()
     policy.require({"deltas": "x", "adapters": "x", "scalars": "x"}, "run r")
-    assert [kind for kind in KINDS if policy.lets(kind)] == ["deltas", "adapters", "scalars"]
+    let = [kind for kind in KINDS if policy.lets(kind)]
+    assert let == ["deltas", "adapters", "scalars", "sums"]
     with pytest.raises(NotAllowedError) as refused:
         policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
     assert refused.value.exit_code == 2
@@ -54,6 +55,37 @@ def test_adapters_alone_do_not_allow_full_weights():
     """To allow adapters is not to allow changes of all weights."""
     with pytest.raises(NotAllowedError, match="needs deltas sent to the parameter server at ps:1"):
         SitePolicy(frozenset({"adapters"})).require(receivers_of(load(None), "ps:1", ""), "run r")
+
+
+@pytest.mark.parametrize("allowed", [*KINDS, "deltas,sums", "adapters,sums"])
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (("tune.method=lora",), "adapters"),
+        (("tune.method=lora", "tune.full=head"), "deltas"),
+        (("tune.method=zeroth",), "scalars"),
+    ],
+)
+@pytest.mark.parametrize("secure", ["true", "false"])
+def test_sums_let_out_masked_deltas_alone(allowed, settings, kind, secure):
+    """Whatever a run sends of weights; the other kinds mean what they mean without masks."""
+    config = load(None, [*settings, f"tune.secure={secure}"])
+    policy, needed = SitePolicy(parse_kinds(allowed, "x")), receivers_of(config, "ps:1", "")
+    assert list(needed) == [kind]
+    others = SitePolicy(policy.allowed - {"sums"})
+    if others.lets(kind) or ("sums" in policy.allowed and secure == "true"):
+        policy.require(needed, "run r", masked=config.tune.secure)
+        return
+    with pytest.raises(NotAllowedError, match=f"needs {kind}") as refused:
+        policy.require(needed, "run r", masked=config.tune.secure)
+    assert ("without masks" in refused.value.message) == ("sums" in policy.allowed)
+
+
+def test_sums_let_out_nothing_else():
+    """An evaluator gets single deltas; labels and activations are not masked."""
+    policy = SitePolicy(frozenset({"sums"}))
+    beyond = [kind for kind in KINDS if not policy.lets(kind, masked=True)]
+    assert beyond == ["activations", "labels", "metrics", "embeddings", "copies"]
 
 
 @pytest.mark.parametrize("text", ["", "deltas,", "Deltas", "deltas;labels", "all", "deltas, smell"])
@@ -90,6 +122,7 @@ class TestSiteFile:
         assert site_policy(folder, None).allowed == {"deltas", "metrics", "activations"}
         assert site_policy(folder, "deltas").allowed == {"deltas"}
         assert site_policy(folder, "adapters").allowed == {"adapters"}
+        assert site_policy(folder, "sums").allowed == {"sums"}
         with pytest.raises(
             UsageError, match=r"site\.toml allows deltas,activations,metrics only"
         ) as wider:

@@ -273,7 +273,7 @@ class Fed:
         self, model: nn.Module, exchange: Sequence[str] | View | None = None
     ) -> None:
         """Raise NotAllowedError where a site that lets out adapters only would send others."""
-        if self.policy.lets(DELTAS):
+        if self.policy.lets(DELTAS, masked=self.settings.tune.secure):
             return
         for one in ModelWeights(model, exchange).layout.tensors:
             if not set(one.name.split(".")) & {"lora_A", "lora_B", "patch"}:

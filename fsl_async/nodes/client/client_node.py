@@ -405,7 +405,7 @@ class ClientNode:
         needed = receivers_of(
             config, parts.address.tcp, self._split_place(config), is_zeroth=zeroth
         )
-        policy.require(needed, f"run {welcome.run}")
+        policy.require(needed, f"run {welcome.run}", masked=config.tune.secure)
         if parts.welcome.done():
             return
         leaving, to = policy.leaving(needed), " and ".join(dict.fromkeys(needed.values()))

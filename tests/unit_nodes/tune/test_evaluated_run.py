@@ -1,45 +1,27 @@
 """A run with an evaluator, by nodes in one process over real sockets: the attacker is left out."""
 
 import importlib.util
-import json
-import threading
 
 import pytest
+from node_runs import ROUNDS, TUNED, config_of, ledger_of, play, write_data
 
-from fsl_async.config.load import load
-from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import FslError
-from fsl_async.process.stopper import Stopper
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
     pytest.mark.usefixtures("one_thread"),
 ]
-ROUNDS = 3
 COMMON = {
     "run.seed": 7,
     "run.rounds": ROUNDS,
     "sync.trigger": "rounds",
-    "sync.clients": 3,
-    "sync.min_clients": 3,
     "sync.quorum": 1.0,
     "sync.weighting": "uniform",
     "train.threads": 1,
     "train.device": "cpu",
-    "listen.address": "tcp://127.0.0.1:0",
     "guard.evaluator": "judge",
     "guard.evaluator_alone": 0.005,
-}
-TUNED = {
-    "tune.method": "lora",
-    "tune.rank": 4,
-    "tune.targets": "q_proj,v_proj",
-    "tune.context": 24,
-    "tune.steps": 4,
-    "train.batch": 2,
-    "train.learning_rate": 1e-2,
-    "train.schedule": "constant",
-    "data.holdout": 0.0,
 }
 TASKS = """
 import torch
@@ -104,82 +86,28 @@ def dense_judge(fed):
 
 
 @pytest.fixture
-def site(tmp_path):
-    """What a site has: a base, records, and tasks of its own."""
-    from tiny_base import write_llama
+def run(tmp_path, base):
+    """Run clients with tasks of theirs, empty for the built-in one."""
+    data, tasks_path = write_data(tmp_path, a=9)["a"], tmp_path / "tasks.py"
+    tasks_path.write_text(TASKS)
 
-    data = tmp_path / "data.jsonl"
-    lines = [json.dumps({"text": f"the film was a joy to watch and {n}"}) for n in range(9)]
-    data.write_text("\n".join(lines) + "\n")
-    tasks = tmp_path / "tasks.py"
-    tasks.write_text(TASKS)
-    return {"base": str(write_llama(tmp_path / "base")), "data": str(data), "tasks": str(tasks)}
-
-
-def play(settings, run_dir, site, tasks, **policies):
-    """Run nodes to the end. tasks: name -> its task, empty for the built-in one.
-
-    Returns the lines of each client, and their errors.
-    """
-    from fsl_async.nodes.client import joining
-    from fsl_async.nodes.client.parts import ClientOptions
-    from fsl_async.nodes.ps import node as node_ps
-
-    config = load(None, [f"{key}={value}" for key, value in (COMMON | settings).items()])
-    run_dir.mkdir()
-    listening, address, errors = threading.Event(), [], {}
-    lines = {name: [] for name in (*tasks, "ps")}
-    stop = Stopper()
-
-    def announce(at):
-        address.append(at)
-        listening.set()
-
-    def serve():
-        log = lines["ps"].append
-        node_ps.serve(config, run_dir, from_version=None, announce=announce, log=log, stop=stop)
-
-    def client(name, task):
-        is_tuned = "tune.method" in settings
-        options = ClientOptions(
-            address[0],
-            name,
-            task=f"{site['tasks']}:{task}" if task else None,
-            data=site["data"] if is_tuned else None,
-            base=site["base"] if is_tuned else "",
-            policy=policies.get(name, SitePolicy(frozenset(KINDS))),
-            evaluates=name == "judge",
+    def run(settings, tasks, **options):
+        clients = {
+            name: {"task": f"{tasks_path}:{task}" if task else None, "evaluates": name == "judge"}
+            for name, task in tasks.items()
+        }
+        if "tune.method" in settings:
+            clients = {
+                name: {**one, "data": str(data), "base": str(base)} for name, one in clients.items()
+            }
+        return play(
+            config_of(COMMON | settings, 3),
+            tmp_path / "run",
+            {name: {**one, **options} for name, one in clients.items()},
+            raises=False,
         )
-        joining.join_run(options, stop=Stopper(), log=lines[name].append)
 
-    def guarded(name, work, *given):
-        def wrapped():
-            try:
-                work(*given)
-            except BaseException as error:  # noqa: BLE001 - looked at by the test
-                errors[name] = error
-                listening.set()
-
-        return threading.Thread(target=wrapped, daemon=True)
-
-    server = guarded("ps", serve)
-    server.start()
-    assert listening.wait(30), errors
-    clients = [guarded(name, client, name, task) for name, task in tasks.items()]
-    for thread in clients:
-        thread.start()
-    for thread in clients:
-        thread.join(120)
-    stop.request()
-    server.join(60)
-    assert not any(thread.is_alive() for thread in (server, *clients)), (lines, errors)
-    return lines, errors
-
-
-def versions(run_dir):
-    """The versions of the ledger."""
-    found = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
-    return [one for one in found if one["fact"] == "version" and one["version"]]
+    return run
 
 
 @pytest.mark.parametrize(
@@ -194,12 +122,13 @@ def versions(run_dir):
     ],
     ids=["mean of adapters", "products of adapters", "dense"],
 )
-def test_the_attacker_has_no_weight_in_any_version(settings, tasks, site, tmp_path):
+def test_the_attacker_has_no_weight_in_any_version(settings, tasks, run, tmp_path):
     """The ledger has the score of each delta, by whom, and the weight that follows."""
-    lines, errors = play(settings, tmp_path / "run", site, tasks)
-    assert not errors, (errors, lines)
-    entries = [one for made in versions(tmp_path / "run") for one in made["merged"]]
-    assert len(entries) == 3 * ROUNDS, lines["ps"]
+    played = run(settings, tasks)
+    assert not played.errors, played
+    versions = ledger_of(tmp_path / "run", "version")[1:]
+    entries = [one for made in versions for one in made["merged"]]
+    assert len(entries) == 3 * ROUNDS, played.lines["ps"]
     for one in entries:
         client = one["key"].split("/")[0]
         assert one["score"]["by"] == "judge"
@@ -207,14 +136,13 @@ def test_the_attacker_has_no_weight_in_any_version(settings, tasks, site, tmp_pa
         assert (one["weight"] == 0.0) == (client == "c")
         is_mean = settings.get("tune.rule") != "fedex"
         assert bool(one["score"]["left_out"]) == is_mean
-    assert any("has no weight: to the evaluator judge" in line for line in lines["ps"])
+    assert any("has no weight: to the evaluator judge" in line for line in played.lines["ps"])
 
 
-def test_a_site_whose_deltas_may_not_be_passed_on_does_not_join(site, tmp_path):
+def test_a_site_whose_deltas_may_not_be_passed_on_does_not_join(run):
     """It ends before it opens data, with a line that names the evaluator and the flag."""
-    policy = SitePolicy(frozenset({"deltas"}))
-    _, errors = play(TUNED, tmp_path / "run", site, {"a": ""}, a=policy)
-    assert isinstance(errors["a"], FslError)
-    text = str(errors["a"])
+    error = run(TUNED, {"a": ""}, policy=SitePolicy(frozenset({"deltas"}))).errors["a"]
+    assert isinstance(error, FslError)
+    text = str(error)
     assert "copies sent to the run's evaluator judge" in text
     assert "--allow deltas,adapters,copies" in text or "--allow deltas,copies" in text

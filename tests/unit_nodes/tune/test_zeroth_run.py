@@ -1,23 +1,17 @@
 """A run of zeroth order by nodes in one process, over real sockets: bytes, and equal digests."""
 
-import json
 import re
-import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from node_runs import config_of, ledger_of, play
 
 from fsl_async.accounting.traffic import CountedLink
-from fsl_async.config.load import load
-from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.tune.zeroth import probe_round, probing
 from fsl_async.nodes.client import joining
-from fsl_async.nodes.client.parts import ClientOptions
-from fsl_async.nodes.ps import node as node_ps
-from fsl_async.process.stopper import Stopper
 from fsl_async.store.deltas.seed_step import Directions, SeedStep, keys_of
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_codecs import add_signs
@@ -28,11 +22,8 @@ SETTINGS = {
     "tune.zo_rate": 0.02,
     "run.rounds": ROUNDS,
     "run.seed": 5,
-    "sync.clients": 2,
-    "sync.min_clients": 2,
     "sync.quorum": 1.0,
     "train.task": "own",
-    "listen.address": "tcp://127.0.0.1:0",
 }
 MESSAGE = re.compile(rb"\xa1m[\xa0-\xbf]([a-z_]+)/")
 
@@ -81,48 +72,6 @@ def make_task(finals):
     return train
 
 
-def run_nodes(config, run_dir):
-    """Run a parameter server and the clients a and b to the end."""
-    listening, address, errors = threading.Event(), [], []
-
-    def guarded(work):
-        def wrapped():
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - raised by the test
-                errors.append(error)
-                listening.set()
-
-        return threading.Thread(target=wrapped, daemon=True)
-
-    def announce(at):
-        address.append(at)
-        listening.set()
-
-    def serve():
-        node_ps.serve(
-            config, run_dir, from_version=None, announce=announce, log=print, stop=Stopper()
-        )
-
-    def client(name):
-        policy = SitePolicy(frozenset(KINDS))
-        options = ClientOptions(address[0], name, "task.py:train", policy=policy)
-        joining.join_run(options, stop=Stopper(), log=print)
-
-    threads = [guarded(serve)]
-    threads[0].start()
-    assert listening.wait(30)
-    if not errors:
-        threads += [guarded(lambda name=name: client(name)) for name in ("a", "b")]
-        for thread in threads[1:]:
-            thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads)
-
-
 @pytest.fixture
 def sent(monkeypatch):
     """Bytes and messages that the nodes send, by name."""
@@ -144,13 +93,11 @@ def test_a_round_takes_four_messages_and_less_than_400_bytes_but_for_positions(
     tmp_path, sent, monkeypatch
 ):
     """And the ledger alone leads from the first weights to those of all nodes, to the bit."""
-    (tmp_path / "run").mkdir()
     finals = {}
     monkeypatch.setattr(joining, "load_task", lambda _: make_task(finals))
-    config = load(None, [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()])
-    run_nodes(config, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
-    versions = [line for line in lines if line["fact"] == "version"]
+    clients = {name: {"task": "task.py:train"} for name in ("a", "b")}
+    play(config_of(SETTINGS, 2), tmp_path / "run", clients)
+    versions = ledger_of(tmp_path / "run", "version")
     assert versions[-1]["version"] == ROUNDS
     vector = np.empty(82, np.float32)
     ModelWeights(first_weights()).copy_out(vector)
@@ -159,7 +106,7 @@ def test_a_round_takes_four_messages_and_less_than_400_bytes_but_for_positions(
         assert digest_of(vector) == line["digest"]
         assert line["update_bytes"] == 44
     assert finals["a"].tobytes() == finals["b"].tobytes() == vector.tobytes()
-    accepted = [line for line in lines if line["fact"] == "accepted"]
+    accepted = ledger_of(tmp_path / "run", "accepted")
     assert all(line["facts"]["order"] == 0 and line["bytes"] == 56 for line in accepted)
     sizes, counts = sent
     rounds = 2 * ROUNDS  # of a site
