@@ -4,30 +4,25 @@ import math
 
 import numpy as np
 import pytest
+from attrs import evolve
+from storms import STORM, simulated
 
 from fsl_async.learn.client.ports import ScoreOrder
 from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.evaluator import EvaluatorMachine
 from fsl_async.tools.sim import tune_simulation
-from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.training import WatchedExchange
 from fsl_async.tools.sim.tune_simulation import AdapterTraining, TuneSimulation
 
 JUDGE = "judge"
 GRACE_S = 20.0
-STORM = FaultProfile(
+WORSE = evolve(
+    STORM,
     client_kill_every_s=300.0,
-    client_return_s=(5.0, 60.0),
-    reset_every_s=300.0,
     partition_every_s=600.0,
     partition_s=(10.0, 60.0),
     server_kill_every_s=400.0,
-    server_return_s=(2.0, 20.0),
-    jitter_s=0.3,
-    drop=0.005,
-    duplicate=0.003,
-    reorder=0.01,
 )
 
 
@@ -80,6 +75,10 @@ class Judged(TuneSimulation):
     judge = Judge
     scores = 0
 
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.names.append(JUDGE)
+
     def _client(self, name, incarnation):
         return EvaluatorMachine(name, incarnation) if name == JUDGE else super()._client(
             name, incarnation
@@ -118,12 +117,8 @@ def play(monkeypatch):
                   f"guard.evaluator_grace_s={GRACE_S}", *tune_simulation.EXACT]  # fmt: skip
         given = [f"guard.{name}={value}" for name, value in more.items()]
         monkeypatch.setitem(tune_simulation.SETTINGS, "lora", ["tune.method=lora", *wanted, *given])
-        settings = SimulationSettings(4, hours, seed, faults, 60.0)
-        run = Judged(settings, "lora")
-        run.judge = kind
-        run.names.append(JUDGE)
-        run.run()
-        return run
+        monkeypatch.setattr(Judged, "judge", kind)
+        return simulated(Judged, "lora", faults, seed=seed, hours=hours, clients=4)
 
     return played
 
@@ -155,7 +150,7 @@ def test_an_evaluator_that_hangs_is_late_or_lies_stops_no_run(play, kind):
 
 def test_a_storm_with_an_evaluator_breaks_no_invariant(play):
     """It dies, loses its session, and the parameter server dies while it waits."""
-    run = play(Judge, "flexlora", faults=STORM, hours=0.4, evaluator_alone=0.0)
+    run = play(Judge, "flexlora", faults=WORSE, hours=0.4, evaluator_alone=0.0)
     assert run.violations == []
     assert {"client killed", "server killed", "connection reset"} <= set(run.counts.kinds)
     assert run.scores > 20
