@@ -125,14 +125,12 @@ class WatchedWorker(VirtualWorker):
 
 OF_GROUPS = frozenset({effects_groups.TakeCut.tag, effects_groups.Adopt.tag})
 """Effects of a parameter server that only one in a roster has."""
-IN_VIRTUAL_TIME = frozenset(
-    {
-        *("keep_sum", "open_sum", "send_delta"),
-        *("receive_delta", "begin_scoring", "score_deltas"),
-    }
-)
-"""Effects of secure sums and evaluators, at which kills are simulated only
-(`unit_secure/test_storms.py`, `unit_roles/sync/test_evaluator.py`)."""
+OF_EVALUATORS = {
+    "ps": {effects.SendDelta.tag},
+    "client": {effects.ReceiveDelta.tag, effects.BeginScoring.tag, effects.ScoreDeltas.tag},
+}
+"""Role -> effects around evaluators, which write nothing: kills are simulated only
+(`unit_tools/sim/test_evaluator_simulation.py`)."""
 EFFECTS = {
     found
     for module in (machine, effects, effects_groups, effects_split)

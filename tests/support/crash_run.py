@@ -14,6 +14,7 @@ A few seconds after its death a process is launched again. `found` has the viola
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from attrs import evolve, field, mutable
 from crash_journal import CrashJournal, check_journals
 from crash_point import Points, Scheduler, WatchedWorker
+from secure_simulation import SecureSites
 
 import fsl_transport as tp
 from fsl_async.files.memory_files import Faults, Killed, MemoryFiles
@@ -36,6 +38,7 @@ from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.progress import Decay
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.store import Store
+from fsl_async.tools.sim import tune_simulation as sim
 from fsl_async.tools.sim.invariants import Invariants
 from fsl_async.tools.sim.settings import FaultProfile, SimulationSettings
 from fsl_async.tools.sim.simulation import NOON, Simulation
@@ -54,6 +57,8 @@ KINDS = {
     "buffer": ("steps", ["sync.buffer=2", "sync.local_steps=4"]),
     "latest": ("own", ["sync.buffer=1", "run.rounds=6"]),
 }
+if importlib.util.find_spec("cryptography"):
+    KINDS["secure"] = ("called", [*sim.SETTINGS["secure"], "sync.clients=3"])
 """Kind of a run -> pace of its clients, settings."""
 CUTS = (("c0001", 17.0, 26.0), ("c0000", 30.0, 33.0), ("c0000", 49.0, 51.0))
 """Cuts of "rough": client, from second, to second."""
@@ -347,6 +352,19 @@ class CrashRun(Simulation):
             yield f"the next start is at {recovered.version}, not {last}"
 
 
+class SecureCrashRun(SecureSites, CrashRun):
+    """A run with secure sums, whose sites are audited."""
+
+    def __init__(self, *given, **options):
+        """See `CrashRun`."""
+        super().__init__(*given, **options)
+        self.watch_sites()
+
+    def _check(self):
+        yield from super()._check()
+        yield from self.audit.problems()
+
+
 @contextmanager
 def folder():
     """A folder, in memory where there is some: thousands of small files on a disk take minutes."""
@@ -358,7 +376,8 @@ def folder():
 def play(kind, **options):
     """Run with these options of `CrashRun`; return the run, without its folder."""
     with folder() as root:
-        return CrashRun(kind, root, **options).run()
+        run = SecureCrashRun if kind == "secure" else CrashRun
+        return run(kind, root, **options).run()
 
 
 def passed(kind, **options):

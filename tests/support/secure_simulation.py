@@ -141,31 +141,31 @@ class SecureScalarLineage(SecureLineage):
         return [f"the steps to version {record.version} are not the mean of its sites"]
 
 
-class SecureSimulation(sim.TuneSimulation):
-    """A run whose sites are audited."""
+class SecureSites:
+    """The clients of a simulated run as audited sites. A mixin of `Simulation`."""
 
-    def __init__(self, settings, mode, *, liar=""):
-        super().__init__(settings, mode)
-        self.liar = liar
+    is_zeroth, liar, fails = False, "", 0.0
+
+    def watch_sites(self):
+        """Audit what sites give away, and check versions against what they sent."""
         self.audit, self.lines = Audit(), []
         self.asked_again = 0
         """Sums that a restarted parameter server asked for again."""
         codec = self.config.codec.spec_down
-        if mode == "secure":
-            self.lineage = SecureLineage(codec, sim.ADAPTERS)
-        else:
+        self.lineage = SecureLineage(codec, sim.ADAPTERS)
+        if self.is_zeroth:
             directions = sim.directions_of(self.config)
             self.lineage = SecureScalarLineage(codec, sim.LARGE, directions=directions)
         self.invariants.lineage = self.lineage
 
     def _training(self, launch):
-        kind = SecureTraining if self.mode == "secure" else SecureScalars
+        kind = SecureScalars if self.is_zeroth else SecureTraining
         made = kind(
             launch.clock,
             launch.feed,
             step_s=launch.step_s(),
             chance=random.Random(launch.chance.getrandbits(64)),
-            fails=sim.CLIENT_FAILS if self._has_faults else 0.0,
+            fails=self.fails,
         )
         self._newest = launch.name, launch.incarnation, made
         return made
@@ -216,3 +216,13 @@ class SecureSimulation(sim.TuneSimulation):
     def _server_says(self, note):
         super()._server_says(note)
         self.lines.append(note)
+
+
+class SecureSimulation(SecureSites, sim.TuneSimulation):
+    """A run whose sites are audited."""
+
+    def __init__(self, settings, mode, *, liar=""):
+        super().__init__(settings, mode)
+        self.liar, self.is_zeroth = liar, mode == "secure zeroth"
+        self.fails = sim.CLIENT_FAILS if self._has_faults else 0.0
+        self.watch_sites()
