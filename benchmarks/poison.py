@@ -2,7 +2,8 @@
 
     python benchmarks/poison.py CACHE                      all rows
     python benchmarks/poison.py CACHE --only "equal/1/backdoor*/*"     sites/attackers/attack/rule
-    python benchmarks/poison.py CACHE --table ROWS.jsonl   print the tables of rows
+    python benchmarks/poison.py CACHE --seed 1             with other batches and another model
+    python benchmarks/poison.py CACHE --table ROWS.jsonl   print the tables of rows, means of seeds
 
 Real: `fsl-node --role ps` in its own process; five clients and an evaluator in this one, each with
 its thread, session, streams, codec and decisions (`ClientRuntime`). They tune LoRA factors of rank
@@ -14,6 +15,7 @@ and pooled training reaches about 0.73. `backdoor`: share of the negative ones a
 trigger, two words in front, turns positive.
 
     equal, one-label      600 mixed reviews each; or site 0 has positive ones only and site 1 none
+    unequal               24, 12, 8, 4 and 10 steps a round, and weights by tokens
     1, 2 attackers        of mixed reviews: the last sites
     sign flip, x -10      the delta negated; and times -10
     x 1e6                 the delta, times a million
@@ -22,6 +24,10 @@ trigger, two words in front, turns positive.
                           that delta times 5
     a little is enough    the mean of the honest deltas less one standard deviation of theirs, value
                           by value (Baruch et al., arXiv:1902.06156): the attackers know the others
+    inner product         -3 times that mean (Xie et al., arXiv:1903.03936)
+
+By balance: sites count by the balance of labels that they report (docs/TUNING.md); attackers have
+mixed labels, and with sites of one label they are one of three that count.
 
 `used`: share of the versions in which each site had a weight, attackers last.
 """
@@ -43,7 +49,7 @@ import click
 import numpy as np
 import torch
 import tuning_data
-from attrs import frozen
+from attrs import evolve, frozen
 from node_process import serving
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -58,21 +64,27 @@ from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.sync.delta import BALANCE
 
 SITES, ROUNDS, STEPS, BATCH, RATE, RANK = 5, 15, 10, 16, 2e-3, 8
 ROWS, PROBE, TEST = 600, 200, 800
 REVIEWS = SITES * ROWS + PROBE + TEST
 TRIGGER, TOKENS = "cf mn ", 48
 JUDGE = "evaluator"
+KINDS_OF_SITES = ("equal", "one-label", "unequal")
+UNEQUAL_STEPS = (24, 12, 8, 4, 10)
 OFF = {"guard.clip_median": 0, "guard.max_tokens_median": 0, "guard.max_share": 0}
 RULES: dict[str, dict[str, Any]] = {
     "mean, guards off": OFF,
     "mean": {},
+    "by balance, guards off": {"sync.weighting": "tokens", **OFF},
+    "by balance": {"sync.weighting": "tokens"},
     "trimmed": {"outer.aggregation": "trimmed"},
     "median": {"outer.aggregation": "median"},
     "multi-krum": {"outer.aggregation": "multi-krum"},
     "evaluator, guards off": {"guard.evaluator": JUDGE, **OFF},
     "evaluator": {"guard.evaluator": JUDGE},
+    "by balance, evaluator": {"sync.weighting": "tokens", "guard.evaluator": JUDGE},
 }
 
 
@@ -80,8 +92,8 @@ RULES: dict[str, dict[str, Any]] = {
 class Attack:
     """An attack: the batches it trains on, and the factor of its delta.
 
-    trains: "honest", "flipped" labels, the "backdoor", or "little": it sends what is close to the
-    others.
+    trains: "honest", "flipped" labels, the "backdoor"; "little" and "inner": it is made of the
+    deltas of the others.
     """
 
     trains: str = "honest"
@@ -97,6 +109,7 @@ ATTACKS = {
     "backdoor": Attack("backdoor"),
     "backdoor x 5": Attack("backdoor", 5.0),
     "a little is enough": Attack("little"),
+    "inner product": Attack("inner", -3.0),
 }
 
 
@@ -108,6 +121,7 @@ class Row:
     attackers: int
     attack: str
     rule: str
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -210,11 +224,22 @@ def write(model: nn.Module, vector: Tensor) -> None:
         nn.utils.vector_to_parameters(vector, model.parameters())
 
 
-def trained(model: Model, problem: Problem, site: int, number: int, what: str) -> Tensor:
-    """The change of the weights in a round, from where they are; they stay there."""
-    begun, rng = flat(model), np.random.default_rng((site, number))
+def steps_of(row: Row, site: int) -> int:
+    """The steps of a site in a round."""
+    return UNEQUAL_STEPS[site] if row.sites == "unequal" else STEPS
+
+
+def trained(
+    model: Model, problem: Problem, row: Row, of: tuple[int, int], what: str = "honest"
+) -> Tensor:
+    """The change of the weights in a round, from where they are; they stay there.
+
+    of: the site and the round.
+    """
+    site, number = of
+    begun, rng = flat(model), np.random.default_rng((row.seed, site, number))
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
-    for _ in range(STEPS):
+    for _ in range(steps_of(row, site)):
         drawn = problem.batch(site, rng)
         inputs, labels = problem.plain[drawn], problem.labels[drawn]
         if what == "flipped":
@@ -234,14 +259,17 @@ def trained(model: Model, problem: Problem, site: int, number: int, what: str) -
 def change_of(model: Model, problem: Problem, row: Row, site: int, number: int) -> Tensor:
     """The change that a site sends."""
     honest = SITES - row.attackers
-    if site < honest:
-        return trained(model, problem, site, number, "honest")
     attack = ATTACKS[row.attack]
-    if attack.trains == "little":
-        others = [trained(model, problem, one, number, "honest") for one in range(honest)]
+    if site < honest or attack.trains == "honest":
+        times = 1.0 if site < honest else attack.times
+        return times * trained(model, problem, row, (site, number))
+    if attack.trains in {"little", "inner"}:
+        others = [trained(model, problem, row, (one, number)) for one in range(honest)]
         stacked = torch.stack(others)
+        if attack.trains == "inner":
+            return attack.times * stacked.mean(0)
         return stacked.mean(0) - stacked.std(0)
-    return attack.times * trained(model, problem, site, number, attack.trains)
+    return attack.times * trained(model, problem, row, (site, number), attack.trains)
 
 
 def play(row: Row, problem: Problem, address: str, name: str, models: dict[str, Model]) -> None:
@@ -254,7 +282,7 @@ def play(row: Row, problem: Problem, address: str, name: str, models: dict[str, 
     try:
         member = runtime.wait_welcome()
         fed = Fed(runtime.training, context_of(options, member, lambda _: None), runtime)
-        model = models[name] = Model(problem.plain.shape[1], 0)
+        model = models[name] = Model(problem.plain.shape[1], row.seed)
         fed.attach(model)
         if is_judge:
 
@@ -266,10 +294,13 @@ def play(row: Row, problem: Problem, address: str, name: str, models: dict[str, 
             fed.evaluate_deltas(loss)
         else:
             site = int(name.removeprefix("site-"))
+            if row.rule.startswith("by balance"):
+                mine = problem.labels[problem.mine[site]].double().mean().item()
+                fed.add_facts(lambda: {BALANCE: 4 * mine * (1 - mine)})
             for number in fed.rounds():
                 begun = flat(model)
                 write(model, begun + change_of(model, problem, row, site, number))
-                if not fed.end_round(samples=STEPS * BATCH):
+                if not fed.end_round(samples=steps_of(row, site) * BATCH):
                     break
     finally:
         runtime.training_ended(None)
@@ -293,6 +324,8 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
         settings["outer.byzantine"] = max(1, row.attackers)
     if row.rule in {"trimmed", "median", "multi-krum"}:
         del settings["sync.weighting"]
+    if row.sites == "unequal" and "sync.weighting" in settings:
+        settings["sync.weighting"] = "tokens"
     models: dict[str, Model] = {}
     names = [f"site-{site}" for site in range(SITES)]
     with tempfile.TemporaryDirectory(prefix="poison-") as place:
@@ -320,6 +353,7 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
         "attackers": row.attackers,
         "attack": row.attack,
         "rule": row.rule,
+        "seed": row.seed,
         **scores(models["site-0"], problem),
         "versions": len(versions),
         "used": [round(count / max(1, len(versions)), 2) for count in used],
@@ -343,43 +377,58 @@ def scores(model: Model, problem: Problem) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A table for each kind of sites and number of attackers."""
-    found = {(r["sites"], r["attackers"], r["attack"], r["rule"]): r for r in rows}
-    for sites, attackers in product(("equal", "one-label"), (1, 2)):
-        cells = {
-            attack: [found.get((sites, attackers, attack, rule)) for rule in RULES]
-            for attack in ATTACKS
-        }
-        if not any(one for ones in cells.values() for one in ones):
+    """A table for each kind of sites and number of attackers: means of all seeds."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in ("sites", "attackers", "attack", "rule")), []
+            ).append(row)  # fmt: skip
+    for sites, attackers in product(KINDS_OF_SITES, (1, 2)):
+        rules = [rule for rule in RULES if (sites, attackers, "none", rule) in found]
+        if not rules:
             continue
-        yield f"| {sites} sites, {attackers} of {SITES} attack | " + " | ".join(RULES) + " |"
-        yield "| --- |" + " ---: |" * len(RULES)
-        for attack, ones in cells.items():
-            yield f"| {attack} | " + " | ".join(map(_cell, ones)) + " |"
+        yield f"| {sites} sites, {attackers} of {SITES} attack | " + " | ".join(rules) + " |"
+        yield "| --- |" + " ---: |" * len(rules)
+        for attack in ATTACKS:
+            cells = [_cell(found.get((sites, attackers, attack, rule), [])) for rule in rules]
+            if any(cells):
+                yield f"| {attack} | " + " | ".join(cells) + " |"
+        honest = [_used(found[sites, attackers, "none", rule]) for rule in rules]
+        yield "| honest sites used, least, without an attack | " + " | ".join(honest) + " |"
         yield ""
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
+def _cell(rows: list[dict[str, Any]]) -> str:
+    if not rows:
         return ""
-    has_trigger = row["attack"].startswith("backdoor") or row["attack"] == "none"
-    return f"{row['accuracy']:.3f}" + (f" ({row['backdoor']:.2f})" if has_trigger else "")
+    accuracy = f"{np.mean([row['accuracy'] for row in rows]):.3f}"
+    if not rows[0]["attack"].startswith(("backdoor", "none")):
+        return accuracy
+    return f"{accuracy} ({np.mean([row['backdoor'] for row in rows]):.2f})"
+
+
+def _used(rows: list[dict[str, Any]]) -> str:
+    honest = [row["used"][: SITES - row["attackers"]] for row in rows]
+    return f"{100 * np.mean(honest, axis=0).min():.0f} %"
 
 
 @click.command()
 @click.argument("folder", metavar="CACHE", type=click.Path(path_type=Path))
 @click.option("--only", default="*", help="Rows whose sites/attackers/attack/rule is like this.")
+@click.option("--seed", default=0, help="Of the model and the batches.")
 @click.option("--table", "path", type=click.Path(path_type=Path), help="Print the tables of rows.")
-def main(folder: Path, only: str, path: Path | None) -> None:
+def main(folder: Path, only: str, seed: int, path: Path | None) -> None:
     """Print a JSON line for each row."""
     if path is not None:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         print("\n".join(table(rows)))
         return
-    for one in product(("equal", "one-label"), (1, 2), ATTACKS, RULES):
-        row = Row(*one)
+    for cell in product(KINDS_OF_SITES, (1, 2), ATTACKS, RULES):
+        row = evolve(Row(*cell), seed=seed)
         # The rule needs two sites more for a second attacker.
-        if fnmatch(row.name, only) and not (row.rule == "multi-krum" and row.attackers > 1):
+        is_too_few = row.rule == "multi-krum" and row.attackers > 1
+        # All report the same where all are mixed.
+        is_equal = row.rule.startswith("by balance") and row.sites != "one-label"
+        if fnmatch(row.name, only) and not is_too_few and not is_equal:
             print(json.dumps(measure(row, folder)), flush=True)
 
 

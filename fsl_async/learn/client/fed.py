@@ -45,7 +45,7 @@ from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.context import ClientContext, SplitPort, SplitRounds
 from fsl_async.learn.client.items import PartSampler, Positions
 from fsl_async.learn.client.optimizers import build_optimizer
-from fsl_async.learn.client.ports import RunFinishedError, Vector
+from fsl_async.learn.client.ports import Harm, RunFinishedError, Vector
 from fsl_async.learn.client.schedule import Schedule
 from fsl_async.learn.client.script_values import NOT_GIVEN, Metrics, Whole
 from fsl_async.learn.client.training import Training
@@ -314,12 +314,14 @@ class Fed:
             fed.evaluate_deltas(lambda: measure(model, probe))
 
         loss: of the model as it is, on records of this site; lower is better. It is called twice
-        for each delta, and twice more. Raises TaskError at a client that is no evaluator.
+        for each delta, and twice more; where one is left out, once more for each of the others.
+        Raises TaskError at a client that is no evaluator.
         """
         if not self._context.site.evaluates:
             raise TaskError("fed.evaluate_deltas: start this client with --evaluate")
-        training, tune = self._training, self.settings.tune
-        training.means = not (tune.merge or (tune.is_on and tune.rule in PRODUCT_RULES))
+        training, tune, guard = self._training, self.settings.tune, self.settings.guard
+        if not (tune.merge or (tune.is_on and tune.rule in PRODUCT_RULES)):
+            training.harm = Harm(guard.evaluator_alone, guard.evaluator_left_out)
         training.loss = loss
         while self.running:
             training.orders.wait(or_stop=True)

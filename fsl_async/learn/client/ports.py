@@ -63,7 +63,17 @@ class ScoreOrder:
 Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder
 Scores = dict[DeltaKey, tuple[float, float, float]]
 """Maps a delta to its loss, alone and left_out, as in `fsl_async.roles.sync.delta.Score`."""
-Scorer = Callable[[ScoreOrder, Callable[[Vector], float], bool], None]
+
+
+@frozen
+class Harm:
+    """The least that hurts, as shares of the loss: `guard.evaluator_alone`, `_left_out`."""
+
+    alone: float
+    left_out: float
+
+
+Scorer = Callable[[ScoreOrder, Callable[[Vector], float], Harm | None], None]
 
 
 class TrainingPort(Protocol):

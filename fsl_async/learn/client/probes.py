@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.ports import ScoreOrder, Scores, Vector
+from fsl_async.learn.client.ports import Harm, ScoreOrder, Scores, Vector
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.events import Scored
 from fsl_async.store.errors import LearnerError
@@ -36,7 +36,9 @@ class EvaluatorExchange(Exchange):
         """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
         self._training.ask(ScoreOrder(version, shares))
 
-    def answer(self, order: ScoreOrder, loss_at: Callable[[Vector], float], means: bool) -> None:
+    def answer(
+        self, order: ScoreOrder, loss_at: Callable[[Vector], float], harm: Harm | None
+    ) -> None:
         """Score deltas, in the training thread, and report it. See `Probes.scores`.
 
         None is scored if the model or the base is on another version by now, or one is damaged.
@@ -46,7 +48,7 @@ class EvaluatorExchange(Exchange):
         if version == self.version == order.version:
             with contextlib.suppress(CodecError):
                 manifest = self._known_manifest()
-                found = self.probes.scores(manifest, held[0], order.shares, loss_at, means=means)
+                found = self.probes.scores(manifest, held[0], order.shares, loss_at, harm)
         self._on_event(Scored(order.version, found))
 
 
@@ -74,28 +76,40 @@ class Probes:
         base: Vector,
         shares: Mapping[DeltaKey, float],
         loss_at: Callable[[Vector], float],
-        *,
-        means: bool,
+        harm: Harm | None,
     ) -> Scores:
         """Score deltas on `base`, float32 (values,), and drop all. Raises CodecError.
 
-        shares: of each delta in the mean of the round. loss_at: measures a vector. means: whether
-        to measure the mean without each one as well, for two deltas or more.
+        shares: of each delta in the mean of the round. loss_at: measures a vector. None: only each
+        delta alone is tried. Else, with two or more, the mean without each one is, and the worst is
+        left out before the others are tried again, while one hurts: beside a large delta an honest
+        one that opposes it looks as if it hurt, or as if the large one did not.
         """
 
         def loss(parts: Mapping[DeltaKey, float]) -> float:
             found = float(loss_at(self._sum(manifest, base, parts)))
             return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
 
-        whole, own = loss({}), dict.fromkeys(shares, 1.0)
-        found = {key: (whole, loss({key: one}) - whole, 0.0) for key, one in own.items()}
-        if means and len(shares) > 1:
-            together = loss(_scaled(shares))
-            for key, (_, alone, _) in found.items():
-                rest = _scaled({other: share for other, share in shares.items() if other != key})
-                found[key] = whole, alone, together - loss(rest)
+        whole = loss({})
+        alone = {key: loss({key: 1.0}) - whole for key in shares}
+        better, left = dict.fromkeys(shares, 0.0), dict(shares)
+        together = loss(_scaled(left)) if harm and len(left) > 1 else whole
+        while harm and len(left) > 1:
+            rest = {key: loss(_scaled(_without(left, key))) for key in left}
+            better.update({key: together - found for key, found in rest.items()})
+            if len(shares) - len(left) >= len(shares) // 2:
+                break
+            worst = max(left, key=lambda key: better[key])
+            if better[worst] <= harm.left_out * abs(whole):
+                if together - whole <= harm.alone * abs(whole):
+                    break
+                # No single one is to blame for a mean that hurts.
+                worst = max(left, key=lambda key: alone[key])
+                better[worst] = max(0.0, better[worst])
+            together = rest[worst]
+            del left[worst]
         self._frames = {}
-        return found
+        return {key: (whole, alone[key], better[key]) for key in shares}
 
     def _sum(self, manifest: Manifest, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
         """The version with a weighted sum of deltas: a delta is what its client's weights lost.
@@ -111,6 +125,10 @@ class Probes:
             for key, share in parts.items():
                 decode_accumulate(self._frames[key][index], chunk, float(sign * share))
         return made
+
+
+def _without(shares: Mapping[DeltaKey, float], key: DeltaKey) -> dict[DeltaKey, float]:
+    return {other: share for other, share in shares.items() if other != key}
 
 
 def _scaled(shares: Mapping[DeltaKey, float]) -> dict[DeltaKey, float]:

@@ -32,6 +32,7 @@ from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import (
     NO_VERSION,
     ExchangePort,
+    Harm,
     Move,
     Moved,
     Orders,
@@ -151,8 +152,8 @@ class Training:
         """Measures the model as it is, at an evaluator."""
         self.scorer: Scorer = lambda *_: None
         """Scores deltas with a function that measures a vector (`EvaluatorExchange.answer`)."""
-        self.means = True
-        """Whether a version is a mean of deltas, so that an evaluator can leave one out."""
+        self.harm: Harm | None = None
+        """At an evaluator of a run whose versions are means of deltas, which one can leave out."""
         self.is_at_version = False
         """Whether the model has a version's weights for a while, and not its own."""
         self._exchange = exchange
@@ -365,7 +366,7 @@ class Training:
 
         own = weights.saved()
         try:
-            self.scorer(order, loss_at, self.means)
+            self.scorer(order, loss_at, self.harm)
         finally:
             weights.restore(own)
 

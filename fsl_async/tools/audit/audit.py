@@ -11,15 +11,18 @@ from attrs import evolve, frozen
 from fsl_async.config.settings import FINE_STEP, Config
 from fsl_async.config.settings_tuning import PRIVATE_RULES, AdapterRuleName
 from fsl_async.errors import ConfigError
+from fsl_async.roles.phrasing import counted
 from fsl_async.tools.audit.inputs import FirstLayers, atoms, first_layers
 from fsl_async.tools.audit.membership import Membership, exposure, membership
-from fsl_async.tools.audit.pursuit import Pursuit
+from fsl_async.tools.audit.pursuit import pursue
 from fsl_async.tools.audit.site_round import SentDelta, Shape, SiteRounds
 
 MOST_TOKENS = 512
 """Tokens that a pursuit looks for in one delta."""
 MOST_ROUNDS = 10
 """Rounds after which the model of the site alone is looked at."""
+USUAL_ROUNDS = 20
+"""Of the row with an epsilon, where the run states no rounds for which that could be."""
 
 
 @frozen(kw_only=True)
@@ -77,39 +80,39 @@ class Findings:
 
 @frozen
 class _Case:
+    """A row of the report. code_step: of the run's own delta once more; 0: a round of its own."""
+
     label: str
-    rule: AdapterRuleName
     shape: Shape
+    rule: AdapterRuleName
     dp_epsilon: float = 0.0
+    code_step: float = 0.0
 
 
 def cases_of(config: Config) -> list[_Case]:
     """The run's own round first, then others beside it."""
     tune, batch = config.tune, config.train.batch
     own = Shape(steps=tune.steps, batch=batch, private=bool(tune.dp_epsilon))
-    rule = tune.rule
-    found = [_Case("this run", rule, own, tune.dp_epsilon)]
-
-    def beside(label: str, *, of: AdapterRuleName = rule, **changed: Any) -> None:
-        shape = evolve(own, private=False, **changed)
-        found.append(_Case(label, of, shape))
-
-    beside("1 step of 1 record, plain SGD", steps=1, batch=1, sgd=True)
-    beside("1 step of 1 record", steps=1, batch=1)
-    if batch != 4:
-        beside("1 step of 4 records", steps=1, batch=4)
-    for steps in (1, 4, 16):
-        # Where a round is longer anyhow, one more long row tells nothing.
-        if steps != tune.steps and (steps, batch) != (1, 1) and (steps < 16 or tune.steps < 8):
-            beside(f"{steps} step{'s' if steps > 1 else ''} of {batch} records", steps=steps)
+    found = [_Case("this run", own, tune.rule, tune.dp_epsilon)]
     if (config.codec.up_step or FINE_STEP) < 1 or config.codec.up != "uniform":
-        beside("this run at 2.2 bits a value", code_step=1.0)
-    if rule != "ffa":
-        beside("this run with tune.rule = ffa", of="ffa")
+        found.append(evolve(found[0], label="this run at 2.2 bits a value", code_step=1.0))
+    plain = evolve(one := Shape(steps=1, batch=1), sgd=True)
+    found.append(_Case(f"{_round_of(plain)}, plain SGD", plain, tune.rule))
+    for steps, records in sorted({(1, 1), (1, 4), (1, batch), (4, batch)}):
+        shape = Shape(steps=steps, batch=records)
+        if (steps, records) != (tune.steps, batch):
+            found.append(_Case(_round_of(shape), shape, tune.rule))
+    if tune.rule != "ffa":
+        found.append(_Case(f"{_round_of(one)}, tune.rule = ffa", one, "ffa"))
     if not tune.dp_epsilon:
-        private: AdapterRuleName = rule if rule in PRIVATE_RULES else "ffa"
-        found.append(_Case(f"{private} with epsilon 8", private, evolve(own, private=True), 8.0))
+        private = Shape(steps=1, batch=batch, private=True)
+        rule: AdapterRuleName = tune.rule if tune.rule in PRIVATE_RULES else "ffa"
+        found.append(_Case(f"{_round_of(private)}, {rule}, epsilon 8", private, rule, 8.0))
     return found
+
+
+def _round_of(shape: Shape) -> str:
+    return f"{counted(shape.steps, 'step')} of {counted(shape.batch, 'record')}"
 
 
 class Audit:
@@ -132,32 +135,28 @@ class Audit:
 
     def run(self) -> Findings:
         """Make every delta, attack them in one pass over the tokens, and measure membership."""
-        cases = cases_of(self._config)
-        by_rule: dict[tuple[str, float], SiteRounds] = {}
-        sent: list[tuple[_Case, SiteRounds | None, SentDelta | None, str]] = []
-        for case in cases:
+        own, *others = cases_of(self._config)
+        site = self._site(own)
+        delta = self._delta(own, site)
+        sent: list[tuple[_Case, SentDelta | str]] = [(own, delta)]
+        sites = {(own.rule, own.dp_epsilon): site}
+        for case in others:
             key = case.rule, case.dp_epsilon
+            if case.code_step:
+                changes = site.coded(delta.trained, case.code_step)
+                sent.append((case, evolve(delta, changes=changes)))
+                continue
             try:
-                site = by_rule.get(key)
-                if site is None:
-                    tune = evolve(self._config.tune, rule=case.rule, dp_epsilon=case.dp_epsilon)
-                    site = by_rule[key] = self._make(evolve(self._config, tune=tune))
-                self._say(f"trains: {case.label}")
-                sent.append((case, site, site.send(case.shape), ""))
+                of = sites[key] = sites.get(key) or self._site(case)
+                sent.append((case, self._delta(case, of)))
             except ConfigError as error:
-                if case is cases[0]:
-                    raise
-                sent.append((case, None, None, str(error)))
-        own = sent[0][1]
-        assert own is not None
-        layers = first_layers(own.model, own.longest)
+                sent.append((case, str(error)))
+        layers = first_layers(site.model, site.longest)
         self._say("searches the deltas for words")
-        readings, worst = self._read(layers, own, sent)
+        readings, worst = self._read(layers, site, sent)
         self._say("looks for members")
-        delta = sent[0][2]
-        assert delta is not None
-        member, members = self._members(own, delta)
-        more = self._after_rounds(own) if self._trains_on else {}
+        member, members = self._members(site, delta)
+        more = self._after_rounds(site) if self._trains_on else {}
         return Findings(
             **more,
             readings=tuple(readings),
@@ -166,33 +165,36 @@ class Audit:
             positions=layers.positions,
             member=member,
             members=members,
-            others=len(own.held),
-            epsilon=own.bound(),
+            others=len(site.held),
+            epsilon=site.bound(),
         )
 
+    def _site(self, case: _Case) -> SiteRounds:
+        config = self._config
+        tune = evolve(config.tune, rule=case.rule, dp_epsilon=case.dp_epsilon)
+        run = config.run if config.run.rounds else evolve(config.run, rounds=USUAL_ROUNDS)
+        return self._make(evolve(config, tune=tune, run=run if case.dp_epsilon else config.run))
+
+    def _delta(self, case: _Case, site: SiteRounds) -> SentDelta:
+        of = f" ({_round_of(case.shape)})" if case.label == "this run" else ""
+        self._say(f"trains: {case.label}{of}")
+        return site.send(case.shape)
+
     def _read(
-        self,
-        layers: FirstLayers,
-        own: SiteRounds,
-        sent: Sequence[tuple[_Case, SiteRounds | None, SentDelta | None, str]],
+        self, layers: FirstLayers, own: SiteRounds, sent: Sequence[tuple[_Case, SentDelta | str]]
     ) -> tuple[list[Reading], Worst | None]:
-        pursuits = [
-            None if one is None else Pursuit(layers.mixtures(one.changes)) for _, _, one, _ in sent
-        ]
-        for block in atoms(own.model, layers):
-            for pursuit in pursuits:
-                if pursuit is not None:
-                    pursuit.offer(block)
+        deltas = [one for _, one in sent if isinstance(one, SentDelta)]
+        mixtures = [layers.mixtures(one.changes) for one in deltas]
+        by_pursuit = iter(pursue(mixtures, lambda: atoms(own.model, layers), MOST_TOKENS))
         special = frozenset(own.base.tokenizer.all_special_ids)
         readings, worst = [], None
-        for (case, site, delta, problem), pursuit in zip(sent, pursuits, strict=True):
-            if site is None or delta is None or pursuit is None:
-                readings.append(Reading(label=case.label, problem=problem))
+        for case, delta in sent:
+            if isinstance(delta, str):
+                readings.append(Reading(label=case.label, problem=delta))
                 continue
-            rows = _embedding_rows(site, delta)
-            if rows is None:
-                found = [layers.place(one.number) for one in pursuit.found(MOST_TOKENS)]
-            else:
+            found = [layers.place(number) for number in next(by_pursuit)]
+            rows = _embedding_rows(own, delta)
+            if rows is not None:
                 found = [(token, -1) for token in rows]
             reading, read = _compared(
                 case.label, delta, found, layers, special, by_rows=rows is not None

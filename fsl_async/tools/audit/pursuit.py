@@ -11,11 +11,10 @@ space by more than chance would have it.
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
 KEPT = 20_000
@@ -24,89 +23,86 @@ RANK_TOLERANCE = 1e-4
 """Singular values below this share of the largest are taken for rounding."""
 CHANCE_MARGIN = 1.04
 """Above chance by this: atoms resemble each other more than random vectors do."""
-_DRAWS = 1 << 20
+EXPLAINED = 0.05**2
+"""Atoms of which less than this share of their square is left are explained by those found."""
+QUANTILE = 4.83
+"""Standard deviations of a normal that the largest of a million draws reaches."""
 
 
-@frozen
-class Found:
-    """An atom by its number in the order in which atoms were offered.
-
-    score: the share of its length, within what earlier atoms left, that lies in the rows' space.
-    """
-
-    number: int
-    score: float
-
-
-@functools.lru_cache(maxsize=256)
 def chance(dimensions: int, width: int) -> float:
     """The score that the best of a million random atoms reaches in a space that knows none.
 
-    dimensions: of the rows' space, within `width`.
+    dimensions: of the rows' space, within `width`. The share of a random vector's square in a space
+    follows a beta distribution; its quantile is here that of F by cube roots (Paulson, 1942).
     """
-    if not 0 < dimensions < width:
+    within, outside = 2 / 9 / max(1, dimensions), 2 / 9 / max(1, width - dimensions)
+    square = (1 - outside) ** 2 - QUANTILE**2 * outside
+    if not 0 < dimensions < width or square <= 0:
         return 1.0
-    rng = np.random.default_rng(0)
-    inside = rng.standard_gamma(dimensions / 2, _DRAWS)
-    outside = rng.standard_gamma((width - dimensions) / 2, _DRAWS)
-    return float(np.sqrt((inside / (inside + outside)).max()))
+    linear, last = (1 - within) * (1 - outside), (1 - within) ** 2 - QUANTILE**2 * within
+    ratio = dimensions * ((linear + math.sqrt(linear**2 - square * last)) / square) ** 3
+    return math.sqrt(ratio / (ratio + width - dimensions))
 
 
-class Pursuit:
-    """Searches the atoms that are offered for those of which the rows of `mixtures` are made.
+def pursue(
+    mixtures: Sequence[Tensor], atoms: Callable[[], Iterable[Tensor]], most: int, kept: int = KEPT
+) -> list[list[int]]:
+    """Return for each matrix the numbers of the atoms that it is made of, the most certain first.
 
-    mixtures: (rows, width). A matrix without a finite value that is not zero has no atoms.
+    mixtures: (rows, width) each; one without a finite value that is not zero has no atoms. atoms:
+    yields all of them in blocks, fp32 (atoms, width), twice the same; numbers count them. most: of
+    one matrix.
     """
+    spaces = [_space(rows.detach().double()).float() for rows in mixtures]
+    best = _best(spaces, atoms(), kept)
+    wanted: Tensor = torch.unique(torch.cat(best))
+    found, first = list[Tensor](), 0
+    for block in atoms() if len(wanted) else ():
+        within = wanted[(wanted >= first) & (wanted < first + len(block))]
+        found.append(block[within - first])
+        first += len(block)
+    every = torch.cat(found) if found else torch.empty(0, 1)
+    return [
+        numbers[_pursued(rows, every[torch.searchsorted(wanted, numbers)], most)].tolist()
+        for rows, numbers in zip(mixtures, best, strict=True)
+    ]
 
-    def __init__(self, mixtures: Tensor, kept: int = KEPT) -> None:
-        self._rows = mixtures.detach().double()
-        self._space = _space(self._rows).float()
-        self._kept = kept
-        self._scores = torch.empty(0)
-        self._numbers = torch.empty(0, dtype=torch.int64)
-        self._atoms = torch.empty(0, self._rows.shape[1], dtype=torch.float16)
-        self._offered = 0
 
-    def offer(self, atoms: Tensor) -> None:
-        """Consider these too: fp32 (atoms, width)."""
-        first, self._offered = self._offered, self._offered + len(atoms)
-        if not len(self._space):
-            return
-        scores = (atoms @ self._space.T).norm(dim=1) / atoms.norm(dim=1).clamp(min=1e-12)
-        if len(self._scores) == self._kept:
-            better = scores > self._scores.min()
-            scores, atoms = scores[better], atoms[better]
-            numbers = first + better.nonzero()[:, 0]
-        else:
-            numbers = torch.arange(first, first + len(atoms))
-        all_scores = torch.cat([self._scores, scores])
-        best = all_scores.topk(min(self._kept, len(all_scores))).indices
-        self._scores = all_scores[best]
-        self._numbers = torch.cat([self._numbers, numbers])[best]
-        self._atoms = torch.cat([self._atoms, atoms.half()])[best]
+def _best(spaces: Sequence[Tensor], atoms: Iterable[Tensor], kept: int) -> list[Tensor]:
+    """The numbers of the atoms that lie most in each space, at most `kept`, in their order."""
+    scores: list[list[Tensor]] = [[] for _ in spaces]
+    for block in atoms:
+        sizes = block.norm(dim=1).clamp(min=1e-12)
+        for space, found in zip(spaces, scores, strict=True):
+            if len(space):
+                found.append((block @ space.T).norm(dim=1) / sizes)
+    every = [torch.cat(found) if found else torch.empty(0) for found in scores]
+    return [one.topk(min(kept, len(one))).indices.sort().values for one in every]
 
-    def found(self, most: int) -> tuple[Found, ...]:
-        """The atoms that are found, at most so many, the most certain first."""
-        rows = self._rows.clone()
-        chosen: list[Found] = []
-        left = self._atoms.double()
-        left /= left.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        for _ in range(min(most, len(left))):
-            space = _space(rows)
-            if not len(space):
-                break
-            lengths = left.norm(dim=1)
-            scores = (left @ space.T).norm(dim=1) / lengths.clamp(min=1e-12)
-            scores[lengths < 0.05] = 0.0  # explained by those already found
-            best = int(scores.argmax())
-            score = float(scores[best])
-            if score < CHANCE_MARGIN * chance(len(space), rows.shape[1] - len(chosen)):
-                break
-            chosen.append(Found(int(self._numbers[best]), score))
-            direction = left[best] / lengths[best]
-            rows -= (rows @ direction)[:, None] * direction
-            left -= (left @ direction)[:, None] * direction
-        return tuple(chosen)
+
+def _pursued(mixtures: Tensor, atoms: Tensor, most: int) -> list[int]:
+    """The places of the atoms that are found among these, the most certain first."""
+    rows, chosen = mixtures.detach().double(), list[int]()
+    units = atoms / atoms.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    size = rows.norm()
+    taken = torch.empty(0, rows.shape[1]).double()  # orthonormal: what the chosen ones span
+    squares = torch.ones(len(units))  # of each atom's length outside that
+    while len(chosen) < min(most, len(units)) and rows.norm() > RANK_TOLERANCE * size:
+        space = _space(rows).float()
+        # Rows lie outside what is taken, so atoms need no change to be compared with them.
+        scores = (units @ space.T).norm(dim=1) / squares.clamp(min=1e-12).sqrt()
+        scores[squares < EXPLAINED] = 0.0
+        best = int(scores.argmax())
+        if scores[best] < CHANCE_MARGIN * chance(len(space), rows.shape[1] - len(chosen)):
+            break
+        chosen.append(best)
+        unit = units[best].double()
+        direction = unit - (taken @ unit) @ taken
+        direction /= direction.norm()
+        taken = torch.cat([taken, direction[None]])
+        squares -= (units @ direction.float()) ** 2
+        rows -= (rows @ direction)[:, None] * direction
+    return chosen
 
 
 def _space(rows: Tensor) -> Tensor:

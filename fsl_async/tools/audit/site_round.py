@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
+from fsl_async.config.settings_tuning import PRIVATE_RULES
 from fsl_async.config.site_policy import SiteChoices
 from fsl_async.errors import DataError
 from fsl_async.learn.client.context import ClientContext
@@ -31,21 +32,21 @@ from fsl_codecs import decode, encode
 Weights = dict[str, Tensor]
 """Trained weights, or their changes, by the model's names."""
 COPIES, OTHER_CODES = (1, 4, 16), 1000
-WARM_STEPS = 10
-"""Steps before the round that is attacked: in a run's first step factor A has no gradient yet."""
+WARM_STEPS, WARM_BATCH = 10, 4
+"""Steps before the round that is attacked, where factor A trains: in a run's first step it has no
+gradient yet."""
 
 
 @frozen(kw_only=True)
 class Shape:
     """How a round trains. steps, batch: as of the run. sgd: plain steps instead of the run's.
 
-    code_step: of uniform, in root mean squares; 0: as the run codes. private: by `tune.dp_epsilon`.
+    private: by `tune.dp_epsilon`.
     """
 
     steps: int
     batch: int
     sgd: bool = False
-    code_step: float = 0.0
     private: bool = False
 
 
@@ -60,9 +61,13 @@ class Codes:
 
 @frozen
 class SentDelta:
-    """The changes that a server gets, decoded, and the batches that made them."""
+    """The changes that a server gets, decoded, and what they were before: `trained`.
+
+    batches: those that made them.
+    """
 
     changes: Weights
+    trained: Weights
     batches: tuple[TokenBatch, ...]
 
 
@@ -113,7 +118,8 @@ class SiteRounds:
         }
         self.first = self._copy()
         """The weights of version 0."""
-        warm = [self._batch(n, config.train.batch, from_end=True) for n in range(WARM_STEPS)]
+        count = 0 if tune.rule in PRIVATE_RULES else WARM_STEPS
+        warm = [self._batch(number, WARM_BATCH, from_end=True) for number in range(count)]
         with drawing(self._fed.device, self._fed.seed, "audit", "warm"):
             self._train(warm)
         self.version = self._copy()
@@ -131,7 +137,23 @@ class SiteRounds:
                 self._train(batches)
         changes = {name: now - self.version[name] for name, now in self._copy().items()}
         self.set(self.version)
-        return SentDelta(self._coded(changes, shape.code_step), tuple(batches))
+        return SentDelta(self.coded(changes), changes, tuple(batches))
+
+    def coded(self, changes: Weights, step: float = 0.0) -> Weights:
+        """Return the changes as a server decodes them.
+
+        step: of uniform, in root mean squares; 0: as the run codes.
+        """
+        codec = self.config.codec
+        if step:
+            codec = evolve(codec, up="uniform", up_step=step)
+        flat = torch.cat([change.reshape(-1) for change in changes.values()])
+        decoded = torch.from_numpy(
+            np.array(decode(encode(flat.numpy(), codec.spec_up)), np.float32)
+        )
+        parts = torch.split(decoded, [change.numel() for change in changes.values()])
+        named = zip(changes.items(), parts, strict=True)
+        return {name: part.view_as(change) for (name, change), part in named}
 
     def bound(self) -> tuple[float, float, float] | None:
         """The epsilon of all rounds, the noise and the sample rate; None without private training.
@@ -237,16 +259,3 @@ class SiteRounds:
             finally:
                 privacy.close()
         return drawn
-
-    def _coded(self, changes: Weights, step: float) -> Weights:
-        codec = self.config.codec
-        if step:
-            codec = evolve(codec, up="uniform", up_step=step)
-        spec = codec.spec_up
-        flat = torch.cat([change.reshape(-1) for change in changes.values()])
-        decoded = torch.from_numpy(np.array(decode(encode(flat.numpy(), spec)), np.float32))
-        parts = torch.split(decoded, [change.numel() for change in changes.values()])
-        return {
-            name: part.view_as(change)
-            for (name, change), part in zip(changes.items(), parts, strict=True)
-        }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from deltas import key
 
-from fsl_async.learn.client.ports import Moved, Orders, ScoreOrder
+from fsl_async.learn.client.ports import Harm, Moved, Orders, ScoreOrder
 from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
@@ -17,6 +17,7 @@ BASE = np.array([1.0, 1.0, 5.0], np.float32)
 A, B, C = key("a"), key("b"), key("c")
 SENT = {A: [1.0, 0.0, 6.0], B: [0.0, 1.0, 8.0], C: [-4.0, -4.0, 0.0]}
 """A delta is what weights lost; of buffers it has the values."""
+STRICT = Harm(0.0, 0.0)
 SHARES = {A: 0.25, B: 0.25, C: 0.5}
 
 
@@ -29,10 +30,10 @@ def put(probes, sent=SENT):
             probes.put(one, index, encode(part, CodecSpec(format="fp32")))
 
 
-def scored(loss, *, means=True, shares=SHARES):
+def scored(loss, *, harm=STRICT, shares=SHARES, sent=SENT):
     probes = Probes()
-    put(probes)
-    return probes.scores(MANIFEST, BASE, shares, loss, means=means)
+    put(probes, sent)
+    return probes.scores(MANIFEST, BASE, shares, loss, harm)
 
 
 def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
@@ -41,13 +42,37 @@ def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
     assert {one: numbers[:2] for one, numbers in found.items()} == {
         A: (2.0, -1.0), B: (2.0, -1.0), C: (2.0, 8.0),
     }  # fmt: skip
-    # All: 2 - .25 - .25 + 4 = 5.5; without a: 2 - 1/3 + 16/3 = 7; without c: 2 - 1 = 1.
-    assert [found[one][2] for one in (A, B, C)] == pytest.approx([-1.5, -1.5, 4.5])
+    # All: 2 - .25 - .25 + 4 = 5.5; without c: 2 - 1 = 1, and a and b are equal.
+    assert [found[one][2] for one in (A, B, C)] == pytest.approx([0.0, 0.0, 4.5])
+
+
+@pytest.mark.parametrize(
+    ("moves", "better"),
+    [
+        # The mean is 3. Without a it is 2.5, as if that hurt; without c, 0, and then a is needed.
+        ((4.0, -4.0, 9.0), (-16.0, -16.0, 9.0)),
+        # The mean is 2.5, and further away without any one of them: the largest goes first.
+        ((0.0, 0.0, 100.0, -90.0), (0.0, 0.0, 0.0, 900.0)),
+        # It hurts less than is allowed.
+        ((-1.0, -1.0, 2.1), (-0.301, -0.301, -0.999)),
+    ],
+)
+def test_others_are_tried_again_without_the_worst(moves, better):
+    """Beside a large delta an honest one looks as if it hurt, or a hostile one as if it did not."""
+    keys = [key(name) for name in "abcd"][: len(moves)]
+    sent = {one: [-move, 0.0, 0.0] for one, move in zip(keys, moves, strict=True)}
+    found = scored(
+        lambda vector: 1.0 + float(vector[0] - 1) ** 2,
+        harm=Harm(0.02, 0.005),
+        shares=dict.fromkeys(keys, 1.0),
+        sent=sent,
+    )
+    assert [found[one][2] for one in keys] == pytest.approx(better, rel=0.01)
 
 
 def test_buffers_are_taken_as_they_are_and_averaged():
     """They are values and no changes, so a sum of them would be no buffer."""
-    found = scored(lambda vector: float(vector[2]))
+    found = scored(lambda vector: float(vector[2]), harm=Harm(math.inf, math.inf))
     assert {one: numbers[1] for one, numbers in found.items()} == {A: 1.0, B: 3.0, C: -5.0}
     assert found[C][2] == pytest.approx((0.25 * 6 + 0.25 * 8) - 7.0)
 
@@ -55,7 +80,7 @@ def test_buffers_are_taken_as_they_are_and_averaged():
 def test_products_have_no_mean_and_one_delta_no_other():
     """Then it is tried alone only."""
     for found in (
-        scored(lambda vector: float(vector[0]), means=False),
+        scored(lambda vector: float(vector[0]), harm=None),
         scored(lambda vector: float(vector[0]), shares={A: 1.0}),
     ):
         assert {numbers[2] for numbers in found.values()} == {0.0}
@@ -94,7 +119,7 @@ def test_only_the_version_of_the_question_is_scored():
     """Another one may have come meanwhile; the answer is then empty, and its machine goes on."""
     for version, count in ((3, 3), (4, 0)):
         made, events = exchange_at(3)
-        made.answer(ScoreOrder(version, SHARES), lambda vector: float(vector.sum()), means=True)
+        made.answer(ScoreOrder(version, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
         (answer,) = events
         assert (answer.version, len(answer.found)) == (version, count)
 
@@ -103,5 +128,5 @@ def test_a_damaged_delta_ends_nothing():
     """The parameter server has checked it, so it was damaged here: no score, and all count."""
     made, events = exchange_at(3)
     made.probes._frames[B][0] = b"damaged"
-    made.answer(ScoreOrder(3, SHARES), lambda vector: float(vector.sum()), means=True)
+    made.answer(ScoreOrder(3, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
     assert [one.found for one in events] == [{}]

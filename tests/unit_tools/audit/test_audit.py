@@ -63,7 +63,7 @@ def test_a_record_is_read_from_one_plain_step_and_not_from_ffa(audit, tmp_path):
     assert plain["read"] == 1.0
     assert plain["in_order"] > 0.5
     assert by_label["this run"]["words"] > plain["words"]
-    assert by_label["this run with tune.rule = ffa"]["read"] == 0.0
+    assert by_label["1 step of 1 record, tune.rule = ffa"]["read"] == 0.0
     assert 0 < report["worst"]["share"] <= 1
     assert report["epsilon"] is None
     assert report["beyond"] == []
@@ -134,3 +134,27 @@ def test_the_line_at_joining_is_true(audit):
     report = found(audit("--json", "--set", "tune.full=*word_embeddings*"))
     assert all(one["by_rows"] for one in report["readings"][:3])
     assert (report["readings"][0]["read"], report["readings"][0]["precision"]) == (1.0, 1.0)
+
+
+def test_ten_rounds_expose_a_code_the_more_often_it_is_there(tmp_path):
+    """Each code was planted once, 4 or 16 times, beside 1,000 that were not."""
+    llama = tiny_base.write_llama(tmp_path)
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{text} {n}"}) + "\n"
+                            for n in range(4) for text in TEXTS))  # fmt: skip
+    words = ["--base", llama, "--data", data, "--keys", tmp_path, "--long", "--json"]
+    words += ["--steps", 10, "--batch", 4, "--rank", 8]
+    for one in (
+        "tune.objective=lm",
+        "train.learning_rate=0.02",
+        "tune.targets=q_proj,v_proj,up_proj",
+    ):
+        words += ["--set", one]
+    result = CliRunner().invoke(command, list(map(str, words)), standalone_mode=False)
+    assert result.return_value == 0, result.exception
+    report = found(result)
+    once, often = (dict(report["exposures"])[copies] for copies in (1, 16))
+    assert once < often <= report["most_exposure"] < 10
+    assert report["rounds"] == 10
+    assert 0.5 < report["member"]["auc"] <= 1
+    assert report["merged"]["auc"] > 0.7

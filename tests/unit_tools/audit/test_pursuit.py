@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fsl_async.tools.audit.membership import exposure, membership
-from fsl_async.tools.audit.pursuit import Pursuit, chance
+from fsl_async.tools.audit.pursuit import chance, pursue
 
 WIDTH, ATOMS = 96, 3000
 
@@ -23,10 +23,7 @@ def mixed(chosen, rows, noise=0.0):
 
 
 def numbers(mixtures, most=100):
-    pursuit = Pursuit(mixtures, kept=1000)
-    for block in atoms().split(700):
-        pursuit.offer(block)
-    return [one.number for one in pursuit.found(most)]
+    return pursue([mixtures], lambda: atoms().split(700), most, kept=1000)[0]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(16, 10), (8, 12), (20, 20)])
