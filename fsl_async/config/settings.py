@@ -261,13 +261,13 @@ class GuardConfig:
         may_be_name,
     )
     evaluator_alone: float = setting(
-        0.02,
+        0.1,
         "a delta hurts that alone raises the evaluator's loss by more than this share, unless the"
         " mean of the round is worse without it",
         span(least=0),
     )
     evaluator_left_out: float = setting(
-        0.005,
+        0.01,
         "... or without which the mean of the round has a loss lower by more than this share",
         span(least=0),
     )

@@ -134,9 +134,8 @@ def test_the_attacker_has_no_weight_in_any_version(settings, tasks, run, tmp_pat
         assert one["score"]["by"] == "judge"
         assert one["score"]["refused"] == (client == "c"), one
         assert (one["weight"] == 0.0) == (client == "c")
-        # Without c the others are equal.
-        has_mean = settings.get("tune.rule") != "fedex"
-        assert bool(one["score"]["left_out"]) == (has_mean and client == "c")
+        if client == "c":
+            assert bool(one["score"]["left_out"]) == (settings.get("tune.rule") != "fedex")
     assert any("has no weight: to the evaluator judge" in line for line in played.lines["ps"])
 
 

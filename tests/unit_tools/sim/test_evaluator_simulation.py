@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from storms import STORM, simulated
 
-from fsl_async.learn.client.ports import ScoreOrder
+from fsl_async.learn.client.ports import Harm, ScoreOrder
 from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.evaluator import EvaluatorMachine
@@ -17,6 +17,7 @@ from fsl_async.tools.sim.tune_simulation import AdapterTraining, TuneSimulation
 
 JUDGE = "judge"
 GRACE_S = 20.0
+HARM = Harm(0.1, 0.01)
 WORSE = evolve(
     STORM,
     client_kill_every_s=300.0,
@@ -42,7 +43,7 @@ class Judge(AdapterTraining):
             super().ask(order)
         elif math.isfinite(self.late_s):
             at = self._clock.time() + self.late_s
-            self._clock.call_at(at, lambda: self.exchange.answer(order, self.loss, means=True))
+            self._clock.call_at(at, lambda: self.exchange.answer(order, self.loss, HARM))
 
     def loss(self, vector):
         """Measure a vector."""
