@@ -65,6 +65,11 @@ def command(options: AuditOptions) -> int:
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise UsageError(f"--html {options.html}: there is no such folder")
     config = _config(options)
+    if not config.tune.is_on:
+        raise UsageError(
+            "this run tunes no base model (tune.method = none), and the audit is for fine-tuning:"
+            " --order first audits its records as if it did"
+        )
     base, data = str(check_base(options.base)), check_data(options.data)
     columns = check_columns(options.columns, has_base=True)
     output = Output(as_json=options.as_json)

@@ -47,7 +47,8 @@ from fsl_async.config import address
 from fsl_async.config import load as configs
 from fsl_async.errors import AddressError, FslError, RefusedError
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.ports import Orders
+from fsl_async.learn.client.ports import Harm, Orders, ScoreOrder
+from fsl_async.learn.client.probes import EvaluatorExchange
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
@@ -61,6 +62,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.evaluator import EvaluatorMachine
 from fsl_async.roles.sync.ps import Merging, ParameterServerMachine
 from fsl_async.roles.sync.roster import Roster
 from fsl_async.roles.sync.weighting import weighting_named
@@ -404,10 +406,10 @@ def run_scalars(data):
 # --- a client of a hostile parameter server ---
 
 
-def attached_learner():
+def attached_learner(kind=Exchange):
     """Make a real learner with a model attached, which waits for a version."""
     orders = Orders()
-    learner = Exchange(orders)
+    learner = kind(orders)
     learner.refuse("test", "does not wait")
     with contextlib.suppress(RefusedError):
         Training(orders, learner).attach(nn.Linear(7, 8))
@@ -424,11 +426,12 @@ def run_learner(data):
     learner.finish_fetch(0)
 
 
-def client_of(scheduler, link, outputs=Quiet()):  # noqa: B008 - it has no state
+def client_of(scheduler, link, outputs=Quiet(), learner=None):  # noqa: B008 - it has no state
     """Make a client that dials."""
-    learner = attached_learner()
+    learner = attached_learner() if learner is None else learner
+    kind = EvaluatorMachine if isinstance(learner, EvaluatorExchange) else ClientMachine
     shell = ClientShell(
-        ClientMachine(ATTACKER, 1),
+        kind(ATTACKER, 1),
         learner,
         attacker_dialer(link, scheduler),
         worker=VirtualWorker(scheduler, lambda: 0.001),
@@ -444,10 +447,33 @@ def client_of(scheduler, link, outputs=Quiet()):  # noqa: B008 - it has no state
     return shell
 
 
-def run_client(data):
+class Scores(Orders):
+    """The training thread of an evaluator, which scores at once."""
+
+    def __init__(self, learner):
+        super().__init__()
+        self.learner = learner
+
+    def ask(self, order):
+        """Score deltas by a loss that needs no model."""
+        if isinstance(order, ScoreOrder):
+            self.learner.answer(order, lambda vector: float(np.abs(vector).sum()), Harm(0.1, 0.01))
+
+
+def run_evaluator(data):
+    """Run an evaluator that is on version 0; input: as for a client."""
+    learner = attached_learner(EvaluatorExchange)
+    learner._training = Scores(learner)
+    learner.adopt_initial()
+    learner._base_version = learner.version = 0
+    run_client(data, learner)
+
+
+def run_client(data, learner=None):
     """Run a client; input: heads, bulk payloads and waits of a parameter server."""
     scheduler, link = tp.VirtualScheduler(), Loopback()
-    shell = client_of(scheduler, link)
+    shell = client_of(scheduler, link, learner=learner)
+    shell.machine.model_version = shell.learner.version
     for step in steps_of(data)[:40]:
         _, lane, parts, wait_s = delivery(step, SESSION)
         if parts:
@@ -480,6 +506,27 @@ def client_seeds():
     return [msgpack.packb(one) for one in made]
 
 
+def evaluator_seeds():
+    """Inputs with a question, and the delta that it is about in one frame, or in others."""
+    said, metas = bodies()
+    welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, said[-1]]
+    question = msg.to_wire(msg.Evaluate(0, [[KEY.text, 0.5]]))
+    digest = digest_of(np.zeros(LINEAR, np.float32))
+    announce = control(1, frames.MESSAGE, msg.to_wire(msg.Announce(0, digest)))
+    begun = [welcome, announce, control(2, frames.MESSAGE, question)]
+    stream = f"delta:{KEY.text}"
+    made = [
+        [*begun, control(3, frames.OFFER, 1, stream, 1, 0, metas[1]), piece(frame), 5.0]
+        for frame in (*coded(LINEAR), SCALARS)
+    ]
+    made += [
+        [*begun, control(3, frames.OFFER, 1, name, chunks, 0, metas[1]), 5.0]
+        for name, chunks in (("delta:x", 2), (stream, 2), ("delta:x", 1))
+    ]
+    made += [[*made[0], control(4, frames.MESSAGE, question), 1.0]]
+    return [msgpack.packb(one) for one in made]
+
+
 TARGETS = {
     "message": Target(run_message, (tp.PeerError,), message_seeds),
     "texts": Target(run_texts, (), lambda: [text.encode() for text in TEXTS]),
@@ -503,6 +550,7 @@ TARGETS = {
     ),
     "learner": Target(run_learner, (LearnError,), lambda: coded(LINEAR), 64, 8 << 20),
     "client": Target(run_client, (), client_seeds, 512, 16 << 20),
+    "evaluator": Target(run_evaluator, (), evaluator_seeds, 512, 16 << 20),
     "server": Target(run_server, (), server_seeds, 512, 16 << 20),
     **split_targets.TARGETS,
     **admission_targets.TARGETS,

@@ -1,6 +1,14 @@
 """A version's chunks come from memory where they are there, and from the disk otherwise."""
 
+from types import SimpleNamespace
+
+from deltas import delta_of, key
+
+from fsl_async.nodes.ps.serving import DELTAS_AT_ONCE, Serving
 from fsl_async.nodes.wire import AT_ONCE, Sink, Source
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import messages as msg
+from fsl_transport import TransportSettings
 
 
 class Late:
@@ -114,3 +122,62 @@ def test_a_chunk_that_is_not_taken_ends_its_stream():
     assert worker.jobs == []
     assert counted == [(0, b"x")]
     assert problems == [str(OSError(28, "No space left on device"))]
+
+
+def evaluated(count, damaged=()):
+    """Send deltas of `count` sites to an evaluator.
+
+    Returns the serving, its deltas, the names of the streams that are offered, and the notes.
+    """
+    worker, offered, notes = Late(), [], []
+    deltas = [delta_of(key(f"s{number}")) for number in range(count)]
+
+    def reader(one):
+        if one.client in damaged:
+            raise OSError(5, "Input/output error")
+        return SimpleNamespace(count=1, frame=lambda index: b"")
+
+    context = SimpleNamespace(
+        worker=worker,
+        store=SimpleNamespace(spool_reader=reader),
+        machine=SimpleNamespace(deltas=SimpleNamespace(pending={one.key: one for one in deltas})),
+        endpoint=SimpleNamespace(offer=lambda peer, stream, *_: offered.append(stream)),
+        say=notes.append,
+    )
+    serving = Serving(context)
+    for one in deltas:
+        serving.serve_delta(do.SendDelta("judge", one), 0)
+    worker.run()
+    return serving, deltas, offered, notes
+
+
+def test_an_evaluator_gets_all_deltas_a_few_at_a_time():
+    """Its endpoint declines streams above a number, which a round of many sites has."""
+    assert TransportSettings().max_streams > DELTAS_AT_ONCE
+    serving, deltas, offered, _ = evaluated(100)
+    assert len(offered) == DELTAS_AT_ONCE
+    for number, over in enumerate((serving.sent, serving.failed) * 50):
+        over("judge", offered[number])
+        over("judge", offered[number])  # a second report of a stream opens none
+        serving.ps.worker.run()
+        assert len(offered) <= number + 1 + DELTAS_AT_ONCE
+    assert offered == [msg.delta_stream(one.key.text) for one in deltas]
+
+
+def test_deltas_without_a_question_are_not_sent():
+    """Of a merged round, of a session that is over, and of a spool file that cannot be read."""
+    serving, deltas, offered, notes = evaluated(DELTAS_AT_ONCE + 3, damaged=("s0", "s1"))
+    serving.ps.worker.run()
+    assert [len(offered), len(notes)] == [DELTAS_AT_ONCE, 2]
+    serving.ps.machine.deltas.pending.clear()
+    serving.sent("judge", offered[0])
+    serving.ps.worker.run()
+    assert len(offered) == DELTAS_AT_ONCE
+    serving, deltas, offered, _ = evaluated(DELTAS_AT_ONCE + 3)
+    serving.left("judge")
+    serving.sent("judge", offered[0])
+    serving.ps.worker.run()
+    assert len(offered) == DELTAS_AT_ONCE
+    serving.serve_delta(do.SendDelta("judge", deltas[-1]), 0)
+    serving.ps.worker.run()
+    assert offered[-1] == msg.delta_stream(deltas[-1].key.text)

@@ -414,6 +414,22 @@ def test_only_seeds_in_a_mixed_run(make_run):
     assert np.abs(run.weights(1) - (base - vector_of(0, scalars_of(5)))).max() < 1e-6
 
 
+def test_the_order_of_a_delta_follows_from_its_frames(make_run):
+    """An evaluator tries what is dense: a client cannot send scalars as if they were, nor hide."""
+    run = mixed_run(make_run)
+    z, f = key_of("z", 0), key_of("f", 0)
+    send(run, z, scalars_of(5))
+    dense = delta_of(f, base_digest=run.store.digest)
+    run.store.spool_begin(evolve(dense, facts={"order": 0.0}))
+    frames = [dense_of(0)[slice(*MANIFEST.chunk_range(n))] for n in range(MANIFEST.chunks)]
+    for number, values in enumerate(frames):
+        run.store.spool_write(f, number, encode(values, CodecSpec("fp32")))
+    run.store.spool_finish(f)
+    assert {one.key: one.delta.facts for one in run.open().pending} == {
+        z: {"order": 0.0}, f: {"order": 1.0},
+    }  # fmt: skip
+
+
 def test_a_dense_delta_that_ends_early_is_not_taken_for_seeds(make_run):
     run = mixed_run(make_run)
     key = key_of("f", 0)

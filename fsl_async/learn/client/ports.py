@@ -12,7 +12,7 @@ training thread carries orders out between two steps, and waits here where train
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -54,10 +54,11 @@ class RebaseOrder:
 
 @frozen
 class ScoreOrder:
-    """Score deltas on `version`. shares: of each in their mean."""
+    """Score deltas on `version`. shares: of each in the mean. frames: all coded chunks of each."""
 
     version: int
     shares: dict[DeltaKey, float]
+    frames: Mapping[DeltaKey, Sequence[bytes]]
 
 
 Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder

@@ -1,14 +1,15 @@
 """Deltas of other clients at an evaluator: coded as they came, until they are scored. NumPy only.
 
-The loop thread names the deltas of a round, the worker thread puts their chunks, the training
-thread scores them: each waits for the one before, by the order of the machine's effects.
+The loop thread names the deltas of a round, the worker thread puts their chunks, the loop thread
+takes all of them with the order to score, and the training thread scores. So a question that is
+asked again meanwhile changes nothing that is being scored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,22 +34,25 @@ class EvaluatorExchange(Exchange):
         self.probes = Probes()
 
     def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
-        """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
-        self._training.ask(ScoreOrder(version, shares))
+        """Have deltas scored on a version, those that are whole. Answers Scored.
+
+        shares: as in `ScoreOrder`.
+        """
+        frames = self.probes.take()
+        whole = {key: share for key, share in shares.items() if key in frames}
+        self._training.ask(ScoreOrder(version, whole, frames))
 
     def answer(
         self, order: ScoreOrder, loss_at: Callable[[Vector], float], harm: Harm | None
     ) -> None:
-        """Score deltas, in the training thread, and report it. See `Probes.scores`.
+        """Score deltas, in the training thread, and report it. See `scores_of`.
 
-        None is scored if the model or the base is on another version by now, or one is damaged.
+        None is scored if the model or the base is on another version by now.
         """
         held, found = list[Vector](), Scores()
         version = self.read_base(lambda base: held.append(base.copy()))
         if version == self.version == order.version:
-            with contextlib.suppress(CodecError):
-                manifest = self._known_manifest()
-                found = self.probes.scores(manifest, held[0], order.shares, loss_at, harm)
+            found = scores_of(order, self._known_manifest(), held[0], loss_at, harm)
         self._on_event(Scored(order.version, found))
 
 
@@ -70,61 +74,74 @@ class Probes:
             raise LearnerError(f"chunk {first} of delta {key.text} is not expected")
         held.extend(frames)
 
-    def scores(
-        self,
-        manifest: Manifest,
-        base: Vector,
-        shares: Mapping[DeltaKey, float],
-        loss_at: Callable[[Vector], float],
-        harm: Harm | None,
-    ) -> Scores:
-        """Score deltas on `base`, float32 (values,), and drop all. Raises CodecError.
+    def take(self) -> dict[DeltaKey, list[bytes]]:
+        """Return the chunks of each delta that is whole, and drop all."""
+        frames, self._frames = self._frames, {}
+        return {key: held for key, held in frames.items() if len(held) == self._chunks}
 
-        shares: of each delta in the mean of the round. loss_at: measures a vector. None: only each
-        delta alone is tried. Else, with two or more, the mean without each one is, and the worst is
-        left out before the others are tried again, while one hurts: beside a large delta an honest
-        one that opposes it looks as if it hurt, or as if the large one did not.
-        """
 
-        def loss(parts: Mapping[DeltaKey, float]) -> float:
-            found = float(loss_at(self._sum(manifest, base, parts)))
-            return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
+def scores_of(
+    order: ScoreOrder,
+    manifest: Manifest,
+    base: Vector,
+    loss_at: Callable[[Vector], float],
+    harm: Harm | None,
+) -> Scores:
+    """Score deltas on `base`, float32 (values,). One that is damaged has no score.
 
-        whole = loss({})
-        alone = {key: loss({key: 1.0}) - whole for key in shares}
-        better, left = dict.fromkeys(shares, 0.0), dict(shares)
-        together = loss(_scaled(left)) if harm and len(left) > 1 else whole
-        while harm and len(left) > 1:
-            rest = {key: loss(_scaled(_without(left, key))) for key in left}
-            better.update({key: together - found for key, found in rest.items()})
-            if len(shares) - len(left) >= len(shares) // 2:
+    loss_at: measures a vector. harm: None: only each delta alone is tried. Else, with two or more,
+    the mean without each one is, and the worst is left out before the others are tried again, while
+    one hurts: beside a large delta an honest one that opposes it looks as if it hurt, or as if the
+    large one did not.
+    """
+
+    def loss(parts: Mapping[DeltaKey, float]) -> float:
+        found = float(loss_at(_sum(order.frames, manifest, base, parts)))
+        return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
+
+    whole, alone = loss({}), dict[DeltaKey, float]()
+    for key in order.shares:
+        with contextlib.suppress(CodecError):
+            alone[key] = loss({key: 1.0}) - whole
+    shares = {key: order.shares[key] for key in alone}
+    better, left = dict.fromkeys(shares, 0.0), dict(shares)
+    together = loss(_scaled(left)) if harm and len(left) > 1 else whole
+    while harm and len(left) > 1:
+        rest = {key: loss(_scaled(_without(left, key))) for key in left}
+        better.update({key: together - found for key, found in rest.items()})
+        if len(shares) - len(left) >= len(shares) // 2:
+            break
+        worst = max(left, key=lambda key: better[key])
+        if better[worst] <= harm.left_out * abs(whole):
+            if together - whole <= harm.alone * abs(whole):
                 break
-            worst = max(left, key=lambda key: better[key])
-            if better[worst] <= harm.left_out * abs(whole):
-                if together - whole <= harm.alone * abs(whole):
-                    break
-                # No single one is to blame for a mean that hurts.
-                worst = max(left, key=lambda key: alone[key])
-                better[worst] = max(0.0, better[worst])
-            together = rest[worst]
-            del left[worst]
-        self._frames = {}
-        return {key: (whole, alone[key], better[key]) for key in shares}
+            # No single one is to blame for a mean that hurts.
+            worst = max(left, key=lambda key: alone[key])
+            better[worst] = max(0.0, better[worst])
+        together = rest[worst]
+        del left[worst]
+    return {key: (whole, alone[key], better[key]) for key in shares}
 
-    def _sum(self, manifest: Manifest, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
-        """The version with a weighted sum of deltas: a delta is what its client's weights lost.
 
-        Buffers are not changes, so they are averaged.
-        """
-        made = base.copy()
-        for index in range(manifest.chunks if parts else 0):
-            chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
-            if manifest.is_buffer(index):
-                sign = np.float32(1.0)
-                chunk[:] = 0.0
-            for key, share in parts.items():
-                decode_accumulate(self._frames[key][index], chunk, float(sign * share))
-        return made
+def _sum(
+    frames: Mapping[DeltaKey, Sequence[bytes]],
+    manifest: Manifest,
+    base: Vector,
+    parts: Mapping[DeltaKey, float],
+) -> Vector:
+    """The version with a weighted sum of deltas: a delta is what its client's weights lost.
+
+    Buffers are not changes, so they are averaged.
+    """
+    made = base.copy()
+    for index in range(manifest.chunks if parts else 0):
+        chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
+        if manifest.is_buffer(index):
+            sign = np.float32(1.0)
+            chunk[:] = 0.0
+        for key, share in parts.items():
+            decode_accumulate(frames[key][index], chunk, float(sign * share))
+    return made
 
 
 def _without(shares: Mapping[DeltaKey, float], key: DeltaKey) -> dict[DeltaKey, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from fsl_async.store.disk.chunk_files import FrameReader
 
 
+DELTAS_AT_ONCE = 16
+"""Streams of deltas to an evaluator that are open at a time; a receiver declines too many."""
+
+
 @define(eq=False)
 class Serving:
     """Streams of the parameter server to all clients, and the versions kept on disk for them."""
@@ -30,9 +35,14 @@ class Serving:
     )
     _fetching: dict[str, int] = field(factory=dict, init=False)
     """Client -> the version last sent to it, until it holds the newest."""
+    _deltas: set[tuple[str, str]] = field(factory=set, init=False)
+    """Streams of deltas to evaluators that are open."""
+    _next: dict[str, deque[tuple[do.SendDelta, int]]] = field(factory=dict, init=False)
+    """Evaluator -> the deltas that are sent as others end."""
 
     def sent(self, peer: str, stream: str) -> None:
         """Report a version that was completely sent."""
+        self._delta_over(peer, stream)
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, effect, number = served
@@ -41,6 +51,7 @@ class Serving:
 
     def failed(self, peer: str, stream: str) -> None:
         """Report a version that a client declined, or whose stream broke off."""
+        self._delta_over(peer, stream)
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, effect, number = served
@@ -61,6 +72,8 @@ class Serving:
 
     def left(self, peer: str) -> None:
         """Forget the streams of a session that is over."""
+        self._next.pop(peer, None)
+        self._deltas = {one for one in self._deltas if one[0] != peer}
         for stream in [one for one in self._streams if one[0] == peer]:
             del self._streams[stream]
         self.caught_up(peer)
@@ -153,8 +166,31 @@ class Serving:
         self.ps.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))
 
     def serve_delta(self, effect: do.SendDelta, number: int) -> None:
-        """Offer a delta of the spool to the evaluator, as its client offered it."""
+        """Offer a delta of the spool to the evaluator, as its client offered it, in its turn."""
+        self._next.setdefault(effect.peer, deque()).append((effect, number))
+        self._serve_next(effect.peer)
+
+    def _serve_next(self, peer: str) -> None:
+        waiting = self._next.get(peer, deque())
+        while waiting and len(self._deltas) < DELTAS_AT_ONCE:
+            effect, number = waiting.popleft()
+            key = effect.delta.key
+            if key in self.ps.machine.deltas.pending:  # else it was merged without a score
+                self._deltas.add((peer, msg.delta_stream(key.text)))
+                self._offer_delta(effect, number)
+
+    def _delta_over(self, peer: str, stream: str) -> None:
+        if (peer, stream) in self._deltas:
+            self._deltas.discard((peer, stream))
+            self._serve_next(peer)
+
+    def _offer_delta(self, effect: do.SendDelta, number: int) -> None:
         key, peer = effect.delta.key, effect.peer
+        stream = msg.delta_stream(key.text)
+
+        def failed(error: Exception) -> None:
+            self.ps.say(Note(f"cannot send delta {key.text}: {error}", "warning"))
+            self._delta_over(peer, stream)
 
         def offer(reader: FrameReader) -> None:
             source = Source(
@@ -166,13 +202,12 @@ class Serving:
             )
             # A site allows metrics and facts to the parameter server only.
             meta = msg.to_wire(msg.DeltaMeta(evolve(effect.delta, metrics={}, facts={})))
-            stream = msg.delta_stream(key.text)
             self.ps.endpoint.offer(peer, stream, meta, source, eager_bytes(reader.count))
 
         self.ps.worker.submit(
             lambda: self.ps.store.spool_reader(key),
             offer,
-            lambda error: self.ps.say(Note(f"cannot send delta {key.text}: {error}", "warning")),
+            failed,
         )
 
     def _count(self, index: int, frame: bytes) -> None:

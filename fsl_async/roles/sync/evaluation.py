@@ -1,20 +1,24 @@
 """Asks a run's evaluator about the deltas of a round, and decides which of them count. Pure.
 
     merge ordered    the evaluator is here     Send Evaluate, SendDelta of each; timer "evaluator"
-                     it is not, or it owes     merge at once; all deltas count
+                     it is not, or it owes     merge at once; all deltas count. It owes until it has
+                                               scored all, or holds a later version
     Score            of a key asked about      keep it; merge once all have one
     timer            "evaluator"               merge; deltas without a score count
 
 A delta hurts if the mean of the round is better without it by more than a setting allows, or if it
 alone raises the loss by more than another one and the mean is not worse without it. The worst ones
-are refused, at most half of
-those asked about: so many an evaluator can keep out that lies, or whose records are no measure. It
-can do nothing else to a run (docs/adr/0173).
+are refused, at most half of those asked about: so many an evaluator can keep out that lies, or
+whose records are no measure. It can do nothing else to a run (docs/adr/0173).
+
+It is asked about at most `MOST_OF_ONE` deltas of a client. More of them wait for the next version:
+else a client could send so many that none is scored in time, or that its worst one is not tried.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from attrs import field, mutable
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from fsl_async.config.settings import GuardConfig
 
 TIMER = "evaluator"
+MOST_OF_ONE = 2
+"""Deltas of a client in a question: an honest one has a late one and one of the round."""
 
 
 @mutable
@@ -63,18 +69,27 @@ class Evaluation:
         self.only, self._given = None, {}
         member = self.members.get(name)
         is_here = member is not None and member.attached
-        if not is_here or self._owed:
+        # One that has moved on scores the version before no more: it was late, or could not.
+        owes = bool(self._owed) and member is not None and member.version <= self._version
+        if not is_here or owes:
             why = "owes an answer" if is_here else "is not here"
             more = self._throttle.lets(why, now)
             text = f"the evaluator {name} {why}: all deltas of version {version} count"
             return [] if more is None else [Note(text + more, "warning")]
         pending = self.deltas.pending
-        tried = [key for key, one in pending.items() if one.delta.facts.get(ORDER) != 0]
-        self._asked = tuple(tried[: msg.MOST_SCORED])
+        of_client, untried = Counter[str](), set[DeltaKey]()
+        asked = list[DeltaKey]()
+        for key, one in pending.items():
+            if one.delta.facts.get(ORDER) == 0:
+                continue
+            of_client[key.client] += 1
+            is_asked = of_client[key.client] <= MOST_OF_ONE and len(asked) < msg.MOST_SCORED
+            asked.append(key) if is_asked else untried.add(key)
+        self._asked = tuple(asked)
         if not self._asked:
             return []
         self.is_open, self._version = True, version
-        self.only, self._owed = frozenset(pending), set(self._asked)
+        self.only, self._owed = frozenset(pending.keys() - untried), set(self._asked)
         self.deadlines.set(TIMER, now + self.limits.evaluator_grace_s)
         return self._question()
 

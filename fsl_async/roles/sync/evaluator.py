@@ -4,10 +4,11 @@ It follows versions as other clients do (`client`), and is called in no round.
 
     joined     Evaluate                      BeginScoring; the question before is dropped
     joined     DeltaMeta                     ReceiveDelta, or DeclineStream if it is not asked about
-    any        ReceiveDelta is done, Rebased ScoreDeltas, once no stream is awaited and the model
-                                             is on the version of the question
+    any        ReceiveDelta is done, Rebased ScoreDeltas, once no stream is awaited, the model is on
+                                             the version of the question, and nothing is scored
     any        StreamLost                    the others are scored without that one
-    joined     Scored                        Send a Score of each delta
+    any        Scored                        Send a Score of each delta in a session; ScoreDeltas as
+                                             above
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class EvaluatorMachine(ClientMachine):
         self._shares: dict[DeltaKey, float] = {}
         """Deltas to score, until they are given to the training thread."""
         self._awaited: set[DeltaKey] = set()
+        self._scoring = False
+        """Whether the training thread has deltas to score: of one question, which bounds memory."""
         self.handlers = {
             **self.handlers,
             **dict.fromkeys((msg.Publish, msg.Call, msg.Turn, msg.Pace), lambda *_: []),
@@ -69,10 +72,11 @@ class EvaluatorMachine(ClientMachine):
     def _delta_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if not event.stream.startswith("delta:"):
             return self._stream_lost(event, now)
-        key = DeltaKey.parse(event.stream.removeprefix("delta:"))
-        if key in self._awaited:
+        # Not parsed: of a stream that it declines, the parameter server may choose any name.
+        lost = [one for one in self._awaited if event.stream == msg.delta_stream(one.text)]
+        for key in lost:
             self._shares.pop(key)
-        return self._settle(key)
+        return [effect for key in lost for effect in self._settle(key)]
 
     def _settle(self, key: DeltaKey) -> list[Effect]:
         """Wait for a stream no longer."""
@@ -83,15 +87,16 @@ class EvaluatorMachine(ClientMachine):
 
     def _score(self) -> list[Effect]:
         is_ready = self._shares and not self._awaited and self.model_version == self._version
-        if not is_ready or self.busy is not None:
+        if not is_ready or self._scoring or self.busy is not None:
             return []
+        self._scoring = True
         shares, self._shares = self._shares, {}
         return [do.ScoreDeltas(self._version, shares)]
 
     def _scored(self, event: ev.Scored, now: float) -> list[Effect]:
-        if not self.connected:
-            return []
-        return [
+        self._scoring = False
+        sent = [
             Send(SERVER, msg.Score(event.version, key, *numbers))
             for key, numbers in event.found.items()
         ]
+        return [*(sent if self.connected else []), *self._score()]

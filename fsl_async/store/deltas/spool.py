@@ -288,8 +288,9 @@ class Spool:
                 f"delta {key.text} has {part.writer.frames} of {wanted} chunks; "
                 f"finish it when all have arrived"
             )
-        if ORDER in part.delta.facts:
-            # It decides how the delta is weighed, so what was sent counts, not what was reported.
+        if part.is_seeds or ORDER in part.delta.facts:
+            # It decides how the delta is weighed, and whether an evaluator tries it, so what was
+            # sent counts, not what was reported or left out.
             facts = {**part.delta.facts, ORDER: 0.0 if part.is_seeds else 1.0}
             part.delta = evolve(part.delta, facts=facts)
         if not part.durable:

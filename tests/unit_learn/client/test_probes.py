@@ -7,7 +7,7 @@ import pytest
 from deltas import key
 
 from fsl_async.learn.client.ports import Harm, Moved, Orders, ScoreOrder
-from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes
+from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes, scores_of
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
@@ -33,7 +33,7 @@ def put(probes, sent=SENT):
 def scored(loss, *, harm=STRICT, shares=SHARES, sent=SENT):
     probes = Probes()
     put(probes, sent)
-    return probes.scores(MANIFEST, BASE, shares, loss, harm)
+    return scores_of(ScoreOrder(0, shares, probes.take()), MANIFEST, BASE, loss, harm)
 
 
 def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
@@ -102,31 +102,65 @@ def test_chunks_that_are_not_expected_are_refused(which, first, count):
         probes.put(which, first, *[b""] * count)
 
 
+class Asked(Orders):
+    """A training thread that keeps its orders."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def ask(self, order):
+        """Keep an order."""
+        self.kept.append(order)
+
+
 def exchange_at(version):
-    """Make an exchange whose model is on `version`."""
-    events = []
-    made = EvaluatorExchange(Orders(), on_event=events.append)
+    """Make an exchange whose model is on `version`, with deltas that have arrived."""
+    events, orders = [], Asked()
+    made = EvaluatorExchange(orders, on_event=events.append)
     made.attach(MANIFEST, BASE.copy())
     made.adopt_initial()
     made._base_version = version
     made.rebase(lambda _: Moved(), discard=False)
     put(made.probes)
     events.clear()
-    return made, events
+    return made, events, orders.kept
+
+
+def answered(made, order, events):
+    made.answer(order, lambda vector: float(vector.sum()), Harm(0.0, 0.0))
+    (answer,) = events
+    return answer
 
 
 def test_only_the_version_of_the_question_is_scored():
     """Another one may have come meanwhile; the answer is then empty, and its machine goes on."""
     for version, count in ((3, 3), (4, 0)):
-        made, events = exchange_at(3)
-        made.answer(ScoreOrder(version, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
-        (answer,) = events
+        made, events, orders = exchange_at(3)
+        made.score(version, SHARES)
+        answer = answered(made, orders.pop(), events)
         assert (answer.version, len(answer.found)) == (version, count)
 
 
-def test_a_damaged_delta_ends_nothing():
-    """The parameter server has checked it, so it was damaged here: no score, and all count."""
-    made, events = exchange_at(3)
-    made.probes._frames[B][0] = b"damaged"
-    made.answer(ScoreOrder(3, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
-    assert [one.found for one in events] == [{}]
+@pytest.mark.parametrize("which", [A, B, C])
+def test_a_damaged_delta_ends_nothing(which):
+    """The others are scored, as if it had not been asked about."""
+    made, events, orders = exchange_at(3)
+    made.probes._frames[which][0] = b"damaged"
+    made.score(3, SHARES)
+    found = answered(made, orders.pop(), events).found
+    assert found == scored(
+        lambda vector: float(vector.sum()),
+        shares={key: share for key, share in SHARES.items() if key != which},
+    )
+
+
+def test_a_question_that_comes_again_changes_nothing_that_is_scored():
+    """A session may end while the training thread scores; then all deltas come once more."""
+    made, events, orders = exchange_at(3)
+    made.score(3, SHARES)
+    made.probes.begin(SHARES, MANIFEST.chunks)
+    made.probes.put(A, 0, b"of the next stream")
+    assert answered(made, orders.pop(), events).found.keys() == SHARES.keys()
+    made.score(3, SHARES)
+    assert orders.pop().shares == {}, "a delta that is not whole is not scored"

@@ -164,7 +164,7 @@ def test_without_an_answer_in_time_all_count(judged, look):
     assert server.now == before + 10.0
     assert committed(effects) == {"a": 8.0, "b": 0.0, "c": 8.0, "d": 8.0}
     assert "scored 1 of 4" in look.notes(effects)
-    next_round(server)
+    next_round(server, holds=SITES)
     assert all(committed(answer_all(server)).values()), "it owes answers: no wait"
     for site in "acd":
         assert committed(score(server, site, alone=9.0, version=0)) is None
@@ -172,11 +172,37 @@ def test_without_an_answer_in_time_all_count(judged, look):
     assert committed(answer_all(server)) is None, "it has answered: it is asked again"
 
 
-def next_round(server):
+def test_an_evaluator_that_has_moved_on_owes_nothing(judged):
+    """It was too late for a version, or could not decode a delta: it scores that no more."""
+    server = judged()
+    answer_all(server)
+    server.fire()
+    next_round(server)
+    assert committed(answer_all(server)) is None, "it is asked"
+
+
+def test_a_flood_of_one_client_is_tried_a_few_at_a_time(judged, look):
+    """Else none is scored in time, or the last one is merged untried."""
+    server = judged(sites=("a", "b"))
+    flood = [key("b", number) for number in range(1, 6)]
+    for one in flood:
+        server.store(one, number=-1)
+    server.store(key("b", 6))
+    (question,) = look.sent(server.store(key("a")), JUDGE)
+    assert set(question.shares) == {key("a"), *flood[:2]}
+    for one in question.shares:
+        effects = server.receive(msg.Score(0, one, 1.0, 0.0), JUDGE)
+    (commit,) = look.only(effects, do.Commit)
+    assert {one.key for one in commit.merged} == set(question.shares)
+    server.committed(1)
+    assert set(server.machine.deltas.pending) == {*flood[2:], key("b", 6)}
+
+
+def next_round(server, holds=(*SITES, JUDGE)):
     """Commit the version that is ordered, and call the next round."""
     version = server.machine.version + 1
     server.committed(version)
-    for name in (*SITES, JUDGE):
+    for name in holds:
         if name in server.machine.members:
             server.hold(name, version)
     server.fire()

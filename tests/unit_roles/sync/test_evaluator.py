@@ -50,6 +50,27 @@ def test_a_delta_whose_stream_breaks_is_left_out(judge):
     assert judge.feed(lost) == []
 
 
+@pytest.mark.parametrize("stream", ["delta:", "delta:a/1", "delta:z/1/0/1", "delta:\u2026"])
+def test_a_stream_of_any_name_may_break(judge, stream):
+    """Its name is the parameter server's choice where it is no delta's that was asked about."""
+    judge.receive(QUESTION)
+    assert judge.feed(StreamLost(SERVER, stream, "wrong number of chunks")) == []
+    arrive(judge, A)
+    assert arrive(judge, B) == [do.ScoreDeltas(0, {A: 0.5, B: 0.5})]
+
+
+def test_one_question_is_scored_at_a_time(judge, look):
+    """Its deltas are in memory until then, so another one waits; that one may be the same."""
+    judge.receive(QUESTION)
+    arrive(judge, A)
+    arrive(judge, B)
+    judge.receive(msg.Evaluate(0, [[B.text, 1.0]]))
+    assert arrive(judge, B) == []
+    effects = judge.feed(ev.Scored(0, {A: (1.0, 0.5, 0.25)}))
+    assert look.sent(effects) == [msg.Score(0, A, 1.0, 0.5, 0.25)]
+    assert look.only(effects, do.ScoreDeltas) == [do.ScoreDeltas(0, {B: 1.0})]
+
+
 def test_deltas_wait_for_the_version_that_they_are_added_to(judge):
     """The question may come before the model is moved; one of an older version is dropped."""
     judge.receive(msg.Evaluate(1, [[A.text, 1.0]]))
