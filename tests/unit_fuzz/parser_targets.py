@@ -159,6 +159,7 @@ def bodies():
         ),
         msg.SecureShares(4, 1, [["b", b"s" * 148]]),
         msg.Unmask(4, 1, ["a", "b", "c"]),
+        msg.SharesRefused(4, 1, ["b"]),
         msg.Unmasked(4, 1, [["b", b"s" * 66]]),
         msg.Scalars(1, "d" * 32, SCALARS),
     ]

@@ -1,93 +1,89 @@
 """Deltas of other clients at an evaluator: coded as they came, until they are scored. NumPy only.
 
-The loop thread names the deltas of a round, the worker thread puts their chunks, the training
-thread scores them: each waits for the one before, by the order of the machine's effects.
+The worker thread puts their chunks, the training thread scores them, by the order of the machine's
+effects.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.ports import Harm, ScoreOrder, Scores, Vector
+from fsl_async.learn.client.ports import Harm, LossAt, ScoreOrder, Vector
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.events import Scored
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecError, decode_accumulate
 
 MOST_LOSS = 1e9
 """Stands for a loss that is not finite."""
+Frames = Mapping[DeltaKey, list[bytes]]
 
 
 class EvaluatorExchange(Exchange):
-    """The exchange of an evaluator, with the deltas of others that it scores."""
+    """The exchange of an evaluator, with the coded deltas of one round."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.probes = Probes()
-
-    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
-        """Have deltas scored on a version. Answers Scored. shares: as in `ScoreOrder`."""
-        self._training.ask(ScoreOrder(version, shares))
-
-    def answer(
-        self, order: ScoreOrder, loss_at: Callable[[Vector], float], harm: Harm | None
-    ) -> None:
-        """Score deltas, in the training thread, and report it. See `Probes.scores`.
-
-        None is scored if the model or the base is on another version by now, or one is damaged.
-        """
-        held, found = list[Vector](), Scores()
-        version = self.read_base(lambda base: held.append(base.copy()))
-        if version == self.version == order.version:
-            with contextlib.suppress(CodecError):
-                manifest = self._known_manifest()
-                found = self.probes.scores(manifest, held[0], order.shares, loss_at, harm)
-        self._on_event(Scored(order.version, found))
-
-
-class Probes:
-    """The coded deltas of one round."""
-
-    def __init__(self) -> None:
         self._frames: dict[DeltaKey, list[bytes]] = {}
-        self._chunks = 0
 
-    def begin(self, keys: Iterable[DeltaKey], chunks: int) -> None:
-        """Drop what is here, and take deltas of these keys, of so many chunks."""
-        self._frames, self._chunks = {key: [] for key in keys}, chunks
-
-    def put(self, key: DeltaKey, first: int, *frames: bytes) -> None:
+    def put_delta(self, key: DeltaKey, first: int, *frames: bytes) -> None:
         """Take the chunks of a delta from `first` on. LearnerError: they are not expected."""
-        held = self._frames.get(key)
-        if held is None or first != len(held) or first + len(frames) > self._chunks:
+        if not first:  # its stream may begin again
+            self._frames[key] = []
+        held = self._frames.get(key, [])
+        if first != len(held) or first + len(frames) > self._known_manifest().chunks:
             raise LearnerError(f"chunk {first} of delta {key.text} is not expected")
         held.extend(frames)
 
-    def scores(
+    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
+        """Have deltas scored on a version, and all dropped. Answers Scored.
+
+        shares: of each in the mean of the round.
+        """
+        self._training.ask(ScoreOrder(partial(self._answer, version, shares)))
+
+    def _answer(
+        self, wanted: int, shares: Mapping[DeltaKey, float], loss_at: LossAt, harm: Harm | None
+    ) -> None:
+        """Score deltas, in the training thread, and report it.
+
+        None is scored if the model or the base is on another version by now, or if a delta is
+        damaged or lacks chunks.
+        """
+        frames, self._frames = self._frames, {}
+        held, found = list[Vector](), {}
+        version = self.read_base(lambda base: held.append(base.copy()))
+        chunks = self._known_manifest().chunks
+        is_whole = all(len(frames.get(key, ())) == chunks for key in shares)
+        if version == self.version == wanted and is_whole:
+            with contextlib.suppress(CodecError):
+                found = self._scores(frames, held[0], shares, loss_at, harm)
+        self._on_event(Scored(wanted, found))
+
+    def _scores(
         self,
-        manifest: Manifest,
+        frames: Frames,
         base: Vector,
         shares: Mapping[DeltaKey, float],
-        loss_at: Callable[[Vector], float],
+        loss_at: LossAt,
         harm: Harm | None,
-    ) -> Scores:
-        """Score deltas on `base`, float32 (values,), and drop all. Raises CodecError.
+    ) -> dict[DeltaKey, tuple[float, float, float]]:
+        """Return loss, alone and left_out of each delta, as in `Score`. Raises CodecError.
 
-        shares: of each delta in the mean of the round. loss_at: measures a vector. None: only each
-        delta alone is tried. Else, with two or more, the mean without each one is, and the worst is
-        left out before the others are tried again, while one hurts: beside a large delta an honest
-        one that opposes it looks as if it hurt, or as if the large one did not.
+        None: only each delta alone is tried. Else, with two or more, the mean without each one is,
+        and the worst is left out before the others are tried again, while one hurts: beside a large
+        delta an honest one that opposes it looks as if it hurt, or as if the large one did not.
         """
 
         def loss(parts: Mapping[DeltaKey, float]) -> float:
-            found = float(loss_at(self._sum(manifest, base, parts)))
+            found = float(loss_at(self._sum(frames, base, parts)))
             return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
 
         whole = loss({})
@@ -108,22 +104,21 @@ class Probes:
                 better[worst] = max(0.0, better[worst])
             together = rest[worst]
             del left[worst]
-        self._frames = {}
         return {key: (whole, alone[key], better[key]) for key in shares}
 
-    def _sum(self, manifest: Manifest, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
+    def _sum(self, frames: Frames, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
         """The version with a weighted sum of deltas: a delta is what its client's weights lost.
 
         Buffers are not changes, so they are averaged.
         """
-        made = base.copy()
+        made, manifest = base.copy(), self._known_manifest()
         for index in range(manifest.chunks if parts else 0):
             chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
             if manifest.is_buffer(index):
                 sign = np.float32(1.0)
                 chunk[:] = 0.0
             for key, share in parts.items():
-                decode_accumulate(self._frames[key][index], chunk, float(sign * share))
+                decode_accumulate(frames[key][index], chunk, float(sign * share))
         return made
 
 

@@ -2,7 +2,7 @@
 
 It follows versions as other clients do (`client`), and is called in no round.
 
-    joined     Evaluate                      BeginScoring; the question before is dropped
+    joined     Evaluate                      none: the question before is dropped
     joined     DeltaMeta                     ReceiveDelta, or DeclineStream if it is not asked about
     any        ReceiveDelta is done, Rebased ScoreDeltas, once no stream is awaited and the model
                                              is on the version of the question
@@ -57,7 +57,7 @@ class EvaluatorMachine(ClientMachine):
         question = event.message
         self._version, self._shares = question.version, question.shares
         self._awaited = set(self._shares)
-        return [do.BeginScoring(tuple(self._shares))]
+        return []
 
     def _delta_offered(self, event: Offered[msg.DeltaMeta], now: float) -> list[Effect]:
         delta = event.message.delta
@@ -67,18 +67,18 @@ class EvaluatorMachine(ClientMachine):
         return [DeclineStream(SERVER, event.stream, "not asked about")]
 
     def _delta_lost(self, event: StreamLost, now: float) -> list[Effect]:
-        if not event.stream.startswith("delta:"):
+        kind, _, key = event.stream.partition(":")
+        if kind != "delta":
             return self._stream_lost(event, now)
-        key = DeltaKey.parse(event.stream.removeprefix("delta:"))
-        if key in self._awaited:
-            self._shares.pop(key)
-        return self._settle(key)
+        return self._settle(DeltaKey.parse(key), is_lost=True)
 
-    def _settle(self, key: DeltaKey) -> list[Effect]:
-        """Wait for a stream no longer."""
+    def _settle(self, key: DeltaKey, *, is_lost: bool = False) -> list[Effect]:
+        """Wait for a stream no longer. is_lost: its delta is not scored."""
         if key not in self._awaited:
             return []
         self._awaited.discard(key)
+        if is_lost:
+            del self._shares[key]
         return self._score()
 
     def _score(self) -> list[Effect]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from deltas import key
 
-from fsl_async.learn.client.ports import Harm, Moved, Orders, ScoreOrder
-from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes
+from fsl_async.learn.client.ports import Harm, Moved, Orders
+from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
@@ -21,19 +21,25 @@ STRICT = Harm(0.0, 0.0)
 SHARES = {A: 0.25, B: 0.25, C: 0.5}
 
 
-def put(probes, sent=SENT):
+def put(exchange, sent):
     """Have these deltas arrive."""
-    probes.begin(sent, MANIFEST.chunks)
     for one, values in sent.items():
         for index in range(MANIFEST.chunks):
             part = np.array(values, np.float32)[slice(*MANIFEST.chunk_range(index))]
-            probes.put(one, index, encode(part, CodecSpec(format="fp32")))
+            exchange.put_delta(one, index, encode(part, CodecSpec(format="fp32")))
 
 
 def scored(loss, *, harm=STRICT, shares=SHARES, sent=SENT):
-    probes = Probes()
-    put(probes, sent)
-    return probes.scores(MANIFEST, BASE, shares, loss, harm)
+    made, events = exchange_at(3, sent)
+    answer(made, 3, loss, shares, harm)
+    return events[0].found
+
+
+def answer(exchange, version, loss=lambda vector: float(vector.sum()), shares=SHARES, harm=STRICT):
+    """Have deltas scored as the training thread does."""
+    exchange.score(version, shares)
+    order = exchange._training.take()
+    order.answer(loss, harm)
 
 
 def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
@@ -93,16 +99,16 @@ def test_a_loss_that_is_not_finite_is_very_large():
     assert found[A][:2] == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("which", "first", "count"), [(A, 1, 1), (A, 0, 3), (key("z"), 0, 1)])
+@pytest.mark.parametrize(("which", "first", "count"), [(A, 1, 1), (A, 0, 3)])
 def test_chunks_that_are_not_expected_are_refused(which, first, count):
     """A stream cannot fill the memory."""
-    probes = Probes()
-    probes.begin([A], MANIFEST.chunks)
+    made, _ = exchange_at(3)
+    made._frames = {}
     with pytest.raises(LearnerError):
-        probes.put(which, first, *[b""] * count)
+        made.put_delta(which, first, *[b""] * count)
 
 
-def exchange_at(version):
+def exchange_at(version, sent=SENT):
     """Make an exchange whose model is on `version`."""
     events = []
     made = EvaluatorExchange(Orders(), on_event=events.append)
@@ -110,7 +116,7 @@ def exchange_at(version):
     made.adopt_initial()
     made._base_version = version
     made.rebase(lambda _: Moved(), discard=False)
-    put(made.probes)
+    put(made, sent)
     events.clear()
     return made, events
 
@@ -119,14 +125,15 @@ def test_only_the_version_of_the_question_is_scored():
     """Another one may have come meanwhile; the answer is then empty, and its machine goes on."""
     for version, count in ((3, 3), (4, 0)):
         made, events = exchange_at(3)
-        made.answer(ScoreOrder(version, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
-        (answer,) = events
-        assert (answer.version, len(answer.found)) == (version, count)
+        answer(made, version)
+        (found,) = events
+        assert (found.version, len(found.found)) == (version, count)
 
 
-def test_a_damaged_delta_ends_nothing():
+@pytest.mark.parametrize("frames", [[b"damaged", b"damaged"], [b"damaged"], []])
+def test_a_damaged_delta_ends_nothing(frames):
     """The parameter server has checked it, so it was damaged here: no score, and all count."""
     made, events = exchange_at(3)
-    made.probes._frames[B][0] = b"damaged"
-    made.answer(ScoreOrder(3, SHARES), lambda vector: float(vector.sum()), Harm(0.0, 0.0))
+    made._frames[B] = frames
+    answer(made, 3)
     assert [one.found for one in events] == [{}]
