@@ -64,6 +64,8 @@ def command(options: AuditOptions) -> int:
     limits = audit_limits(folder)
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise UsageError(f"--html {options.html}: there is no such folder")
+    if options.html is not None and options.html.is_dir():
+        raise UsageError(f"--html {options.html} is a folder: name a file")
     config = _config(options)
     if not config.tune.is_on:
         raise UsageError(
@@ -95,6 +97,9 @@ def command(options: AuditOptions) -> int:
     exceeded = beyond(found, limits)
     if options.html is not None:
         options.html.write_text(page(found, f"What a server reads of {Path(data).name}"))
+    if config.tune.secure:
+        output.warn("this run sums updates under masks: its server reads sums of three or more sites,"
+                    " and what follows is of this site's update alone")  # fmt: skip
     output.answer(as_json(found, exceeded), *text(found))
     for line in exceeded:
         output.warn(line)

@@ -188,6 +188,23 @@ def join_line(config: Config, bound: str, public: str) -> str:
     return f"{program()} --role client --name SITE {client_options(config)}{server}"
 
 
+def evaluator_line(config: Config, bound: str, public: str) -> str:
+    """The command of the run's evaluator: it has other records, and lets out losses alone."""
+    from fsl_async.config.site_policy import listed, needs_of
+
+    name = f"--evaluate --name {shlex.quote(config.guard.evaluator)}"
+    line = join_line(config, bound, public)
+    if not config.tune.is_on and "--task" not in line:  # the built-in one is for fine-tuning
+        name += " --task FILE.py:FUNCTION"
+    for text, other in (
+        ("--name SITE", name),
+        ("--data PATH", "--data PROBE"),
+        (f"--allow {listed(needs_of(config))} ", ""),
+    ):
+        line = line.replace(text, other)
+    return line
+
+
 def _announcing(output: Output, config: Config, public: str) -> Callable[[str], None]:
     """A function that prints the address at which clients can connect, and their command."""
 
@@ -195,8 +212,9 @@ def _announcing(output: Output, config: Config, public: str) -> Callable[[str], 
         line = join_line(config, bound, public)
         run_dir = config.run_dir
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
-        output.say(
-            f"listening at {bound}, run directory {run_dir}", "on each client:", f"    {line}"
-        )
+        said = [f"listening at {bound}, run directory {run_dir}", "on each client:", f"    {line}"]
+        if config.guard.evaluator:
+            said += ["on its evaluator:", f"    {evaluator_line(config, bound, public)}"]
+        output.say(*said)
 
     return announce

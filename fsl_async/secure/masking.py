@@ -1,20 +1,22 @@
 """A site's deltas under masks: each is coded once, and can be taken back.
 
 A delta whose masks never came is coded as nothing: all of it stays in the site's weights. So does a
-delta of which the parameter server made no version: `taken_back` returns what was sent of it.
+delta of which the parameter server made no version: `drop` returns what was sent of it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fsl_async.secure.lattice import Vector, to_numbers, to_values
-from fsl_async.secure.site import Masks
+
+if TYPE_CHECKING:
+    from fsl_async.secure.site import Masks
 
 
 class Masking:
@@ -23,28 +25,21 @@ class Masking:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._masks: dict[int, Masks | None] = {}
+        """None: its coding has begun without masks."""
         self._sent: dict[int, dict[int, NDArray[Any]]] = {}
 
-    def bind(self, sequence: int, take: Callable[[], Masks | None]) -> bool:
-        """Code a delta under the masks that `take` returns. Returns whether it is under masks.
+    def bind(self, sequence: int, take: Callable[[], Masks | None]) -> int | None:
+        """Code a delta under the masks that `take` returns, if its coding has not begun.
 
-        `take` is not called where its coding has begun.
+        Returns the number of their set; 0: it has begun without masks; None: there are none yet.
         """
         with self._lock:
             if sequence not in self._masks and (masks := take()) is not None:
                 self._masks[sequence] = masks
-            return self._masks.get(sequence) is not None
-
-    def has_begun(self, sequence: int) -> bool:
-        """Whether it is decided under which masks a delta is coded, if under any."""
-        with self._lock:
-            return sequence in self._masks
-
-    def number(self, sequence: int) -> int:
-        """Return the number of the set whose masks a delta is under; 0: it is under none."""
-        with self._lock:
-            masks = self._masks.get(sequence)
-        return 0 if masks is None else masks.number
+            if sequence not in self._masks:
+                return None
+            bound = self._masks[sequence]
+            return 0 if bound is None else bound.number
 
     def encode(self, sequence: int, index: int, values: Vector) -> tuple[bytes, Vector]:
         """Code chunk `index` of a delta. Returns its frame, empty where it is under no masks, and

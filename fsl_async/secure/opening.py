@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fsl_async.roles.sync.roster import Answers
-from fsl_async.secure import masks as crypto
 from fsl_async.secure.lattice import Vector, of_ring, to_values, unpack, word_type
+from fsl_async.secure.masks import Streams, add_masks, pair_streams, public_of, self_key
 from fsl_async.secure.shamir import join
 
 
@@ -23,27 +23,25 @@ class Opening:
         self._roster = roster = answers.roster
         self._survivors = answers.survivors
         context = roster.context(run)
-        self._streams: list[tuple[bytes, int]] = []
+        self._streams: Streams = []
         for name, is_seed in roster.needed(answers.survivors).items():
             secret = self._secret(name, answers.shares.get(name, {}))
             if is_seed:
-                self._streams.append((crypto.self_key(secret, context), -1))
+                self._streams.append((self_key(secret, context), -1))
                 continue
-            if crypto.public_of(secret) != roster.keys[name][1]:
+            if public_of(secret) != roster.keys[name][1]:
                 raise ValueError(f"the shares of {name}'s key give another one")
-            for other in roster.neighbours(name):
-                if other in answers.survivors:  # which has added its half of the pair's mask
-                    key = crypto.pair_key(secret, roster, context, name, other)
-                    self._streams.append((key, -crypto.sign_of(other, name)))
+            # What it would have added cancels what these have added.
+            left = [one for one in roster.neighbours(name) if one in answers.survivors]
+            self._streams += pair_streams(secret, roster, context, name, left)
 
     def _secret(self, name: str, shares: Mapping[str, bytes]) -> bytes:
-        places = {one: x for x, one in enumerate(self._roster.holders(name), 1)}
-        found = {places[holder]: share for holder, share in shares.items() if holder in places}
-        if len(found) < self._roster.threshold:
+        holders, least = self._roster.holders(name), self._roster.threshold
+        found = {x: shares[one] for x, one in enumerate(holders, 1) if one in shares}
+        if len(found) < least:
             raise ValueError(f"{len(found)} shares of {name} are here")
-        least = dict(list(found.items())[: self._roster.threshold])
         try:
-            return join(least)
+            return join(dict(list(found.items())[:least]))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
@@ -59,6 +57,5 @@ class Opening:
             if found != width:
                 raise ValueError(f"{name} has sent words of {found} bits, not of {width}")
             total += words
-        for key, sign in self._streams:
-            crypto.add_mask(total, key, index, sign)
+        add_masks(total, self._streams, index)
         return to_values(of_ring(total, width), self._roster.step / len(self._survivors))

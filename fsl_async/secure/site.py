@@ -12,15 +12,6 @@ The parameter server carries all messages and may send anything. The rules that 
    ones. Shares open only where their site has the same set, to the last bit.
 5. A sum is opened of three or more sites that mask with each other, this one among them, and only
    if it has sent its part.
-
-    message         has to be                                           answer
-    SecureCall      any                                                 SecureKey, of new keys
-    SecureCall      the same, before its set                            the same
-    SecureSet       the attempt's first set, with this site in it       SecureShares
-    SecureSet       the same                                            the same
-    SecureShares    one of each neighbour, for the attempt's set        none: masks may be taken
-    Unmask          of survivors by rule 5, once masks are taken        Unmasked
-    Unmask          the same                                            the same
 """
 
 from __future__ import annotations
@@ -44,25 +35,28 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """The site does not answer a message of the parameter server; the text says why."""
+    """The site does not do what a message of the parameter server asks for; the text says why.
+
+    answer: what it sends instead, if anything.
+    """
+
+    def __init__(self, text: str, answer: Message | None = None) -> None:
+        super().__init__(text)
+        self.answer = answer
 
 
 @frozen
 class Masks:
-    """The masks of one site in one attempt.
-
-    number: of their set. streams: key and sign of each.
-    """
+    """The masks of one site in one attempt. number: of their set."""
 
     roster: Roster
     number: int
-    streams: tuple[tuple[bytes, int], ...]
+    _streams: crypto.Streams
 
     def frame(self, numbers: NDArray[np.int32], index: int) -> bytes:
         """Return the masked frame of chunk `index`."""
         words = numbers.astype(word_type(self.roster.width))
-        for key, sign in self.streams:
-            crypto.add_mask(words, key, index, sign)
+        crypto.add_masks(words, self._streams, index)
         return pack(words, self.roster.width)
 
 
@@ -79,17 +73,10 @@ class _Attempt:
     context: bytes = b""
     sealed: msg.SecureShares | None = None
     held: dict[str, tuple[bytes, bytes]] = field(factory=dict)
-    """Site -> its shares here: of its key, of its seed. The own ones are there from the start."""
+    """Site -> its shares here: of its key, of its seed. Those of others come all at once."""
     is_taken: bool = False
     survivors: list[str] = field(factory=list)
     answer: msg.Unmasked | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all shares are here."""
-        return self.roster is not None and len(self.held) == len(
-            self.roster.holders(next(iter(self.held)))
-        )
 
 
 @define(eq=False)
@@ -108,17 +95,20 @@ class Site:
     _attempt: _Attempt | None = field(default=None, init=False)
 
     def handle(self, message: Message) -> Message | None:
-        """Return the answer to a message of the parameter server. Raises RefusedError."""
+        """Return the answer to a message of the parameter server; a repeated one gets the same.
+
+        Raises RefusedError.
+        """
         match message:
             case msg.SecureCall():
                 return self._called(message)
             case msg.SecureSet(roster):
-                return self._set(roster)
+                return self._set(self._of(roster), roster)
             case msg.SecureShares():
-                self._shares(message)
+                self._shares(self._of(message), dict(message.shares))
                 return None
             case msg.Unmask():
-                return self._unmask(message)
+                return self._unmask(self._of(message), sorted(message.survivors))
         raise RefusedError(f"{type(message).__name__} is no message to a site")
 
     def expects(self, number: int) -> bool:
@@ -129,38 +119,36 @@ class Site:
     def take_masks(self, number: int) -> Masks | None:
         """Return the masks of this round's attempt, once; None: they are not, or no more, here."""
         found = self._attempt
-        if found is None or found.call.round != number or found.is_taken or not found.is_ready:
+        if found is None or found.roster is None or not self.expects(number) or len(found.held) < 2:
             return None
-        assert found.roster is not None, "it is ready"
         found.is_taken = True
-        streams = [(crypto.self_key(found.seed, found.context), 1)]
-        for other in found.roster.neighbours(self.name):
-            key = crypto.pair_key(found.key, found.roster, found.context, self.name, other)
-            streams.append((key, crypto.sign_of(self.name, other)))
-        return Masks(found.roster, found.roster.number(self.run), tuple(streams))
+        roster, context = found.roster, found.context
+        others = roster.neighbours(self.name)
+        streams = crypto.pair_streams(found.key, roster, context, self.name, others)
+        own = crypto.self_key(found.seed, context), 1
+        return Masks(roster, roster.number(self.run), [own, *streams])
 
     def _called(self, call: msg.SecureCall) -> Message:
         found = self._attempt
         if found is None or found.call != call or found.roster is not None:
-            self._attempt = found = _Attempt(
-                call, self._entropy(KEY_BYTES), self._entropy(KEY_BYTES)
-            )
+            keys = self._entropy(KEY_BYTES), self._entropy(KEY_BYTES)
+            self._attempt = found = _Attempt(call, *keys)
         public = crypto.public_of(found.key)
         return msg.SecureKey(call.round, call.attempt, crypto.public_of(self._private), public)
 
-    def _set(self, roster: Roster) -> Message:
-        found = self._of(roster.round, roster.attempt)
-        if found.roster is not None:
-            if found.roster != roster or found.sealed is None:
+    def _set(self, found: _Attempt, roster: Roster) -> Message:
+        if found.sealed is not None:
+            if found.roster != roster:
                 raise RefusedError("the parameter server sent a second set for one attempt")
             return found.sealed
         own = crypto.public_of(self._private), crypto.public_of(found.key)
         if roster.keys.get(self.name) != own:
             raise RefusedError("the parameter server's set has not this site's own keys")
-        others = {name: keys for name, keys in roster.keys.items() if name != self.name}
-        if len({keys[0] for keys in roster.keys.values()}) < len(roster.members):
+        known = {name: keys[0] for name, keys in roster.keys.items()}
+        if len(set(known.values())) < len(known):
             raise RefusedError("the parameter server's set has one site under two names")
-        self._known({name: keys[0] for name, keys in others.items()})
+        del known[self.name]
+        self._known(known)
         found.roster, found.context = roster, roster.context(self.run)
         holders = roster.holders(self.name)
         shares = [
@@ -170,38 +158,35 @@ class Site:
         mine = dict(zip(holders, zip(*shares, strict=True), strict=True))
         found.held[self.name] = mine.pop(self.name)
         sealed = [
-            [name, crypto.seal(b"".join(two), self._secret(name), found.context, self.name, name)]
-            for name, two in mine.items()
+            [
+                one,
+                crypto.seal(b"".join(two), self._secret(found, one), found.context, self.name, one),
+            ]
+            for one, two in mine.items()
         ]
         found.sealed = msg.SecureShares(roster.round, roster.attempt, sealed)
         return found.sealed
 
-    def _shares(self, message: msg.SecureShares) -> None:
-        found = self._of(message.round, message.attempt)
+    def _shares(self, found: _Attempt, sealed: Mapping[str, bytes]) -> None:
         if found.roster is None:
             raise RefusedError("the parameter server sent shares before a set")
-        if found.is_ready:
-            return
-        sealed = dict(message.sealed)
         if sealed.keys() != set(found.roster.neighbours(self.name)):
             raise RefusedError("the parameter server sent shares of other sites than the set has")
-        opened = {}
-        for name, text in sealed.items():
-            secret = self._secret(name)
-            try:
-                both = crypto.unseal(text, secret, found.context, name, self.name)
-            except ValueError:
-                both = b""
-            if len(both) != 2 * SHARE_BYTES:
-                raise RefusedError(
-                    f"the shares of {name} are not from the holder of its key for this set: the"
-                    " parameter server has replaced a key, or told sites of different sets"
-                )
-            opened[name] = both[:SHARE_BYTES], both[SHARE_BYTES:]
-        found.held |= opened
+        opened = {
+            name: crypto.unseal(text, self._secret(found, name), found.context, name, self.name)
+            for name, text in sealed.items()
+        }
+        wrong = [name for name, both in opened.items() if len(both) != 2 * SHARE_BYTES]
+        if wrong:
+            raise RefusedError(
+                f"the shares of {', '.join(wrong)} are not from the holder of that key for this"
+                " set: the parameter server has replaced a key, or told sites of different sets",
+                msg.SharesRefused(*found.call.attempted, wrong),
+            )
+        for name, both in opened.items():
+            found.held[name] = both[:SHARE_BYTES], both[SHARE_BYTES:]
 
-    def _unmask(self, message: msg.Unmask) -> Message:
-        found, survivors = self._of(message.round, message.attempt), sorted(message.survivors)
+    def _unmask(self, found: _Attempt, survivors: list[str]) -> Message:
         if found.answer is not None:
             if survivors != found.survivors:
                 raise RefusedError(
@@ -218,21 +203,19 @@ class Site:
         needed = found.roster.needed(survivors)
         shares = [[name, two[needed[name]]] for name, two in found.held.items() if name in needed]
         found.survivors = survivors
-        found.answer = msg.Unmasked(message.round, message.attempt, shares)
+        found.answer = msg.Unmasked(*found.call.attempted, shares)
         return found.answer
 
-    def _of(self, number: int, attempt: int) -> _Attempt:
+    def _of(self, sent: msg.OfSum | Roster) -> _Attempt:
         found = self._attempt
-        if found is None or (found.call.round, found.call.attempt) != (number, attempt):
+        if found is None or found.call.attempted != (sent.round, sent.attempt):
             raise RefusedError(
-                f"attempt {attempt} at round {number} is not this site's present one"
+                f"attempt {sent.attempt} at round {sent.round} is not this site's present one"
             )
         return found
 
-    def _secret(self, other: str) -> bytes:
+    def _secret(self, found: _Attempt, other: str) -> bytes:
         """Return the secret with another site, of both pairs of keys."""
-        found = self._attempt
-        assert found is not None
         assert found.roster is not None
         site, key = found.roster.keys[other]
         try:

@@ -40,7 +40,6 @@ from fsl_async.files.files import Files
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.events import DeltaStored, Recovered, VersionCommitted
-from fsl_async.secure.opening import Opening
 from fsl_async.store.book.records import recordable, to_fact
 from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.commit.merging import AT_START, Merging, merge_of
@@ -423,6 +422,8 @@ class Store:
 
         StoreError: it cannot be opened, with the reason.
         """
+        from fsl_async.secure.opening import Opening  # needs an extra
+
         run, manifest, square, count = self._open.run, self.manifest, 0.0, 0
         readers = {key.client: run.spool.reader(key, manifest) for key in keys}
 

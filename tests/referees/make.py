@@ -39,7 +39,7 @@ Referees elsewhere:
                         test_native_process.py, test_golden_vectors_on_the_path_that_the_variable_
                         chooses. Again: python tests/unit_codecs/test_codec_vectors.py
     crash points        python tests/unit_crash/all_crash_points.py: every effect and every disk
-                        call, 17,873 runs, about 30 minutes of one core (docs/FAULTS.md)
+                        call, 20,324 runs, about 40 minutes of one core (docs/FAULTS.md)
     benchmarks/results/referees.jsonl
                         python benchmarks/quality.py --summary, and, on a quiet machine,
                         python benchmarks/sync.py --clients 6 --format uniform \

@@ -127,7 +127,7 @@ OF_GROUPS = frozenset({effects_groups.TakeCut.tag, effects_groups.Adopt.tag})
 """Effects of a parameter server that only one in a roster has."""
 OF_EVALUATORS = {
     "ps": {effects.SendDelta.tag},
-    "client": {effects.ReceiveDelta.tag, effects.BeginScoring.tag, effects.ScoreDeltas.tag},
+    "client": {effects.ReceiveDelta.tag, effects.ScoreDeltas.tag},
 }
 """Role -> effects around evaluators, which write nothing: kills are simulated only
 (`unit_tools/sim/test_evaluator_simulation.py`)."""

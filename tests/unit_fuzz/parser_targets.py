@@ -161,6 +161,7 @@ def bodies():
         ),
         msg.SecureShares(4, 1, [["b", b"s" * 148]]),
         msg.Unmask(4, 1, ["a", "b", "c"]),
+        msg.SharesRefused(4, 1, ["b"]),
         msg.Unmasked(4, 1, [["b", b"s" * 66]]),
         msg.Scalars(1, "d" * 32, SCALARS),
     ]
@@ -450,20 +451,16 @@ def client_of(scheduler, link, outputs=Quiet(), learner=None):  # noqa: B008 - i
 class Scores(Orders):
     """The training thread of an evaluator, which scores at once."""
 
-    def __init__(self, learner):
-        super().__init__()
-        self.learner = learner
-
     def ask(self, order):
         """Score deltas by a loss that needs no model."""
         if isinstance(order, ScoreOrder):
-            self.learner.answer(order, lambda vector: float(np.abs(vector).sum()), Harm(0.1, 0.01))
+            order.answer(lambda vector: float(np.abs(vector).sum()), Harm(0.1, 0.01))
 
 
 def run_evaluator(data):
     """Run an evaluator that is on version 0; input: as for a client."""
     learner = attached_learner(EvaluatorExchange)
-    learner._training = Scores(learner)
+    learner._training = Scores()
     learner.adopt_initial()
     learner._base_version = learner.version = 0
     run_client(data, learner)

@@ -3,8 +3,11 @@
 import importlib.util
 
 import pytest
+from attrs import evolve
 from secure_simulation import SecureSimulation
 from storms import STORM, simulated
+
+from fsl_async.roles.sync import messages as msg
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("cryptography"), reason="needs the extra secure"
@@ -40,3 +43,24 @@ def test_a_site_that_lies_reveals_nothing_and_stops_no_run():
     assert simulation.violations == []
     assert simulation.audit.problems() == []
     assert simulation.lineage.version > 3
+
+
+class Garbage(SecureSimulation):
+    """A run with a site that seals random bytes, and does all else as it should."""
+
+    def lies(self, message, chance):
+        """See `SecureSites.lies`."""
+        if type(message) is not msg.SecureShares:
+            return [message]
+        return [evolve(message, shares=[[one, chance.randbytes(148)] for one, _ in message.shares])]
+
+
+def test_a_site_that_seals_garbage_voids_no_round():
+    """It is named and left out, and each round opens the sum of the others."""
+    simulation = simulated(Garbage, "secure", "none", hours=0.2, liar="c0000")
+    assert simulation.violations == []
+    assert simulation.audit.problems() == []
+    assert simulation.audit.opened == simulation.lineage.version > 8
+    named = [note for note in simulation.lines if "shares that c0000 sealed" in str(note)]
+    assert len(named) > 0.9 * simulation.lineage.version
+    assert not any("no sum" in str(note) for note in simulation.lines)

@@ -283,8 +283,10 @@ class Fed:
     def _check_exposure(self, model: nn.Module) -> None:
         """Say what the run's settings expose; raise NotAllowedError for words that may not leave.
 
-        A secure sum still has the words of all sites together.
+        A secure sum still has the words of all sites together. An evaluator sends no update.
         """
+        if self._context.site.evaluates:
+            return
         trains_embedding = _trains_embedding(model)
         if trains_embedding and not self.is_zeroth:
             what = "this run trains the embedding, whose rows tell the words of the records: it"

@@ -12,7 +12,7 @@ training thread carries orders out between two steps, and waits here where train
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
-from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.model.manifest import Manifest
 
 Vector = npt.NDArray[np.float32]
@@ -53,20 +52,6 @@ class RebaseOrder:
 
 
 @frozen
-class ScoreOrder:
-    """Score deltas on `version`. shares: of each in the mean. frames: all coded chunks of each."""
-
-    version: int
-    shares: dict[DeltaKey, float]
-    frames: Mapping[DeltaKey, Sequence[bytes]]
-
-
-Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder
-Scores = dict[DeltaKey, tuple[float, float, float]]
-"""Maps a delta to its loss, alone and left_out, as in `fsl_async.roles.sync.delta.Score`."""
-
-
-@frozen
 class Harm:
     """The least that hurts, as shares of the loss: `guard.evaluator_alone`, `_left_out`."""
 
@@ -74,7 +59,19 @@ class Harm:
     left_out: float
 
 
-Scorer = Callable[[ScoreOrder, Callable[[Vector], float], Harm | None], None]
+LossAt = Callable[[Vector], float]
+
+
+@frozen
+class ScoreOrder:
+    """Score deltas. answer: does it, with a function that measures a vector, and with what hurts
+    where a version is a mean of deltas (`EvaluatorExchange`).
+    """
+
+    answer: Callable[[LossAt, Harm | None], None]
+
+
+Order = SnapshotOrder | RoundOrder | RebaseOrder | ScoreOrder
 
 
 class TrainingPort(Protocol):

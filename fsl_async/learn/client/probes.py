@@ -1,147 +1,136 @@
 """Deltas of other clients at an evaluator: coded as they came, until they are scored. NumPy only.
 
-The loop thread names the deltas of a round, the worker thread puts their chunks, the loop thread
-takes all of them with the order to score, and the training thread scores. So a question that is
-asked again meanwhile changes nothing that is being scored.
+The worker thread puts their chunks, the loop thread takes all of them with the order to score, and
+the training thread scores. So a question that is asked again changes nothing that is being scored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fsl_async.learn.client.exchange import Exchange
-from fsl_async.learn.client.ports import Harm, ScoreOrder, Scores, Vector
+from fsl_async.learn.client.ports import Harm, LossAt, ScoreOrder, Vector
 from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.events import Scored
+from fsl_async.roles.sync.messages import MOST_SCORED
 from fsl_async.store.errors import LearnerError
-from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecError, decode_accumulate
 
 MOST_LOSS = 1e9
 """Stands for a loss that is not finite."""
+Frames = Mapping[DeltaKey, list[bytes]]
 
 
 class EvaluatorExchange(Exchange):
-    """The exchange of an evaluator, with the deltas of others that it scores."""
+    """The exchange of an evaluator, with the coded deltas of one round."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self.probes = Probes()
-
-    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
-        """Have deltas scored on a version, those that are whole. Answers Scored.
-
-        shares: as in `ScoreOrder`.
-        """
-        frames = self.probes.take()
-        whole = {key: share for key, share in shares.items() if key in frames}
-        self._training.ask(ScoreOrder(version, whole, frames))
-
-    def answer(
-        self, order: ScoreOrder, loss_at: Callable[[Vector], float], harm: Harm | None
-    ) -> None:
-        """Score deltas, in the training thread, and report it. See `scores_of`.
-
-        None is scored if the model or the base is on another version by now.
-        """
-        held, found = list[Vector](), Scores()
-        version = self.read_base(lambda base: held.append(base.copy()))
-        if version == self.version == order.version:
-            found = scores_of(order, self._known_manifest(), held[0], loss_at, harm)
-        self._on_event(Scored(order.version, found))
-
-
-class Probes:
-    """The coded deltas of one round."""
-
-    def __init__(self) -> None:
         self._frames: dict[DeltaKey, list[bytes]] = {}
-        self._chunks = 0
 
-    def begin(self, keys: Iterable[DeltaKey], chunks: int) -> None:
-        """Drop what is here, and take deltas of these keys, of so many chunks."""
-        self._frames, self._chunks = {key: [] for key in keys}, chunks
-
-    def put(self, key: DeltaKey, first: int, *frames: bytes) -> None:
+    def put_delta(self, key: DeltaKey, first: int, *frames: bytes) -> None:
         """Take the chunks of a delta from `first` on. LearnerError: they are not expected."""
-        held = self._frames.get(key)
-        if held is None or first != len(held) or first + len(frames) > self._chunks:
+        if not first:  # its stream may begin again
+            self._frames.pop(key, None)
+            if len(self._frames) >= MOST_SCORED:  # of questions that were not scored
+                del self._frames[next(iter(self._frames))]
+            self._frames[key] = []
+        held = self._frames.get(key, [])
+        if first != len(held) or first + len(frames) > self._known_manifest().chunks:
             raise LearnerError(f"chunk {first} of delta {key.text} is not expected")
         held.extend(frames)
 
-    def take(self) -> dict[DeltaKey, list[bytes]]:
-        """Return the chunks of each delta that is whole, and drop all."""
+    def score(self, version: int, shares: dict[DeltaKey, float]) -> None:
+        """Have the deltas scored on a version that are whole, and all dropped. Answers Scored.
+
+        shares: of each in the mean of the round.
+        """
         frames, self._frames = self._frames, {}
-        return {key: held for key, held in frames.items() if len(held) == self._chunks}
+        chunks = self._known_manifest().chunks
+        whole = {key: share for key, share in shares.items() if len(frames.get(key, ())) == chunks}
+        self._training.ask(ScoreOrder(partial(self._answer, version, frames, whole)))
 
+    def _answer(
+        self,
+        wanted: int,
+        frames: Frames,
+        shares: Mapping[DeltaKey, float],
+        loss_at: LossAt,
+        harm: Harm | None,
+    ) -> None:
+        """Score deltas, in the training thread, and report it.
 
-def scores_of(
-    order: ScoreOrder,
-    manifest: Manifest,
-    base: Vector,
-    loss_at: Callable[[Vector], float],
-    harm: Harm | None,
-) -> Scores:
-    """Score deltas on `base`, float32 (values,). One that is damaged has no score.
+        None is scored if the model or the base is on another version by now.
+        """
+        held, found = list[Vector](), {}
+        version = self.read_base(lambda base: held.append(base.copy()))
+        if version == self.version == wanted:
+            found = self._scores(frames, held[0], shares, loss_at, harm)
+        self._on_event(Scored(wanted, found))
 
-    loss_at: measures a vector. harm: None: only each delta alone is tried. Else, with two or more,
-    the mean without each one is, and the worst is left out before the others are tried again, while
-    one hurts: beside a large delta an honest one that opposes it looks as if it hurt, or as if the
-    large one did not.
-    """
+    def _scores(
+        self,
+        frames: Frames,
+        base: Vector,
+        shares: Mapping[DeltaKey, float],
+        loss_at: LossAt,
+        harm: Harm | None,
+    ) -> dict[DeltaKey, tuple[float, float, float]]:
+        """Return loss, alone and left_out of each delta, as in `Score`; none of a damaged one.
 
-    def loss(parts: Mapping[DeltaKey, float]) -> float:
-        found = float(loss_at(_sum(order.frames, manifest, base, parts)))
-        return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
+        harm: None: only each delta alone is tried. Else, with two or more, the mean without each
+        one is, and the worst is left out before the others are tried again, while one hurts: beside
+        a large delta an honest one that opposes it looks as if it hurt, or as if the large one did
+        not.
+        """
 
-    whole, alone = loss({}), dict[DeltaKey, float]()
-    for key in order.shares:
-        with contextlib.suppress(CodecError):
-            alone[key] = loss({key: 1.0}) - whole
-    shares = {key: order.shares[key] for key in alone}
-    better, left = dict.fromkeys(shares, 0.0), dict(shares)
-    together = loss(_scaled(left)) if harm and len(left) > 1 else whole
-    while harm and len(left) > 1:
-        rest = {key: loss(_scaled(_without(left, key))) for key in left}
-        better.update({key: together - found for key, found in rest.items()})
-        if len(shares) - len(left) >= len(shares) // 2:
-            break
-        worst = max(left, key=lambda key: better[key])
-        if better[worst] <= harm.left_out * abs(whole):
-            if together - whole <= harm.alone * abs(whole):
+        def loss(parts: Mapping[DeltaKey, float]) -> float:
+            found = float(loss_at(self._sum(frames, base, parts)))
+            return min(MOST_LOSS, max(-MOST_LOSS, found)) if math.isfinite(found) else MOST_LOSS
+
+        whole, alone = loss({}), dict[DeltaKey, float]()
+        for key in shares:
+            with contextlib.suppress(CodecError):
+                alone[key] = loss({key: 1.0}) - whole
+        shares = {key: shares[key] for key in alone}
+        better, left = dict.fromkeys(shares, 0.0), dict(shares)
+        together = loss(_scaled(left)) if harm and len(left) > 1 else whole
+        while harm and len(left) > 1:
+            rest = {key: loss(_scaled(_without(left, key))) for key in left}
+            better.update({key: together - found for key, found in rest.items()})
+            if len(shares) - len(left) >= len(shares) // 2:
                 break
-            # No single one is to blame for a mean that hurts.
-            worst = max(left, key=lambda key: alone[key])
-            better[worst] = max(0.0, better[worst])
-        together = rest[worst]
-        del left[worst]
-    return {key: (whole, alone[key], better[key]) for key in shares}
+            worst = max(left, key=lambda key: better[key])
+            if better[worst] <= harm.left_out * abs(whole):
+                if together - whole <= harm.alone * abs(whole):
+                    break
+                # No single one is to blame for a mean that hurts.
+                worst = max(left, key=lambda key: alone[key])
+                better[worst] = max(0.0, better[worst])
+            together = rest[worst]
+            del left[worst]
+        return {key: (whole, alone[key], better[key]) for key in shares}
 
+    def _sum(self, frames: Frames, base: Vector, parts: Mapping[DeltaKey, float]) -> Vector:
+        """The version with a weighted sum of deltas: a delta is what its client's weights lost.
 
-def _sum(
-    frames: Mapping[DeltaKey, Sequence[bytes]],
-    manifest: Manifest,
-    base: Vector,
-    parts: Mapping[DeltaKey, float],
-) -> Vector:
-    """The version with a weighted sum of deltas: a delta is what its client's weights lost.
-
-    Buffers are not changes, so they are averaged.
-    """
-    made = base.copy()
-    for index in range(manifest.chunks if parts else 0):
-        chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
-        if manifest.is_buffer(index):
-            sign = np.float32(1.0)
-            chunk[:] = 0.0
-        for key, share in parts.items():
-            decode_accumulate(frames[key][index], chunk, float(sign * share))
-    return made
+        Buffers are not changes, so they are averaged.
+        """
+        made, manifest = base.copy(), self._known_manifest()
+        for index in range(manifest.chunks if parts else 0):
+            chunk, sign = made[slice(*manifest.chunk_range(index))], np.float32(-1.0)
+            if manifest.is_buffer(index):
+                sign = np.float32(1.0)
+                chunk[:] = 0.0
+            for key, share in parts.items():
+                decode_accumulate(frames[key][index], chunk, float(sign * share))
+        return made
 
 
 def _without(shares: Mapping[DeltaKey, float], key: DeltaKey) -> dict[DeltaKey, float]:

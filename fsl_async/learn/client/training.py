@@ -39,7 +39,6 @@ from fsl_async.learn.client.ports import (
     RebaseOrder,
     RoundOrder,
     ScoreOrder,
-    Scorer,
     SnapshotOrder,
     Vector,
     Work,
@@ -150,8 +149,6 @@ class Training:
         """Takes a line for this client's log."""
         self.loss: Callable[[], float] | None = None
         """Measures the model as it is, at an evaluator."""
-        self.scorer: Scorer = lambda *_: None
-        """Scores deltas with a function that measures a vector (`EvaluatorExchange.answer`)."""
         self.harm: Harm | None = None
         """At an evaluator of a run whose versions are means of deltas, which one can leave out."""
         self.is_at_version = False
@@ -366,7 +363,7 @@ class Training:
 
         own = weights.saved()
         try:
-            self.scorer(order, loss_at, self.harm)
+            order.answer(loss_at, self.harm)
         finally:
             weights.restore(own)
 

@@ -30,7 +30,6 @@ from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, Refuse
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import RunFinishedError
 from fsl_async.nodes.client.parts import ClientParts, Membership, TrainingSide
-from fsl_async.nodes.client.secure_side import secure_side
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.training_watch import ProgressLines, TrainingWatch
 from fsl_async.nodes.runtime import LoopLag, ThreadWorker
@@ -378,6 +377,8 @@ class ClientNode:
         config = from_wire(welcome.config)
         self._check_policy(welcome, config)
         if config.tune.secure and self._shell.secure is None:
+            from fsl_async.nodes.client.secure_side import secure_side  # needs an extra
+
             self._shell.secure = secure_side(welcome.run, parts, self._shell, self._say)
         configure_exchange(parts.exchange, config)
         # From here on both sides use the run's heartbeat and expiry.

@@ -92,8 +92,6 @@ class ClientRuntime(LoopSide):
         kind = EvaluatorExchange if options.evaluates else Exchange
         exchange = kind(orders, on_event=self._post)
         self.training = Training(orders, exchange)
-        if isinstance(exchange, EvaluatorExchange):
-            self.training.scorer = exchange.answer
         super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()
 

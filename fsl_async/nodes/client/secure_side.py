@@ -1,4 +1,7 @@
-"""A client's part in secure sums: messages to its site, and masks for its deltas."""
+"""A client's part in secure sums: messages to its site, and masks for its deltas.
+
+Importing this module needs the extra `secure`. Raises ConfigError without it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from fsl_async.errors import KeysError
 from fsl_async.roles.machine import SERVER, Note
 from fsl_async.roles.messages import Message
 from fsl_async.roles.sync import messages as msg
-from fsl_async.secure.masks import check_installed
 from fsl_async.secure.site import RefusedError, Site
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from fsl_async.nodes.client.shell import ClientShell
     from fsl_async.roles.sync.delta import Delta
     from fsl_async.secure.masking import Masking
-
-_OF_SITES = (msg.SecureCall, msg.SecureSet, msg.SecureShares, msg.Unmask)
 
 
 @define(eq=False)
@@ -35,13 +35,13 @@ class SecureSide:
 
     def takes(self, message: Message) -> bool:
         """Answer a message about a secure sum. Returns whether it was one."""
-        if not isinstance(message, _OF_SITES):
+        if not isinstance(message, msg.OfSum | msg.SecureSet):
             return False
         try:
             answer = self.site.handle(message)
         except RefusedError as error:
             self._say(Note(f"refused for a secure sum: {error}", "warning"))
-            return True
+            answer = error.answer
         if answer is not None:
             self._send(answer)
         return True
@@ -51,21 +51,16 @@ class SecureSide:
 
         Without masks the parameter server declines it, and the site keeps the work.
         """
-        masking, sequence, number = self._masking(), delta.key.sequence, delta.round
+        masking = self._masking()
         assert masking is not None, "the welcome has configured the exchange"
-        if masking.bind(sequence, lambda: self.site.take_masks(number)):
-            return masking.number(sequence)
-        return None if self.site.expects(number) and not masking.has_begun(sequence) else 0
+        found = masking.bind(delta.key.sequence, lambda: self.site.take_masks(delta.round))
+        return 0 if found is None and not self.site.expects(delta.round) else found
 
 
 def secure_side(
     run: str, parts: ClientParts, shell: ClientShell, say: Callable[[Note], None]
 ) -> SecureSide:
-    """Return the part of a client whose keys are in its folder.
-
-    ConfigError: the extra is not installed. KeysError: there is no key.
-    """
-    check_installed()
+    """Return the part of a client whose keys are in its folder. KeysError: there is no key."""
     keys = parts.keys
 
     def known(found: Mapping[str, bytes]) -> None:

@@ -4,8 +4,10 @@ It decides nothing. Coding, decoding and hashing go to the one worker, in order;
 by the training thread (`fsl_async.learn.client`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import define, evolve, mutable
 
@@ -14,7 +16,6 @@ from fsl_async.accounting.sizes import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.learn.client.exchange import Exchange, FetchKind
 from fsl_async.learn.client.probes import EvaluatorExchange
-from fsl_async.nodes.client.secure_side import SecureSide
 from fsl_async.nodes.runtime import Journal, Node, Shell, Worker
 from fsl_async.nodes.wire import (
     Hello,
@@ -50,6 +51,9 @@ from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import MASKS, ORDER
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.store.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from fsl_async.nodes.client.secure_side import SecureSide
 
 REDIAL_S = 5.0
 
@@ -131,7 +135,6 @@ class ClientShell(Shell):
             do.FinishEncoding: self._finish_encoding,
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence, is_refused=e.is_refused),
             do.ReceiveVersion: self._receive_version,
-            do.BeginScoring: lambda e, _: self._scorer.probes.begin(e.keys, self._chunks),
             do.ReceiveDelta: self._receive_delta,
             do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
@@ -363,7 +366,7 @@ class ClientShell(Shell):
         self._scored[effect.stream] = effect
         sink = Sink(
             self.worker,
-            lambda first, *frames: self._scorer.probes.put(key, first, *frames),
+            lambda first, *frames: self._scorer.put_delta(key, first, *frames),
             lambda index, frame: self.count(Direction.DOWN, index, frame),
         )
         self.endpoint.accept(SERVER, effect.stream, sink)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import importlib
 import os
 import secrets
 import socket
@@ -56,7 +57,6 @@ from fsl_async.roles.machine import Event, Finish
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.roles.sync.ps_state import GRACE_MADS
-from fsl_async.secure.masks import check_installed
 from fsl_async.store.book.records import VersionRecord
 from fsl_async.store.deltas.delta_kind import (
     DeltaKind,
@@ -242,7 +242,7 @@ def prepared(
     """
     config = with_implied(with_base_rule(config))
     if config.tune.secure:
-        check_installed()
+        importlib.import_module("fsl_async.secure.masks")  # raises without the extra
     listen, log, keys = config.listen, options.log, options.keys
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)

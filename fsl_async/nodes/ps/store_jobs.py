@@ -77,11 +77,8 @@ class StoreJobs:
 
     def keep_sum(self, effect: do.KeepSum, number: int) -> None:
         """Write to disk which sites a secure sum will be of."""
-        self._write(
-            lambda: self._store.run.record_sum(effect.roster, effect.survivors),
-            number,
-            Done(effect),
-        )
+        run = self._store.run
+        self._write(lambda: run.record_sum(effect.roster, effect.survivors), number, Done(effect))
 
     def open_sum(self, effect: do.OpenSum, number: int) -> None:
         """Add up masked deltas."""

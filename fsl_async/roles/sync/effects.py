@@ -243,13 +243,6 @@ class ReceiveVersion(Effect, tag="receive_version"):
 
 
 @frozen
-class BeginScoring(Effect, tag="begin_scoring"):
-    """Drop the deltas that came to be scored, and get ready for these."""
-
-    keys: tuple[DeltaKey, ...]
-
-
-@frozen
 class ScoreDeltas(Effect, tag="score_deltas"):
     """Score deltas that are here, on `version`, in the training thread. Ends in Scored.
 

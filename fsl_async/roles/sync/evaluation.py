@@ -8,8 +8,8 @@
 
 A delta hurts if the mean of the round is better without it by more than a setting allows, or if it
 alone raises the loss by more than another one and the mean is not worse without it. The worst ones
-are refused, at most half of those asked about: so many an evaluator can keep out that lies, or
-whose records are no measure. It can do nothing else to a run (docs/adr/0173).
+are refused, at most half of those asked about: so many can be kept out by an evaluator that lies,
+or whose records are no measure. It can do nothing else to a run (docs/adr/0173).
 
 It is asked about at most `MOST_OF_ONE` deltas of a client. More of them wait for the next version:
 else a client could send so many that none is scored in time, or that its worst one is not tried.
@@ -17,7 +17,6 @@ else a client could send so many that none is scored in time, or that its worst 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 TIMER = "evaluator"
 MOST_OF_ONE = 2
 """Deltas of a client in a question: an honest one has a late one and one of the round."""
+_LEAST_LOSS = 1e-300
+"""What is allowed instead of 0: any harm is more."""
 
 
 @mutable
@@ -125,20 +126,21 @@ class Evaluation:
         self.is_open = False
         self.deadlines.cancel(TIMER)
         name, given, asked = self.limits.evaluator, self._given, len(self._asked)
-        notes = []
+        hurting, lines = sum(self._harm(one) > 1.0 for one in given.values()), []
         if len(given) < asked:
             text = f"the evaluator {name} scored {len(given)} of {asked} deltas in time"
-            notes.append(Note(f"{text}; the others count", "warning"))
-        hurting = [one for one in given.values() if self._harm(one) > 1.0]
-        if len(hurting) > self._most:
-            text = f"the evaluator {name} finds {len(hurting)} of {asked} deltas harmful, too many"
-            notes.append(Note(f"{text} to refuse: the worst {self._most} are", "warning"))
-        for key, one in self.scores().items():
-            if one.refused:
-                text = f"delta {key.text} has no weight: to the evaluator {name} it alone adds"
-                text += f" {one.alone:.3g} to a loss of {one.loss:.3g}, and the others are better"
-                notes.append(Note(f"{text} without it by {one.left_out:.3g}", "warning"))
-        return list(notes)
+            lines.append(f"{text}; the others count")
+        if hurting > self._most:
+            text = f"the evaluator {name} finds {hurting} of {asked} deltas harmful, too many"
+            lines.append(f"{text} to refuse: the worst {self._most} are")
+        lines += [
+            f"delta {key.text} has no weight: to the evaluator {name} it alone adds {one.alone:.3g}"
+            f" to a loss of {one.loss:.3g}, and the others are better without it by"
+            f" {one.left_out:.3g}"
+            for key, one in self.scores().items()
+            if one.refused
+        ]
+        return [Note(line, "warning") for line in lines]
 
     def scores(self) -> dict[DeltaKey, Score]:
         """The scores of the version that is made next, with what follows from them."""
@@ -165,12 +167,6 @@ class Evaluation:
         such.
         """
         loss, limits = abs(score.loss), self.limits
-        left_out = _ratio(score.left_out, limits.evaluator_left_out * loss)
-        alone = _ratio(score.alone, limits.evaluator_alone * loss)
+        left_out = score.left_out / max(limits.evaluator_left_out * loss, _LEAST_LOSS)
+        alone = score.alone / max(limits.evaluator_alone * loss, _LEAST_LOSS)
         return left_out if score.left_out < 0.0 else max(alone, left_out)
-
-
-def _ratio(harm: float, allowed: float) -> float:
-    if allowed > 0.0:
-        return harm / allowed
-    return math.inf if harm > 0.0 else 0.0

@@ -2,7 +2,7 @@
 
 It follows versions as other clients do (`client`), and is called in no round.
 
-    joined     Evaluate                      BeginScoring; the question before is dropped
+    joined     Evaluate                      none: the question before is dropped
     joined     DeltaMeta                     ReceiveDelta, or DeclineStream if it is not asked about
     any        ReceiveDelta is done, Rebased ScoreDeltas, once no stream is awaited, the model is on
                                              the version of the question, and nothing is scored
@@ -60,7 +60,7 @@ class EvaluatorMachine(ClientMachine):
         question = event.message
         self._version, self._shares = question.version, question.shares
         self._awaited = set(self._shares)
-        return [do.BeginScoring(tuple(self._shares))]
+        return []
 
     def _delta_offered(self, event: Offered[msg.DeltaMeta], now: float) -> list[Effect]:
         delta = event.message.delta
@@ -74,15 +74,15 @@ class EvaluatorMachine(ClientMachine):
             return self._stream_lost(event, now)
         # Not parsed: of a stream that it declines, the parameter server may choose any name.
         lost = [one for one in self._awaited if event.stream == msg.delta_stream(one.text)]
-        for key in lost:
-            self._shares.pop(key)
-        return [effect for key in lost for effect in self._settle(key)]
+        return [effect for key in lost for effect in self._settle(key, is_lost=True)]
 
-    def _settle(self, key: DeltaKey) -> list[Effect]:
-        """Wait for a stream no longer."""
+    def _settle(self, key: DeltaKey, *, is_lost: bool = False) -> list[Effect]:
+        """Wait for a stream no longer. is_lost: its delta is not scored."""
         if key not in self._awaited:
             return []
         self._awaited.discard(key)
+        if is_lost:
+            del self._shares[key]
         return self._score()
 
     def _score(self) -> list[Effect]:

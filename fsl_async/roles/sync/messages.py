@@ -177,11 +177,10 @@ class Evaluate(Message, tag="evaluate/1"):
         if len(self.deltas) > MOST_SCORED:
             raise ValueError(f"{len(self.deltas)} deltas are too many")
         for one in self.deltas:
-            if not (type(one) is list and [type(part) for part in one] == [str, float]):
-                raise ValueError("a delta is a key and a share")
+            is_row = type(one) is list and [type(part) for part in one] == [str, float]
+            if not is_row or not 0.0 <= one[1] <= 1.0:
+                raise ValueError("a delta is a key and a share from 0 to 1")
             DeltaKey.parse(one[0])
-            if not 0.0 <= one[1] <= 1.0:
-                raise ValueError("a share is from 0 to 1")
 
     @property
     def shares(self) -> dict[DeltaKey, float]:
@@ -244,19 +243,27 @@ class Stop(Message, tag="stop/1"):
 
 
 @frozen
-class SecureCall(Message, tag="secure_call/1"):
-    """Parameter server: send new keys for this attempt at the secure sum of a round."""
+class OfSum(Message, tag="of_sum"):
+    """Base of the messages about an attempt at the secure sum of a round."""
 
     round: int
     attempt: int
+
+    @property
+    def attempted(self) -> tuple[int, int]:
+        """The round, and the attempt at its sum."""
+        return self.round, self.attempt
 
 
 @frozen
-class SecureKey(Message, tag="secure_key/1"):
+class SecureCall(OfSum, tag="secure_call/1"):
+    """Parameter server: send new keys for this attempt."""
+
+
+@frozen
+class SecureKey(OfSum, tag="secure_key/1"):
     """Client: my long-term X25519 key, and the one of this attempt."""
 
-    round: int
-    attempt: int
     site: bytes
     key: bytes
 
@@ -273,26 +280,27 @@ class SecureSet(Message, tag="secure_set/1"):
 
 
 @frozen
-class SecureShares(Message, tag="secure_shares/1"):
+class SecureShares(OfSum, tag="secure_shares/1"):
     """Client: shares of my secrets, each sealed for one neighbour. Parameter server: those for you.
 
-    sealed: rows of a neighbour's name and bytes.
+    shares: rows of a site's name and bytes.
     """
 
-    round: int
-    attempt: int
-    sealed: list[Any]
+    shares: list[Any]
 
     def __attrs_post_init__(self) -> None:
-        rows("sealed", self.sealed, _SEALED_BYTES)
+        rows("shares", self.shares, _SEALED_BYTES)
 
 
 @frozen
-class Unmask(Message, tag="unmask/1"):
+class Unmasked(SecureShares, tag="unmasked/1"):
+    """Client: of each site whose shares I hold, one of them."""
+
+
+@frozen
+class Unmask(OfSum, tag="unmask/1"):
     """Parameter server: the deltas of these sites are here; send what opens their sum."""
 
-    round: int
-    attempt: int
     survivors: list[Any]
 
     def __attrs_post_init__(self) -> None:
@@ -300,19 +308,13 @@ class Unmask(Message, tag="unmask/1"):
 
 
 @frozen
-class Unmasked(Message, tag="unmasked/1"):
-    """Client: of each site whose shares I hold, one of them: rows of its name and bytes."""
+class SharesRefused(OfSum, tag="shares_refused/1"):
+    """Client: what these sites have sealed for me cannot be opened, so I have no masks."""
 
-    round: int
-    attempt: int
-    shares: list[Any]
+    sites: list[Any]
 
     def __attrs_post_init__(self) -> None:
-        rows("shares", self.shares, _SEALED_BYTES)
-
-
-AnyOfSum = SecureKey | SecureShares | Unmasked
-"""What clients send for a secure sum."""
+        rows("sites", [[one] for one in self.sites])
 
 
 @frozen
@@ -345,7 +347,7 @@ class VersionMeta(Meta, tag="version_meta/1"):
 TABLE = Table(
     Attach, Fetch, Holding, Measured, Score, Skip, Publish, Call, Turn, Pace, Evaluate, Accepted,
     Declined, Announce, Scalars, Reject, Stop, SecureCall, SecureKey, SecureSet, SecureShares,
-    Unmask, Unmasked,
+    SharesRefused, Unmask, Unmasked,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

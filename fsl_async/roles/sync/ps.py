@@ -227,6 +227,7 @@ class ParameterServerMachine(RoleMachine):
             self.handlers |= {
                 msg.SecureKey: self.secure.key_sent,
                 msg.SecureShares: self.secure.shares_sent,
+                msg.SharesRefused: self.secure.refused,
                 do.KeepSum: self.secure.kept,
                 msg.Unmasked: self.secure.unmasked,
                 ev.SumOpened: self.secure.opened,

@@ -11,12 +11,13 @@ a version has it: until then the client can take it back into its unsent work.
     KEYS        fewer than three                        IDLE       void
     SHARES      SecureShares of all                     MASKED     Send SecureShares to each
     SHARES      a site left, timer "secure"             KEYS       a new attempt with the others
+    MASKED      SharesRefused by most                   KEYS       a new attempt without that site
     MASKED      the round is complete                   FIXING     KeepSum: the survivors
     FIXING      KeepSum is done                         ASKING     Send Unmask to the survivors
     ASKING      Unmasked of enough                      SUMMING    OpenSum
     ASKING      timer "secure"                          FIXING     KeepSum: of none; then void
-    SUMMING     SumOpened                               SUMMED     Commit; with a problem as above
-    SUMMED      VersionCommitted                        IDLE       Send Accepted
+    SUMMING     SumOpened                               same       Commit; with a problem as above
+    SUMMING     VersionCommitted                        IDLE       Send Accepted
     any         a site of the set is back               same       what it may have missed again
     IDLE        Recovered with a kept sum               ASKING     as FIXING; else void
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
@@ -62,7 +63,6 @@ class Stage(enum.Enum):
     FIXING = "fixing"
     ASKING = "asking"
     SUMMING = "summing"
-    SUMMED = "summed"
 
 
 @define(eq=False)
@@ -78,16 +78,14 @@ class SecureSums:
     stage: Stage = Stage.IDLE
     roster: Roster | None = None
     _call: msg.SecureCall = field(factory=lambda: msg.SecureCall(-1, 0))
-    _expected: set[str] = field(factory=set)
-    _keys: dict[str, tuple[bytes, bytes]] = field(factory=dict)
-    _incarnations: dict[str, int] = field(factory=dict)
-    _sealed: dict[str, dict[str, bytes]] = field(factory=dict)
-    """Receiver -> sender -> the shares for it."""
+    _awaited: set[str] = field(factory=set)
+    """Sites that are to answer in this stage."""
+    _sent: dict[str, dict[str, bytes]] = field(factory=dict)
+    """Site -> what it has sent in this stage: its keys, or the shares of others, by name."""
+    _refused_by: dict[str, set[str]] = field(factory=dict)
+    """Site -> the neighbours that cannot open what it has sealed."""
     _survivors: tuple[str, ...] = ()
     _problem: str = ""
-    _answers: dict[str, dict[str, bytes]] = field(factory=dict)
-    """Site -> holder -> its share."""
-    _answered: set[str] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
         kinds = 2 if self._config.tune.rule == "rolora" else 1
@@ -97,38 +95,44 @@ class SecureSums:
     def _members(self) -> dict[str, Member]:
         return self._rounds.members
 
+    def _ask(
+        self, stage: Stage, names: Iterable[str], message: Message, until: float
+    ) -> list[Effect]:
+        """Begin a stage in which these sites answer a message."""
+        self.stage, self._awaited, self._sent, self._refused_by = stage, set(names), {}, {}
+        self._deadlines.set("secure", until)
+        return [Send(name, message) for name in sorted(self._awaited & self._members.keys())]
+
+    def _takes(self, stage: Stage, event: Received[Any]) -> bool:
+        """Whether a message is the first answer of a site in this stage."""
+        is_open = self.stage is stage and event.message.attempted == self._call.attempted
+        return is_open and event.peer in self._awaited and event.peer not in self._sent
+
     # --- keys and shares ---
 
     def begin(self, number: int, names: Iterable[str], now: float) -> list[Effect]:
         """Ask clients for keys, for a new attempt at the sum of a round."""
-        self.stage, self._call = Stage.KEYS, msg.SecureCall(number, self._call.attempt + 1)
-        self._expected, self.roster = set(names), None
-        self._keys, self._sealed = {}, {}
-        self._deadlines.set("secure", now + SETUP_S)
-        return [Send(name, self._call) for name in sorted(self._expected)]
+        self._call, self.roster = msg.SecureCall(number, self._call.attempt + 1), None
+        return self._ask(Stage.KEYS, names, self._call, now + SETUP_S)
 
     def key_sent(self, event: Received[msg.SecureKey], now: float) -> list[Effect]:
         """Take the keys of a site."""
-        sent = event.message
-        if not self._is_open(Stage.KEYS, sent) or event.peer not in self._expected:
+        if not self._takes(Stage.KEYS, event):
             return []
-        self._keys[event.peer] = sent.site, sent.key
-        return self._fix(now) if self._expected <= self._keys.keys() else []
+        self._sent[event.peer] = {"site": event.message.site, "key": event.message.key}
+        return self._fix(now) if self._awaited <= self._sent.keys() else []
 
     def _fix(self, now: float) -> list[Effect]:
-        names = sorted(self._keys)[:MOST]
+        names = sorted(self._sent)[:MOST]
         if len(names) < LEAST:
             return self.void(f"{counted(len(names), 'client')} sent keys for a sum", now)
         tune = self._config.tune
         of_scalars = tune.method == "zeroth"
         step, bits = lattice_of(tune.secure_bits, self._means[0], of_scalars=of_scalars)
-        members = [[name, *self._keys[name]] for name in names]
+        members = [[name, *self._sent[name].values()] for name in names]
         self.roster = roster = Roster(self._call.round, self._call.attempt, step, bits, members)
-        self._incarnations = {name: self._members[name].incarnation for name in names}
-        self.stage = Stage.SHARES
-        self._deadlines.set("secure", now + SETUP_S)
-        made = msg.SecureSet(roster)
-        return [*(Send(name, made) for name in names), *self._without_others(now)]
+        told = self._ask(Stage.SHARES, names, msg.SecureSet(roster), now + SETUP_S)
+        return [*told, *self._without_others(now)]
 
     def _without_others(self, now: float) -> list[Effect]:
         """Stop waiting for the deltas of clients that are not in the set."""
@@ -141,44 +145,66 @@ class SecureSums:
 
     def shares_sent(self, event: Received[msg.SecureShares], now: float) -> list[Effect]:
         """Take the shares that a site has sealed for its neighbours."""
-        peer, sealed = event.peer, dict(event.message.sealed)
-        if not self._is_open(Stage.SHARES, event.message) or self.roster is None:
+        peer, sealed, roster = event.peer, dict(event.message.shares), self.roster
+        is_first = self._takes(Stage.SHARES, event)
+        if roster is None or not is_first or sealed.keys() != set(roster.neighbours(peer)):
             return []
-        if peer not in self.roster.keys or sealed.keys() != set(self.roster.neighbours(peer)):
-            return []
-        for name, text in sealed.items():
-            self._sealed.setdefault(name, {})[peer] = text
-        names = self.roster.ring
-        if any(len(self._sealed.get(one, ())) < len(self.roster.neighbours(one)) for one in names):
+        self._sent[peer] = sealed
+        if self._awaited > self._sent.keys():
             return []
         self.stage = Stage.MASKED
         self._deadlines.cancel("secure")
-        return [Send(name, self._inbox(name)) for name in names if name in self._members]
+        return [Send(name, self._inbox(name)) for name in roster.ring if name in self._members]
 
     def _inbox(self, name: str) -> Message:
-        sealed = [[sender, text] for sender, text in sorted(self._sealed[name].items())]
+        """What others have sealed for a site."""
+        sealed = [[peer, rows[name]] for peer, rows in sorted(self._sent.items()) if name in rows]
         return msg.SecureShares(self._call.round, self._call.attempt, sealed)
+
+    def refused(self, event: Received[msg.SharesRefused], now: float) -> list[Effect]:
+        """Leave a site out of a new attempt if most of its neighbours cannot open its shares."""
+        peer, roster, open_ = event.peer, self.roster, self._rounds.round
+        is_open = self.stage is Stage.MASKED and event.message.attempted == self._call.attempted
+        if roster is None or open_ is None or not is_open or peer not in roster.keys:
+            return []
+        for name in set(event.message.sites).intersection(roster.neighbours(peer)):
+            self._refused_by.setdefault(name, set()).add(peer)
+        wrong = [
+            name
+            for name, by in sorted(self._refused_by.items())
+            if 2 * len(by) > len(roster.neighbours(name))
+        ]
+        if not wrong:
+            return []
+        text = f"the shares that {', '.join(wrong)} sealed for a secure sum cannot be opened"
+        note = Note(f"{text}: it is left out", "warning", {"alarm": "shares", "client": wrong[0]})
+        # Deltas that came are under masks of this attempt.
+        effects = [note, *self._decline_pending(text)]
+        names = roster.keys.keys() & set(open_.missing()) - set(wrong)
+        return [*effects, *self.begin(self._call.round, names, now)]
 
     def left(self, peer: str, now: float) -> list[Effect]:
         """Go on without a client whose session ended."""
-        self._expected.discard(peer)
         if self.stage is Stage.KEYS:
-            self._keys.pop(peer, None)
-            return self._fix(now) if self._expected <= self._keys.keys() else []
-        if self.stage is Stage.SHARES and self.roster is not None and peer in self.roster.keys:
-            return self.begin(self._call.round, self.roster.keys.keys() - {peer}, now)
+            self._awaited.discard(peer)
+            self._sent.pop(peer, None)
+            return self._fix(now) if self._awaited <= self._sent.keys() else []
+        if self.stage is Stage.SHARES and peer in self._awaited:
+            return self.begin(self._call.round, self._awaited - {peer}, now)
         return []
 
     def rejoined(self, peer: str, incarnation: int, now: float) -> list[Effect]:
         """Send a client that attached again what it may have missed."""
         open_ = self._rounds.round
-        awaited = open_ is not None and open_.awaits(peer, incarnation)
-        if self.stage is Stage.KEYS and awaited:
-            self._expected.add(peer)
-            return [Send(peer, self._call)]
-        if self._incarnations.get(peer, incarnation) != incarnation or self.roster is None:
+        if open_ is None or open_.asked.get(peer, incarnation) != incarnation:
             return []  # another process, which has none of the keys
-        if self.stage is Stage.ASKING and peer in self._survivors and peer not in self._answered:
+        awaited = open_.awaits(peer, incarnation)
+        if self.stage is Stage.KEYS and awaited:
+            self._awaited.add(peer)
+            return [Send(peer, self._call)]
+        if self.roster is None:
+            return []
+        if self.stage is Stage.ASKING and peer in self._awaited - self._sent.keys():
             return [Send(peer, self._question())]
         if peer in self.roster.keys:
             return [Send(peer, self._inbox(peer))] if self.stage is Stage.MASKED else []
@@ -208,7 +234,6 @@ class SecureSums:
             return self.void(objection, now)
         self._rounds.phase = Phase.MERGING
         self._survivors, self.stage = tuple(survivors), Stage.FIXING
-        self._answers, self._answered = {}, set()
         self._deadlines.cancel("round")
         return [do.KeepSum(roster, self._survivors)]
 
@@ -216,10 +241,7 @@ class SecureSums:
         """The survivors are on disk: ask them what opens the sum, if there is to be one."""
         if not event.of.survivors:
             return self._void(self._problem, now)
-        self.stage = Stage.ASKING
-        self._deadlines.set("secure", now + ANSWER_S)
-        here = (name for name in self._survivors if name in self._members)
-        return [Send(name, self._question()) for name in here]
+        return self._ask(Stage.ASKING, self._survivors, self._question(), now + ANSWER_S)
 
     def _question(self) -> Message:
         return msg.Unmask(self._call.round, self._call.attempt, list(self._survivors))
@@ -227,28 +249,26 @@ class SecureSums:
     def unmasked(self, event: Received[msg.Unmasked], now: float) -> list[Effect]:
         """Take a survivor's shares, and open the sum once there are enough."""
         peer, roster = event.peer, self.roster
-        fresh = peer in self._survivors and peer not in self._answered
-        if not self._is_open(Stage.ASKING, event.message) or roster is None or not fresh:
+        if roster is None or not self._takes(Stage.ASKING, event):
             return []
-        self._answered.add(peer)
-        needed = roster.needed(self._survivors)
-        for name, share in event.message.shares:
-            if name in needed and peer in roster.holders(name):
-                self._answers.setdefault(name, {})[peer] = share
-        if any(len(self._answers.get(one, ())) < roster.threshold for one in needed):
+        found: dict[str, dict[str, bytes]] = {one: {} for one in roster.needed(self._survivors)}
+        shares = dict(event.message.shares)
+        held = (one for one in shares.keys() & found.keys() if peer in roster.holders(one))
+        self._sent[peer] = {one: shares[one] for one in held}
+        for holder, rows in self._sent.items():
+            for one, share in rows.items():
+                found[one][holder] = share
+        if any(len(one) < roster.threshold for one in found.values()):
             return []
         self.stage = Stage.SUMMING
         self._deadlines.cancel("secure")
         keys = tuple(self._rounds.deltas.pending)
-        return [do.OpenSum(keys, Answers(roster, self._survivors, self._answers))]
+        return [do.OpenSum(keys, Answers(roster, self._survivors, found))]
 
     def opened(self, event: ev.SumOpened, now: float) -> list[Effect]:
         """Make the version of the sum."""
-        if self.stage is not Stage.SUMMING:
-            return []
         if event.problem:
             return self.void(event.problem, now)
-        self.stage = Stage.SUMMED
         self._means.append(event.rms)
         sites = counted(len(self._survivors), "client")
         note = Note(f"round {self._call.round}: the sum of {sites} is opened, and no delta")
@@ -271,11 +291,12 @@ class SecureSums:
         return self._void(reason, now)
 
     def _void(self, reason: str, now: float) -> list[Effect]:
-        deltas = self._rounds.deltas
         text = f"no sum: {reason}"
-        pending = list(deltas.pending.values())
-        effects = [effect for one in pending for effect in self._decline(one, text)]
-        return [*effects, *self._rounds.close(text, now)]
+        return [*self._decline_pending(text), *self._rounds.close(text, now)]
+
+    def _decline_pending(self, text: str) -> list[Effect]:
+        pending = list(self._rounds.deltas.pending.values())
+        return [effect for one in pending for effect in self._decline(one, text)]
 
     def _decline(self, stored: StoredDelta, text: str) -> list[Effect]:
         key = stored.key
@@ -293,35 +314,31 @@ class SecureSums:
         """Go on without sites that have not answered in time."""
         if self.stage is Stage.KEYS:
             return self._fix(now)
-        if self.stage is Stage.SHARES and self.roster is not None:
-            senders = {name for found in self._sealed.values() for name in found}
-            names = [name for name in self.roster.ring if name in senders & self._members.keys()]
-            return self.begin(self._call.round, names, now)
+        if self.stage is Stage.SHARES:
+            return self.begin(self._call.round, self._sent.keys() & self._members.keys(), now)
         if self.stage is Stage.ASKING:
-            answered = counted(len(self._answered), "client")
+            answered = counted(len(self._sent), "client")
             return self.void(f"{answered} of {len(self._survivors)} answered", now)
         return []
 
     def recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
         """Ask again for a sum whose survivors are known, and decline other pending deltas."""
-        kept, mine = event.sum, dict[str, StoredDelta]()
+        kept, mine = event.sum, list[StoredDelta]()
         if kept is not None and kept.roster.round == event.version:
             self.roster, self._survivors = kept.roster, kept.survivors
             found = (one for one in event.pending if self._is_under_masks(one.delta))
-            mine = {one.key.client: one for one in found if one.key.client in kept.survivors}
-        if kept is None or not mine or mine.keys() != set(kept.survivors):
+            mine = [one for one in found if one.key.client in kept.survivors]
+        is_whole = kept is not None and 0 < len(mine) == len(kept.survivors)
+        others = (one for one in event.pending if not is_whole or one not in mine)
+        declined = [effect for one in others for effect in self._decline(one, "restarted")]
+        if kept is None or not is_whole:
             self.over()
-            return [one for stored in event.pending for one in self._decline(stored, "restarted")]
+            return declined
         self._call = msg.SecureCall(kept.roster.round, kept.roster.attempt)
-        self.stage, self._rounds.phase = Stage.ASKING, Phase.MERGING
+        self._rounds.phase = Phase.MERGING
         self._rounds.round = Round(event.version, now, ANSWER_S, {})
         self._deadlines.cancel("sync")
-        self._deadlines.set("secure", now + self._config.session.drain_s + ANSWER_S)
-        for stored in mine.values():
+        for stored in mine:
             self._rounds.deltas.acknowledge(stored)
-        others = (stored for stored in event.pending if stored not in mine.values())
-        return [one for stored in others for one in self._decline(stored, "restarted")]
-
-    def _is_open(self, stage: Stage, sent: msg.AnyOfSum) -> bool:
-        at = self._call.round, self._call.attempt
-        return self.stage is stage and (sent.round, sent.attempt) == at
+        until = now + self._config.session.drain_s + ANSWER_S
+        return [*declined, *self._ask(Stage.ASKING, self._survivors, self._question(), until)]

@@ -206,26 +206,17 @@ class Audit:
 
     def _members(self, site: SiteRounds, delta: SentDelta) -> tuple[Membership, int]:
         rows = np.unique(np.concatenate([batch.rows for batch in delta.batches]))
-        places = np.flatnonzero(np.isin(site.mine.rows, rows))
-        members = site.mine.select(places)
-        site.set(site.version)
-        before = [site.losses(part) for part in (members, site.held)]
-        site.set({name: site.version[name] + change for name, change in delta.changes.items()})
-        after = [site.losses(part) for part in (members, site.held)]
-        site.set(site.version)
-        scores = [(old - new).numpy() for old, new in zip(before, after, strict=True)]
-        return membership(scores[0], scores[1]), len(members)
+        members = site.mine.select(np.flatnonzero(np.isin(site.mine.rows, rows)))
+        after = {name: site.version[name] + change for name, change in delta.changes.items()}
+        return membership(*site.gains((members, site.held), site.version, after)), len(members)
 
     def _after_rounds(self, site: SiteRounds) -> dict[str, Any]:
         rounds = min(self._config.run.rounds or MOST_ROUNDS, MOST_ROUNDS)
         self._say(f"trains {rounds} rounds of this site alone")
-        site.set(site.first)
-        before = [site.losses(part) for part in (site.mine, site.held)]
         planted = site.codes() if self._config.tune.objective == "lm" else None
-        site.train(rounds, planted)
-        after = [site.losses(part) for part in (site.mine, site.held)]
-        scores = [(old - new).numpy() for old, new in zip(before, after, strict=True)]
-        found: dict[str, Any] = {"rounds": rounds, "merged": membership(scores[0], scores[1])}
+        after = site.train(rounds, planted)
+        merged = membership(*site.gains((site.mine, site.held), site.first, after))
+        found: dict[str, Any] = {"rounds": rounds, "merged": merged}
         if planted is not None:
             random = site.losses(planted.others).numpy()
             losses = zip(planted.copies, site.losses(planted.each).tolist(), strict=True)
@@ -257,26 +248,18 @@ def _compared(
     by_rows: bool,
 ) -> tuple[Reading, set[int]]:
     """What was found beside what the records have."""
-    tokens: set[int] = set()
-    placed = {(token, place) for token, place in found}
-    tried = in_place = 0
-    for batch in delta.batches:
-        tokens.update(batch.ids[batch.mask > 0].tolist())
-        for ids, mask in zip(batch.ids.tolist(), batch.mask.tolist(), strict=True):
-            for place, (token, real) in enumerate(zip(ids, mask, strict=True)):
-                if real and place < layers.positions:
-                    tried += 1
-                    in_place += (token, place) in placed
-    everything, words = tokens, tokens - set(special)
-    read = {token for token, _ in found}
+    records, placed = delta.records, set(found)
+    tokens = {token for record in records for token in record}
+    tried = [pair[::-1] for record in records for pair in enumerate(record[: layers.positions])]
+    words, read = tokens - set(special), {token for token, _ in found}
     return (
         Reading(
             label=label,
             words=len(words),
             read=len(read & words) / max(1, len(words)),
-            precision=len(read & everything) / len(read) if read else None,
+            precision=len(read & tokens) / len(read) if read else None,
             in_order=None if by_rows or layers.positions == 1 or not layers.is_exact
-            else in_place / max(1, tried),
+            else sum(pair in placed for pair in tried) / max(1, len(tried)),
             by_rows=by_rows,
         ),
         read,
@@ -287,22 +270,14 @@ def _worst(
     site: SiteRounds, delta: SentDelta, read: set[int], special: frozenset[int]
 ) -> Worst | None:
     """The record of which most words were read, the longest of several."""
-    best: tuple[float, int, list[int]] | None = None
-    for batch in delta.batches:
-        for ids, mask in zip(batch.ids.tolist(), batch.mask.tolist(), strict=True):
-            words = [
-                token
-                for token, real in zip(ids, mask, strict=True)
-                if real and token not in special
-            ]
-            if not words:
-                continue
-            share = sum(token in read for token in words) / len(words)
-            if best is None or (share, len(words)) > best[:2]:
-                best = share, len(words), words
-    if best is None:
+    records = [[token for token in one if token not in special] for one in delta.records]
+    if not any(records):
         return None
-    share, _, words = best
-    shown = site.base.tokenizer.convert_ids_to_tokens(words)
-    kept = [text if token in read else "-" for text, token in zip(shown, words, strict=True)]
-    return Worst(text=" ".join(shown), read=" ".join(kept), share=share)
+
+    def share(words: list[int]) -> float:
+        return sum(token in read for token in words) / max(1, len(words))
+
+    worst = max(records, key=lambda words: (share(words), len(words)))
+    shown = site.base.tokenizer.convert_ids_to_tokens(worst)
+    kept = [text if token in read else "-" for text, token in zip(shown, worst, strict=True)]
+    return Worst(text=" ".join(shown), read=" ".join(kept), share=share(worst))

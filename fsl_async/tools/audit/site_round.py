@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from attrs import evolve, frozen
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fsl_async.config.load import to_wire
@@ -69,6 +70,15 @@ class SentDelta:
     changes: Weights
     trained: Weights
     batches: tuple[TokenBatch, ...]
+
+    @property
+    def records(self) -> list[list[int]]:
+        """The tokens of each record, without padding."""
+        return [
+            ids[mask > 0].tolist()
+            for batch in self.batches
+            for ids, mask in zip(batch.ids, batch.mask, strict=True)
+        ]
 
 
 class SiteRounds:
@@ -186,8 +196,9 @@ class SiteRounds:
         places = range(len(made))
         return Codes(COPIES, made.select(places[:count]), made.select(places[count:]))
 
-    def train(self, rounds: int, planted: Codes | None) -> None:
-        """Train rounds of this site alone, from the model's weights."""
+    def train(self, rounds: int, planted: Codes | None) -> Weights:
+        """Train rounds of this site alone, from version 0. Returns the weights, which stay."""
+        self.set(self.first)
         data = self.mine
         if planted is not None:
             repeated = np.repeat(np.arange(len(planted.copies)), planted.copies)
@@ -195,6 +206,17 @@ class SiteRounds:
         drawn = data.shuffled(self.config.train.batch, seed=self._fed.seed, name="audit")
         with drawing(self._fed.device, self._fed.seed, "audit", "rounds"):
             self._train(list(islice(drawn, rounds * self.config.tune.steps)))
+        return self._copy()
+
+    def gains(
+        self, parts: Sequence[Tokenized], before: Weights, after: Weights
+    ) -> list[NDArray[np.float64]]:
+        """How much less the model loses on each record of each part; it stays at `after`."""
+        losses = []
+        for weights in (before, after):
+            self.set(weights)
+            losses.append([self.losses(part) for part in parts])
+        return [(old - new).numpy() for old, new in zip(*losses, strict=True)]
 
     @property
     def longest(self) -> TokenBatch:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from deltas import key
 
-from fsl_async.learn.client.ports import Harm, Moved, Orders, ScoreOrder
-from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange, Probes, scores_of
+from fsl_async.learn.client.ports import Harm, Moved, Orders
+from fsl_async.learn.client.probes import MOST_LOSS, EvaluatorExchange
+from fsl_async.roles.sync.messages import MOST_SCORED
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import CodecSpec, encode
@@ -21,19 +22,25 @@ STRICT = Harm(0.0, 0.0)
 SHARES = {A: 0.25, B: 0.25, C: 0.5}
 
 
-def put(probes, sent=SENT):
+def put(exchange, sent):
     """Have these deltas arrive."""
-    probes.begin(sent, MANIFEST.chunks)
     for one, values in sent.items():
         for index in range(MANIFEST.chunks):
             part = np.array(values, np.float32)[slice(*MANIFEST.chunk_range(index))]
-            probes.put(one, index, encode(part, CodecSpec(format="fp32")))
+            exchange.put_delta(one, index, encode(part, CodecSpec(format="fp32")))
 
 
 def scored(loss, *, harm=STRICT, shares=SHARES, sent=SENT):
-    probes = Probes()
-    put(probes, sent)
-    return scores_of(ScoreOrder(0, shares, probes.take()), MANIFEST, BASE, loss, harm)
+    made, events = exchange_at(3, sent)
+    answer(made, 3, loss, shares, harm)
+    return events[0].found
+
+
+def answer(exchange, version, loss=lambda vector: float(vector.sum()), shares=SHARES, harm=STRICT):
+    """Have deltas scored as the training thread does."""
+    exchange.score(version, shares)
+    order = exchange._training.take()
+    order.answer(loss, harm)
 
 
 def test_losses_are_of_the_version_with_a_delta_and_of_the_mean_without_it():
@@ -93,74 +100,62 @@ def test_a_loss_that_is_not_finite_is_very_large():
     assert found[A][:2] == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(("which", "first", "count"), [(A, 1, 1), (A, 0, 3), (key("z"), 0, 1)])
+@pytest.mark.parametrize(("which", "first", "count"), [(A, 1, 1), (A, 0, 3)])
 def test_chunks_that_are_not_expected_are_refused(which, first, count):
     """A stream cannot fill the memory."""
-    probes = Probes()
-    probes.begin([A], MANIFEST.chunks)
+    made, _ = exchange_at(3)
+    made._frames = {}
     with pytest.raises(LearnerError):
-        probes.put(which, first, *[b""] * count)
+        made.put_delta(which, first, *[b""] * count)
 
 
-class Asked(Orders):
-    """A training thread that keeps its orders."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    def ask(self, order):
-        """Keep an order."""
-        self.kept.append(order)
-
-
-def exchange_at(version):
-    """Make an exchange whose model is on `version`, with deltas that have arrived."""
-    events, orders = [], Asked()
-    made = EvaluatorExchange(orders, on_event=events.append)
+def exchange_at(version, sent=SENT):
+    """Make an exchange whose model is on `version`."""
+    events = []
+    made = EvaluatorExchange(Orders(), on_event=events.append)
     made.attach(MANIFEST, BASE.copy())
     made.adopt_initial()
     made._base_version = version
     made.rebase(lambda _: Moved(), discard=False)
-    put(made.probes)
+    put(made, sent)
     events.clear()
-    return made, events, orders.kept
-
-
-def answered(made, order, events):
-    made.answer(order, lambda vector: float(vector.sum()), Harm(0.0, 0.0))
-    (answer,) = events
-    return answer
+    return made, events
 
 
 def test_only_the_version_of_the_question_is_scored():
     """Another one may have come meanwhile; the answer is then empty, and its machine goes on."""
     for version, count in ((3, 3), (4, 0)):
-        made, events, orders = exchange_at(3)
-        made.score(version, SHARES)
-        answer = answered(made, orders.pop(), events)
-        assert (answer.version, len(answer.found)) == (version, count)
+        made, events = exchange_at(3)
+        answer(made, version)
+        (found,) = events
+        assert (found.version, len(found.found)) == (version, count)
 
 
+@pytest.mark.parametrize("frames", [[b"damaged", b"damaged"], [b"damaged"], []])
 @pytest.mark.parametrize("which", [A, B, C])
-def test_a_damaged_delta_ends_nothing(which):
+def test_a_damaged_delta_ends_nothing(which, frames):
     """The others are scored, as if it had not been asked about."""
-    made, events, orders = exchange_at(3)
-    made.probes._frames[which][0] = b"damaged"
-    made.score(3, SHARES)
-    found = answered(made, orders.pop(), events).found
-    assert found == scored(
-        lambda vector: float(vector.sum()),
-        shares={key: share for key, share in SHARES.items() if key != which},
-    )
+    made, events = exchange_at(3)
+    made._frames[which] = frames
+    answer(made, 3)
+    others = {one: share for one, share in SHARES.items() if one != which}
+    assert events[0].found == scored(lambda vector: float(vector.sum()), shares=others)
 
 
 def test_a_question_that_comes_again_changes_nothing_that_is_scored():
     """A session may end while the training thread scores; then all deltas come once more."""
-    made, events, orders = exchange_at(3)
+    made, events = exchange_at(3)
     made.score(3, SHARES)
-    made.probes.begin(SHARES, MANIFEST.chunks)
-    made.probes.put(A, 0, b"of the next stream")
-    assert answered(made, orders.pop(), events).found.keys() == SHARES.keys()
-    made.score(3, SHARES)
-    assert orders.pop().shares == {}, "a delta that is not whole is not scored"
+    made.put_delta(A, 0, b"of the next stream")
+    made._training.take().answer(lambda vector: float(vector.sum()), STRICT)
+    assert events[0].found.keys() == SHARES.keys()
+    assert made._frames == {A: [b"of the next stream"]}
+
+
+def test_questions_that_are_never_scored_fill_no_memory():
+    """A parameter server may ask about versions that do not come, again and again."""
+    made, _ = exchange_at(3)
+    for number in range(2 * MOST_SCORED):
+        made.put_delta(key("a", number), 0, b"")
+    assert len(made._frames) == MOST_SCORED
+    assert key("a", number) in made._frames

@@ -3,7 +3,10 @@ parameter server's disk, and which runs a site refuses.
 """
 
 import importlib.util
+import json
+import random
 import re
+import string
 
 import numpy as np
 import pytest
@@ -26,7 +29,8 @@ from fsl_async.errors import ExitCode, FslError, RefusedError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.ps import shell as shell_ps
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.secure.lattice import MAGIC
+from fsl_async.roles.sync.roster import Roster, lattice_of
+from fsl_async.secure.lattice import MAGIC, to_numbers
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf"),
@@ -93,6 +97,30 @@ def test_versions_are_the_means_of_sites_and_the_server_has_masked_words(
     assert not audit_run(tmp_path / "run").problems
     known = (tmp_path / "keys" / "a" / "sites.txt").read_text()
     assert re.findall(r"\S{40}  (\w)", known) == ["b", "c"]
+
+
+@pytest.mark.sweep
+def test_the_lattice_reaches_what_32_sites_send(tmp_path, base):
+    """Each has other words; docs/LIMITS.md has the error of the mean, and how far values go."""
+    from tune_reference import Site, tuned
+
+    rng, sites = random.Random(1), []
+    words = ["".join(rng.choices(string.ascii_lowercase, k=5)) for _ in range(50)]
+    for number in range(32):
+        path, own = tmp_path / f"{number}.jsonl", rng.sample(words, 5)
+        lines = [json.dumps({"text": " ".join(rng.choices(own, k=6))}) + "\n" for _ in range(12)]
+        path.write_text("".join(lines))
+        sites.append(Site(path.stem, base, path, tuned(**TUNE), rank=4, seed=SEED, batch=BATCH))
+    members = [[f"s{number}", bytes([number]) * 32, bytes([number]) * 32] for number in range(32)]
+    vector, rms = sites[0].vector(), 0.0
+    for version in range(4):
+        deltas = [site.train_round(version, vector, STEPS)[0] - vector for site in sites]
+        roster = Roster(version, 1, *lattice_of(6, rms, of_scalars=False), members)
+        numbers = [to_numbers(one, roster) for one in deltas]
+        mean, made = np.mean(deltas, axis=0), roster.step * np.mean(numbers, axis=0)
+        assert np.linalg.norm(made - mean) < 0.02 * np.linalg.norm(mean), version
+        assert np.abs(numbers).max() < roster.largest, "none is clipped"
+        vector, rms = vector + mean, float(np.sqrt(np.mean(mean[mean != 0] ** 2)))
 
 
 def test_scalars_of_zeroth_order_are_summed_under_masks(tmp_path, run):

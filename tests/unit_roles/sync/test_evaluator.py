@@ -34,7 +34,7 @@ def arrive(judge, which):
 
 def test_a_question_is_answered_once_all_deltas_are_here(judge, look):
     """A score goes out for each."""
-    assert judge.receive(QUESTION) == [do.BeginScoring((A, B))]
+    assert judge.receive(QUESTION) == []
     assert arrive(judge, A) == []
     assert arrive(judge, B) == [do.ScoreDeltas(0, {A: 0.5, B: 0.5})]
     effects = judge.feed(ev.Scored(0, {A: (1.0, 0.5, 0.25), B: (1.0, 0.0, 0.0)}))

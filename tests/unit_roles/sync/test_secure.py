@@ -4,7 +4,7 @@ import pytest
 
 from fsl_async.config.load import load
 from fsl_async.config.recipes import with_implied
-from fsl_async.roles.machine import Done, Received, Send
+from fsl_async.roles.machine import Done, Note, Received, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -67,7 +67,7 @@ def stored(machine, name, masks=None):
 
 def test_each_gets_what_the_others_have_sealed_for_it(machine):
     inboxes = with_masks(machine)
-    found = {name: sorted(row[1] for row in one.sealed) for name, one in inboxes.items()}
+    found = {name: sorted(row[1] for row in one.shares) for name, one in inboxes.items()}
     assert found == {
         name: sorted(f"{other}{name}".encode() for other in NAMES if other != name)
         for name in NAMES
@@ -108,7 +108,7 @@ def test_survivors_are_kept_before_they_are_asked_and_accepted_with_the_version(
     assert sorted(sent(asked, msg.Unmask)) == list(NAMES)
     opened = []
     for name in NAMES[:3]:
-        rows = [[other, b"s"] for other in NAMES]
+        rows = [[other, b"s"] for other in (*NAMES, "nobody")]
         opened += machine.handle(Received(name, msg.Unmasked(0, 1, rows)), 5.0)
     (opening,) = [one for one in opened if isinstance(one, do.OpenSum)]
     assert opening.answers.shares["d"] == {"a": b"s", "b": b"s", "c": b"s"}
@@ -118,6 +118,20 @@ def test_survivors_are_kept_before_they_are_asked_and_accepted_with_the_version(
     assert {one.weight for one in commit.merged} == {1.0}
     done = machine.handle(ev.VersionCommitted(1, DIGEST, 10), 7.0)
     assert sent(done, msg.Accepted) == {name: msg.Accepted(delta(name).key) for name in NAMES}
+
+
+def test_a_site_whose_shares_most_neighbours_refuse_is_left_out_of_a_new_attempt(machine):
+    """One complaint is not enough, twice the same neither; deltas of the old masks are void."""
+    with_masks(machine)
+    stored(machine, "c")
+    for _ in range(2):
+        assert machine.handle(Received("a", msg.SharesRefused(0, 1, ["d", "nobody"])), 3.0) == []
+    assert machine.handle(Received("b", msg.SharesRefused(0, 2, ["d"])), 3.0) == []
+    effects = machine.handle(Received("b", msg.SharesRefused(0, 1, ["d"])), 3.0)
+    assert sent(effects, msg.SecureCall) == dict.fromkeys("ab", msg.SecureCall(0, 2))
+    assert sent(effects, msg.Declined)["c"].code == "void"
+    (note,) = [one for one in effects if isinstance(one, Note)]
+    assert "the shares that d sealed" in note.text
 
 
 @pytest.mark.parametrize("masks", [0, 2])

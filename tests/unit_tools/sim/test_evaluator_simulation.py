@@ -43,7 +43,7 @@ class Judge(AdapterTraining):
             super().ask(order)
         elif math.isfinite(self.late_s):
             at = self._clock.time() + self.late_s
-            self._clock.call_at(at, lambda: self.exchange.answer(order, self.loss, HARM))
+            self._clock.call_at(at, lambda: order.answer(self.loss, HARM))
 
     def loss(self, vector):
         """Measure a vector."""
