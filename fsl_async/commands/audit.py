@@ -98,8 +98,10 @@ def command(options: AuditOptions) -> int:
     if options.html is not None:
         options.html.write_text(page(found, f"What a server reads of {Path(data).name}"))
     if config.tune.secure:
-        output.warn("this run sums updates under masks: its server reads sums of three or more sites,"
-                    " and what follows is of this site's update alone")  # fmt: skip
+        output.warn(
+            "this run sums updates under masks: its server reads sums of three or more sites, and"
+            " the report is of this site's update alone"
+        )
     output.answer(as_json(found, exceeded), *text(found))
     for line in exceeded:
         output.warn(line)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.commands.ps import evaluator_line
 from fsl_async.config.load import load
 from fsl_async.config.recipes import planned_rounds, with_implied
 
@@ -56,3 +57,26 @@ def test_a_decay_at_a_date_needs_an_end_and_a_schedule_that_decays():
         check_date(load(None, [date, "run.rounds=100", "train.schedule=cosine"]))
     with pytest.raises(ConfigError, match="a date with a time zone"):
         load(None, ["train.decay_at=2027-01-31", "run.rounds=100"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["tune.method=lora"],
+            "--evaluate --name judge --base MODEL --data PROBE fsl://127.0.0.1:7100",
+        ),
+        (
+            ["sync.trigger=rounds", "train.task=own"],
+            "--evaluate --name judge --task FILE.py:FUNCTION fsl://127.0.0.1:7100",
+        ),
+        (
+            ["sync.trigger=rounds"],
+            "--evaluate --name judge --task FILE.py:FUNCTION --data PROBE fsl://127.0.0.1:7100",
+        ),
+    ],
+)
+def test_the_evaluator_has_a_line_of_its_own(overrides, expected):
+    """Its records are no site's, and it lets out losses without --allow."""
+    config = with_implied(load(None, ["guard.evaluator=judge", *overrides]))
+    assert evaluator_line(config, "tcp://127.0.0.1:7100", "").endswith(f" --role client {expected}")

@@ -15,7 +15,7 @@ from client_sides import Sides
 from fsl_async.commands.audit import EXCEEDED, command
 from fsl_async.config.exposure import exposure_of
 from fsl_async.config.load import load
-from fsl_async.config.site_policy import SitePolicy
+from fsl_async.config.site_policy import SiteChoices, SitePolicy
 from fsl_async.errors import FslError, NotAllowedError
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
@@ -99,6 +99,21 @@ def test_wrong_limits_are_refused_before_training(audit, tmp_path, text, problem
     assert problem in result.exception.message
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--set", "tune.method=none"), "this run tunes no base model"),
+        (("--html", "."), "--html . is a folder: name a file"),
+        (("--html", "no folder/page.html"), "there is no such folder"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused_in_a_line(audit, words, problem):
+    """Before it trains, and not as an audit of another run."""
+    result = audit(*words)
+    assert isinstance(result.exception, FslError)
+    assert problem in result.exception.message
+
+
 def test_zeroth_order_sends_numbers(audit):
     result = audit("--order", "zeroth", "--json")
     assert found(result)["scalars"] == 5
@@ -107,18 +122,24 @@ def test_zeroth_order_sends_numbers(audit):
 def test_a_site_is_told_and_asked_before_words_leave(base):
     """Its client prints what the settings expose; rows of an embedding must be allowed."""
 
-    def joins(policy, **tune):
+    def joins(policy, *, evaluates=False, **tune):
         sides, lines = Sides(publishes=True), []
         context = ClientContext(
-            "a", config={"tune": {"method": "lora", **tune}}, policy=policy, log=lines.append
+            "a",
+            config={"tune": {"method": "lora", **tune}},
+            policy=policy,
+            log=lines.append,
+            site=SiteChoices(evaluates=evaluates),
         )
         Fed(sides.training, context).lora(load_base(base, "classify", labels=("no", "yes")).model)
-        return lines[-1]
+        return "".join(lines[-1:])
 
     assert "lets its server read words of the records" in joins(SitePolicy())
     assert "trains factor B alone" in joins(SitePolicy(), rule="ffa", targets="query")
     with pytest.raises(NotAllowedError, match="words of the records: it needs embeddings"):
         joins(SitePolicy(), full="*word_embeddings*")
+    said = joins(SitePolicy(), evaluates=True, full="*word_embeddings*")
+    assert "this run" not in said, "it sends no update"
     allowed = SitePolicy(frozenset({"deltas", "embeddings"}))
     assert "exactly which words" in joins(allowed, full="*word_embeddings*")
 
