@@ -86,6 +86,8 @@ RULES: dict[str, dict[str, Any]] = {
     "evaluator": {"guard.evaluator": JUDGE},
     "by balance, evaluator": {"sync.weighting": "tokens", "guard.evaluator": JUDGE},
 }
+UNSHOWN = {"trimmed", "by balance, guards off", "evaluator, guards off"}
+"""No columns of the tables: trimmed is like median, and the mean shows what guards do."""
 
 
 @frozen
@@ -383,7 +385,11 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         found.setdefault(tuple(row[key] for key in ("sites", "attackers", "attack", "rule")), []
             ).append(row)  # fmt: skip
     for sites, attackers in product(KINDS_OF_SITES, (1, 2)):
-        rules = [rule for rule in RULES if (sites, attackers, "none", rule) in found]
+        rules = [
+            rule
+            for rule in RULES
+            if rule not in UNSHOWN and (sites, attackers, "none", rule) in found
+        ]
         if not rules:
             continue
         yield f"| {sites} sites, {attackers} of {SITES} attack | " + " | ".join(rules) + " |"
