@@ -84,7 +84,6 @@ RULES: dict[str, dict[str, Any]] = {
     "multi-krum": {"outer.aggregation": "multi-krum"},
     "evaluator, guards off": {"guard.evaluator": JUDGE, **OFF},
     "evaluator": {"guard.evaluator": JUDGE},
-    "by balance, evaluator": {"sync.weighting": "tokens", "guard.evaluator": JUDGE},
 }
 UNSHOWN = {"trimmed", "by balance, guards off", "evaluator, guards off"}
 """No columns of the tables: trimmed is like median, and the mean shows what guards do."""

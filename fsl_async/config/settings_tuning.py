@@ -109,7 +109,8 @@ class TuneConfig:
     balance: bool = setting(
         True,
         "of classify: sites draw as many rows of each label that they have, and weigh by how"
-        " balanced their labels are, so that sites of one label do not move the threshold",
+        " balanced their labels are, so that sites of one label do not move the threshold; with"
+        " guard.evaluator they only draw so",
         fixed=True,
     )
     trained_on: TrainedOn = setting(
