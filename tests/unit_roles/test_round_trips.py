@@ -54,7 +54,7 @@ MEMBERS = st.lists(
 )
 VALUES["Roster"] = st.builds(Roster, INTS, INTS, st.floats(1e-9, 1e9), st.integers(2, 24), MEMBERS)
 FIELDS = {
-    "sealed": ROWS,
+    "sites": st.lists(NAMES, max_size=3, unique=True),
     "shares": ROWS,
     "survivors": st.lists(NAMES, max_size=3, unique=True),
     "loss": FINITE,
