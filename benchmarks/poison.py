@@ -3,7 +3,7 @@
     python benchmarks/poison.py CACHE                      all rows
     python benchmarks/poison.py CACHE --only "equal/1/backdoor*/*"     sites/attackers/attack/rule
     python benchmarks/poison.py CACHE --seed 1             with other batches and another model
-    python benchmarks/poison.py CACHE --table ROWS.jsonl   print the tables of rows, means of seeds
+    python benchmarks/poison.py CACHE --table ROWS.jsonl   print tables of means over seeds
 
 Real: `fsl-node --role ps` in its own process; five clients and an evaluator in this one, each with
 its thread, session, streams, codec and decisions (`ClientRuntime`). They tune LoRA factors of rank
@@ -38,6 +38,7 @@ import json
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
@@ -378,9 +379,11 @@ def scores(model: Model, problem: Problem) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A table for each kind of sites and number of attackers: means of all seeds."""
+    """A table for each kind of sites and number of attackers: means of the seeds of all cells."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
+    cells_of = Counter(row["seed"] for row in rows)
+    most = max(cells_of.values())
+    for row in (one for one in rows if cells_of[one["seed"]] == most):
         found.setdefault(tuple(row[key] for key in ("sites", "attackers", "attack", "rule")), []
             ).append(row)  # fmt: skip
     for sites, attackers in product(KINDS_OF_SITES, (1, 2)):

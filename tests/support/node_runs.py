@@ -62,7 +62,7 @@ def write_data(folder, **rows):
 
 @define
 class Played:
-    """What nodes have left, by name; "ps" is the parameter server."""
+    """Results of nodes by name; "ps" is the parameter server."""
 
     lines: dict = field(factory=dict)
     errors: dict = field(factory=dict)

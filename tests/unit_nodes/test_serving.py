@@ -165,7 +165,7 @@ def test_an_evaluator_gets_all_deltas_a_few_at_a_time():
 
 
 def test_deltas_without_a_question_are_not_sent():
-    """Of a merged round, of a session that is over, and of a spool file that cannot be read."""
+    """The round is merged, the session is over, or the spool file cannot be read."""
     serving, deltas, offered, notes = evaluated(DELTAS_AT_ONCE + 3, damaged=("s0", "s1"))
     serving.ps.worker.run()
     assert [len(offered), len(notes)] == [DELTAS_AT_ONCE, 2]

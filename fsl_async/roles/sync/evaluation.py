@@ -37,7 +37,7 @@ TIMER = "evaluator"
 MOST_OF_ONE = 2
 """Deltas of a client in a question: an honest one has a late one and one of the round."""
 _LEAST_LOSS = 1e-300
-"""What is allowed instead of 0: any harm is more."""
+"""Stands for a limit of 0: any harm is more."""
 
 
 @mutable

@@ -157,7 +157,7 @@ class SecureSums:
         return [Send(name, self._inbox(name)) for name in roster.ring if name in self._members]
 
     def _inbox(self, name: str) -> Message:
-        """What others have sealed for a site."""
+        """Return the shares that others have sealed for a site."""
         sealed = [[peer, rows[name]] for peer, rows in sorted(self._sent.items()) if name in rows]
         return msg.SecureShares(self._call.round, self._call.attempt, sealed)
 

@@ -22,12 +22,12 @@ MOST_TOKENS = 512
 MOST_ROUNDS = 10
 """Rounds after which the model of the site alone is looked at."""
 USUAL_ROUNDS = 20
-"""Of the row with an epsilon, where the run states no rounds for which that could be."""
+"""An epsilon is of so many rounds where the run does not state how many it has."""
 
 
 @frozen(kw_only=True)
 class Reading:
-    """What an attack read in one delta. Shares are of 0 to 1.
+    """The words that an attack read in one delta. Shares are of 0 to 1.
 
     label: how the round trained. words: different tokens of its records, without special ones.
     read: the share of them that was read. precision: the share of what was read that is in the
@@ -118,7 +118,7 @@ def _round_of(shape: Shape) -> str:
 class Audit:
     """An audit of a site's records with a run's settings.
 
-    make: makes the site's model by a configuration. say: is told what is done, in one line.
+    make: makes the site's model by a configuration. say: takes a line about each step.
     trains_on: also what the model tells after more rounds, with planted codes in the data.
     Raises ConfigError and DataError in one line.
     """
@@ -247,7 +247,7 @@ def _compared(
     *,
     by_rows: bool,
 ) -> tuple[Reading, set[int]]:
-    """What was found beside what the records have."""
+    """Compare the tokens found with those of the records."""
     records, placed = delta.records, set(found)
     tokens = {token for record in records for token in record}
     tried = [pair[::-1] for record in records for pair in enumerate(record[: layers.positions])]

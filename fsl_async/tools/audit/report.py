@@ -154,6 +154,6 @@ def beyond(found: Findings, limits: AuditLimits) -> list[str]:
                     f" {limits.words_percent:g} %")  # fmt: skip
     members = [member.auc for _, member in _members(found)]
     if limits.auc is not None and max(members) > limits.auc:
-        said.append(f"membership is told with an AUC of {max(members):.2f}; this site allows"
-                    f" {limits.auc:g}")  # fmt: skip
+        said.append(f"members are told from others with an AUC of {max(members):.2f}; this site"
+                    f" allows {limits.auc:g}")  # fmt: skip
     return said

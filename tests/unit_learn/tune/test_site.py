@@ -1,4 +1,4 @@
-"""What the built-in task of a tuned run reports of a site's records."""
+"""The built-in task of a tuned run reports facts of a site's records."""
 
 import importlib.util
 
