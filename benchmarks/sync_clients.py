@@ -124,7 +124,7 @@ class LightLearner:
         self._client.feed_soon(ev.Rebased(version))
         self._client.changed()
 
-    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
+    def drop_delta(self, sequence: int) -> None:
         """Do nothing: all clients share the delta."""
 
     def scalars_frame(self, sequence: int) -> bytes | None:

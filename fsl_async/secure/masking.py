@@ -1,17 +1,15 @@
-"""A site's deltas under masks: each is coded once, and can be taken back.
+"""A site's deltas under masks: each is coded once, and its work is in one sum at most.
 
-A delta whose masks never came is coded as nothing: all of it stays in the site's weights. So does a
-delta of which the parameter server made no version: `drop` returns what was sent of it.
+A delta whose masks never came is coded as nothing: all of it stays in the site's weights. Work that
+has left under masks is not sent again, also where no version has it: the difference of two sums
+with the same work in one of them would be that work.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from fsl_async.secure.lattice import Vector, to_numbers, to_values
 
@@ -26,7 +24,6 @@ class Masking:
         self._lock = threading.Lock()
         self._masks: dict[int, Masks | None] = {}
         """None: its coding has begun without masks."""
-        self._sent: dict[int, dict[int, NDArray[Any]]] = {}
 
     def bind(self, sequence: int, take: Callable[[], Masks | None]) -> int | None:
         """Code a delta under the masks that `take` returns, if its coding has not begun.
@@ -51,15 +48,14 @@ class Masking:
             return b"", values
         numbers = to_numbers(values, masks.roster)
         frame = masks.frame(numbers, index)
-        small = numbers.astype(np.int8 if masks.roster.bits <= 8 else np.int32)
-        with self._lock:
-            self._sent.setdefault(sequence, {})[index] = small
         return frame, values - to_values(numbers, masks.roster.step)
 
-    def drop(self, sequence: int) -> dict[int, Vector]:
-        """Forget a delta. Returns what was sent of it: the values of each chunk."""
+    def has_masks(self, sequence: int) -> bool:
+        """Whether a delta is under masks."""
         with self._lock:
-            masks, sent = self._masks.pop(sequence, None), self._sent.pop(sequence, {})
-        if masks is None:
-            return {}
-        return {index: to_values(numbers, masks.roster.step) for index, numbers in sent.items()}
+            return self._masks.get(sequence) is not None
+
+    def drop(self, sequence: int) -> None:
+        """Forget a delta."""
+        with self._lock:
+            self._masks.pop(sequence, None)

@@ -42,7 +42,7 @@ class RecordedMasking(Masking):
 
 
 class MaskedExchange(WatchedExchange):
-    """Adds up what is sent under masks, and what is taken back."""
+    """Adds up what is sent under masks."""
 
     def configure(self, *given, **named):
         super().configure(*given, **named)
@@ -54,23 +54,11 @@ class MaskedExchange(WatchedExchange):
             self._training.sent_steps -= work.steps
         super().put_snapshot(sequence, snapshot, work)
 
-    def unsent(self, values):
-        found = super().unsent(values)
-        for chunks in self._taken_back:
-            for index, one in chunks.items():
-                found = found if found is None else found.copy()
-                if found is not None:
-                    found[slice(*self.manifest.chunk_range(index))] += one
-        return found
-
-    def drop_delta(self, sequence, *, is_refused=False):
+    def drop_delta(self, sequence):
         delta = self._deltas.get(sequence)
-        if delta is not None and delta.missing and not is_refused:
+        if delta is not None and delta.missing and self.masking.has_masks(sequence):
             self._sent.unsent = np.zeros(0)
-        Exchange.drop_delta(self, sequence, is_refused=is_refused)
-        if is_refused and len(self._sent.unsent) and not self.only_scalars:
-            for index, values in self.masking.values.get(sequence, {}).items():
-                self._sent.unsent[slice(*self.manifest.chunk_range(index))] += values
+        Exchange.drop_delta(self, sequence)
 
     def _coded(self, sequence, index):
         delta, sent = self._deltas.get(sequence), self._sent

@@ -33,8 +33,8 @@ hold. So in any order of snapshots and rebases everything trained is in exactly 
 unsent: sent + kept = trained, as fp32 adds them. A delta is coded after the ones before it, and all
 are coded before the model moves, since each is measured from what coding has left. Two things are
 lost, and both are meant to be: a delta that is declined or dropped is not sent again (its work was
-measured from a base that the run does not accept), unless it was masked (docs/adr/0174), and a
-rebase with `discard`, or one of weights that are no longer finite, takes Theta_new as it is.
+measured from a base that the run does not accept; under masks it must not be in a second sum), and
+a rebase with `discard`, or one of weights that are no longer finite, takes Theta_new as it is.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class _Delta:
     of: float = 0.0
     scalars: Vector | None = None
     """The delta of a round of zeroth order that is to be masked."""
+    is_dropped: bool = False
+    """Forget it once it is coded."""
 
     def difference(self, start: int, stop: int) -> Vector:
         """Values of a delta that is to be masked: of a range, or all scalars."""
@@ -126,8 +128,6 @@ class Exchange:
         """Whether versions are scalars too, and all deltas."""
         self.masking: Masking | None = None
         """Masks deltas in a run with secure sums."""
-        self._taken_back: list[dict[int, Vector]] = []
-        """Values, by chunk, of deltas that no version has; the next delta sends them."""
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last moved onto
         self._training = training
@@ -225,8 +225,6 @@ class Exchange:
                 self._carries = False
                 self._release(snapshot)
         else:
-            if work.tokens and work.steps:
-                self._take_back()
             before = self._reference  # only this thread replaces it
             assert before is not None
             moved = not work.steps or self._has_moved(before, snapshot)
@@ -255,22 +253,6 @@ class Exchange:
             self._deltas[sequence] = delta
             before, self._reference = self._reference, snapshot
             self._carries = is_finite
-            self._release(before)
-
-    def _take_back(self) -> None:
-        """Measure the next delta from where it has the values of deltas that no version has."""
-        with self._lock:
-            taken, self._taken_back = self._taken_back, []
-            before = self._reference
-        if not taken or before is None:
-            return
-        made = self.free_vector(len(before))
-        np.copyto(made, before)
-        for index, values in (part for chunks in taken for part in chunks.items()):
-            start, stop = self._known_manifest().chunk_range(index)
-            made[start:stop] += values
-        with self._lock:
-            self._reference = made
             self._release(before)
 
     def _seeds_frame(self, scalars: Vector | None) -> bytes:
@@ -448,20 +430,16 @@ class Exchange:
         fits = frame is not None and is_seeds(frame) and len(frame) <= MAX_BYTES
         return frame if fits else None
 
-    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
-        """Forget a delta: acknowledged, or declined (then its work is not sent again, unless it was
-        masked).
+    def drop_delta(self, sequence: int) -> None:
+        """Forget a delta: acknowledged, or declined (then its work is not sent again). One without
+        masks in a run with secure sums is coded before, as nothing.
         """
         with self._lock:
-            delta = self._deltas.pop(sequence, None)
-            sent = {} if self.masking is None else self.masking.drop(sequence)
-            if self.masking is not None and is_refused and delta is not None:
-                for index in (at for at, frame in enumerate(delta.coded) if frame is None):
-                    sent[index] = delta.difference(*self._known_manifest().chunk_range(index))
-                if not self.only_scalars:  # measured along directions of that round alone
-                    self._taken_back.append(sent)
-            if delta is not None:
-                self._uncouple(delta)
+            delta = self._deltas.get(sequence)
+            if delta is not None and delta.missing and self._is_coded_as_nothing(sequence):
+                delta.is_dropped = True
+            else:
+                self._forget_delta(sequence)
 
     @property
     def global_digest(self) -> str:
@@ -593,6 +571,8 @@ class Exchange:
             if not delta.missing:
                 self._uncouple(delta)
                 self._unsent = math.sqrt(delta.lost / delta.of) if delta.of else None
+                if delta.is_dropped:
+                    self._forget_delta(sequence)
         return frame
 
     def _frame_of(self, sequence: int, index: int, delta: _Delta) -> tuple[bytes, Lost | None]:
@@ -699,6 +679,16 @@ class Exchange:
         """Keep `vector` for the next snapshot if nothing refers to it any more."""
         if vector is not None and vector is not self._base and not self._is_shared(vector):
             self._spare = vector
+
+    def _is_coded_as_nothing(self, sequence: int) -> bool:
+        return self.masking is not None and not self.masking.has_masks(sequence)
+
+    def _forget_delta(self, sequence: int) -> None:
+        delta = self._deltas.pop(sequence, None)
+        if self.masking is not None:
+            self.masking.drop(sequence)
+        if delta is not None:
+            self._uncouple(delta)
 
     def _uncouple(self, delta: _Delta) -> None:
         minuend, subtrahend = delta.minuend, delta.subtrahend

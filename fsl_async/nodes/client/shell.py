@@ -133,7 +133,7 @@ class ClientShell(Shell):
             do.CheckTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
             do.FinishEncoding: self._finish_encoding,
-            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence, is_refused=e.is_refused),
+            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
             do.ReceiveVersion: self._receive_version,
             do.ReceiveDelta: self._receive_delta,
             do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),

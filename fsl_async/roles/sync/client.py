@@ -148,7 +148,6 @@ class ClientMachine(RoleMachine):
         self.discard = False
         self.tokens_acknowledged = 0
         self.noted_empty = False  # that steps without tokens send nothing
-        self.refused = -1  # the sequence of the last delta that was refused
         self.sends_from = -1  # no delta is measured from an older version
         self.violations = 0  # since a delta or a version has gone through
         self.deadlines = Deadlines()
@@ -496,8 +495,7 @@ class ClientMachine(RoleMachine):
     def _encoding_finished(self, event: Done[do.FinishEncoding], now: float) -> list[Effect]:
         self.busy, sequence = None, event.of.sequence
         if self.delta is None or self.delta.key.sequence != sequence:
-            drop = do.DropDelta(sequence, sequence == self.refused)  # settled while it was coded
-            return [drop, *self._advance()]
+            return [do.DropDelta(sequence), *self._advance()]  # settled while it was coded
         self.coded = True
         return self._advance()
 
@@ -528,16 +526,14 @@ class ClientMachine(RoleMachine):
         if declined.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
-        return [Note(text, "warning"), *self._resume(), *self._settled(now, is_refused=True)]
+        return [Note(text, "warning"), *self._resume(), *self._settled(now)]
 
-    def _settled(self, now: float, *, is_refused: bool = False) -> list[Effect]:
+    def _settled(self, now: float) -> list[Effect]:
         assert self.delta is not None
-        sequence = self.delta.key.sequence
+        drop = do.DropDelta(self.delta.key.sequence)
         self.delta = None
         self.deadlines.cancel("offer")
         # A delta that the worker is coding at this moment is dropped when the worker is done.
-        self.refused = sequence if is_refused else self.refused
-        drop = do.DropDelta(sequence, is_refused)
         effects: list[Effect] = [] if self.busy == "coding" else [drop]
         return effects + self._advance()
 

@@ -227,10 +227,9 @@ class FinishEncoding(Effect, tag="finish_encoding"):
 
 @frozen
 class DropDelta(Effect, tag="drop_delta"):
-    """Forget the coded delta. is_refused: no version has it."""
+    """Forget the coded delta."""
 
     sequence: int
-    is_refused: bool = False
 
 
 @frozen

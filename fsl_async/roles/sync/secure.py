@@ -216,7 +216,7 @@ class SecureSums:
         """Why a delta cannot be part of the open sum, as a code and a sentence; None: it can."""
         if self.stage is Stage.MASKED and self._is_under_masks(delta):
             return None
-        return "void", "it is under the masks of no open sum, and its client keeps it as unsent"
+        return "void", "it is under the masks of no open sum"
 
     def _is_under_masks(self, delta: Delta) -> bool:
         roster, key = self.roster, delta.key
@@ -281,7 +281,7 @@ class SecureSums:
         return [Send(key.client, msg.Accepted(key)) for key in keys if key.client in self._members]
 
     def void(self, reason: str, now: float) -> list[Effect]:
-        """Open no sum of this round: clients take their deltas back.
+        """Open no sum of this round: its deltas are in no version.
 
         A restarted parameter server must not open it after all, so that is on disk before.
         """

@@ -97,12 +97,12 @@ class WatchedExchange(Exchange):
             return None
         return reference[: manifest.weights] - values[: manifest.weights]
 
-    def drop_delta(self, sequence: int, *, is_refused: bool = False) -> None:
+    def drop_delta(self, sequence: int) -> None:
         """See `Exchange.drop_delta`. What is not coded is lost."""
         delta = self._deltas.get(sequence)
         if delta is not None and delta.missing:
             self._sent.unsent = np.zeros(0)
-        super().drop_delta(sequence, is_refused=is_refused)
+        super().drop_delta(sequence)
 
     def _coded(self, sequence: int, index: int) -> bytes | None:
         delta, sent = self._deltas.get(sequence), self._sent

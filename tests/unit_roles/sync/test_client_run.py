@@ -211,7 +211,7 @@ def test_refused_delta_is_dropped_and_reported(client, look):
     assert client.refuse(client.key(7)) == []
     effects = client.refuse(client.key(1))
     assert "refused a delta of 8 tokens" in look.notes(effects)
-    assert effects[-1] == do.DropDelta(1, is_refused=True)
+    assert effects[-1] == do.DropDelta(1)
 
 
 def test_after_a_quarantined_delta_it_goes_back_to_the_base(client, look):
@@ -263,7 +263,7 @@ def test_a_delta_that_is_settled_while_it_is_coded(client):
     client.fetched(1)
     assert not [one for one in client.refuse(client.key(1)) if isinstance(one, do.DropDelta)]
     assert client.feed(Done(do.FinishEncoding(1))) == [
-        do.DropDelta(1, is_refused=True),
+        do.DropDelta(1),
         do.ReplaceBase(1),
     ]
 
