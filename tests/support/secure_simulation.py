@@ -209,6 +209,9 @@ class SecureSites:
 class SecureSimulation(SecureSites, sim.TuneSimulation):
     """A run whose sites are audited."""
 
+    stuck_s = 600.0
+    """A round that is void, because sites or the server died while a sum was opened, is lost."""
+
     def __init__(self, settings, mode, *, liar=""):
         super().__init__(settings, mode)
         self.liar, self.is_zeroth = liar, mode == "secure zeroth"

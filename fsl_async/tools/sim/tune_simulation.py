@@ -302,8 +302,6 @@ REPORT_S = 0.1
 CLIENT_FAILS = 0.02
 """Share of deltas that are not finite, and of scalars that cannot be replayed, with faults."""
 WATCH_EVERY_S = 30.0
-STUCK_S = 300.0
-"""Longer than a client needs for a version, or a run for a round, once lost sessions are known."""
 KEPT_COMMITS = 3
 HEARTBEAT_S = 20.0
 """Two are the time in which a client on a slow link must take the last version."""
@@ -325,6 +323,9 @@ class TuneSimulation(Simulation):
     """
 
     kind = "tune"
+    stuck_s = 300.0
+    """Longer than a client needs for a version, or a run for a round, once lost sessions are known.
+    """
 
     def __init__(
         self,
@@ -446,7 +447,7 @@ class TuneSimulation(Simulation):
     def _watch(self) -> None:
         """Check that clients and run make progress. A lost session is known after a while."""
         now = self.scheduler.time()
-        longest_s = STUCK_S + self.config.session.expire_after_s
+        longest_s = self.stuck_s + self.config.session.expire_after_s
         connected = False
         for name in self.names:
             process = self.processes.get(name)
