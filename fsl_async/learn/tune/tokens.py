@@ -98,7 +98,7 @@ class Tokenized:
     pad: int
     summary: str
     source: int
-    predicts_label: bool
+    predicts_label: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
