@@ -65,7 +65,7 @@ from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.observe.ledger_audit import LEDGER, read_ledger
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.sync.delta import BALANCE
+from fsl_async.roles.sync.delta import BALANCE, EVALUATE, TRAIN
 
 SITES, ROUNDS, STEPS, BATCH, RATE, RANK = 5, 15, 10, 16, 2e-3, 8
 ROWS, PROBE, TEST = 600, 200, 800
@@ -278,7 +278,7 @@ def play(row: Row, problem: Problem, address: str, name: str, models: dict[str, 
     """Be a client of the run to its end, or its evaluator."""
     is_judge = name == JUDGE
     options = ClientOptions(
-        address, name, policy=SitePolicy(frozenset(KINDS)), evaluates=is_judge
+        address, name, policy=SitePolicy(frozenset(KINDS)), duty=EVALUATE if is_judge else TRAIN
     )  # fmt: skip
     runtime = ClientRuntime(options, stop=Stopper(), log=lambda _: None)
     try:

@@ -17,6 +17,7 @@ from fsl_async.config.load import threads_here
 from fsl_async.config.site_policy import SiteChoices, listed
 from fsl_async.errors import DataError, TooShortError, UsageError, program
 from fsl_async.process.memory import keep_freed_blocks
+from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,8 +46,13 @@ def command(options: NodeOptions) -> int:
     site = _site(options, server)
     if options.max_restarts is not None and options.ranks is None:
         raise UsageError("--max-restarts goes with --ranks N")
-    if options.evaluate and (options.ranks or options.order or options.rank or options.layers):
-        raise UsageError("--evaluate trains nothing: leave out --ranks, --order, --rank, --layers")
+    if (options.evaluate or options.rollout) and (
+        options.ranks or options.order or options.rank or options.layers
+    ):
+        flag = "--evaluate" if options.evaluate else "--rollout"
+        raise UsageError(f"{flag} trains nothing: leave out --ranks, --order, --rank, --layers")
+    if options.rollout and options.evaluate:
+        raise UsageError("--rollout draws answers, --evaluate tries deltas: give one of them")
     output = Output(as_json=options.as_json, waits=False)
     if site.data is not None and site.task is None:
         for line in _read_data(site.data, site):
@@ -94,7 +100,7 @@ def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
         rank=options.rank or 0,
         order=options.order,
         layers=options.layers or "",
-        evaluates=options.evaluate,
+        duty=ROLL_OUT if options.rollout else EVALUATE if options.evaluate else TRAIN,
         reward=options.reward or "",
         columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,

@@ -127,6 +127,11 @@ class NodeOptions(Options):
     evaluate: bool = option(
         "Train nothing: be the run's evaluator, which tries each delta on --data.", roles="client"
     )
+    rollout: bool = option(
+        "Train nothing: draw answers to the prompts of --data, and rate them by --reward"
+        " (tune.objective = grpo).",
+        roles="client",
+    )  # fmt: skip
     accept_rollback: bool = option(
         "Go back with the run, whatever site.toml has.",
         roles="client", refused="is a client's: it goes back with its run",

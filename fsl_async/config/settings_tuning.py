@@ -158,6 +158,11 @@ class TuneConfig:
         "of grpo: answers to each prompt; a step has train.batch prompts",
         span(least=2, most=1024),
     )
+    same_rewards: bool = setting(
+        True,
+        "of grpo: any site's reward function rates any prompt alike, so clients that train rate"
+        " some answers of others (--rollout) again, and use none of a client that lies",
+    )
     answer_tokens: int = setting(
         64, "of grpo: tokens of an answer at most", span(least=1, most=1 << 16)
     )

@@ -18,6 +18,8 @@ whether activations or labels leave a site. A client lists what may leave its ma
     embeddings    an embedding that fine-tuning trains: its rows tell which words the records have
     copies        the site's single deltas, which the parameter server passes on to another site,
                   the run's evaluator
+    answers       prompts, with all columns of their records, answers and rewards, which the
+                  parameter server passes on to clients that train (`--rollout`)
 
 Every client also sends what a session needs: its name, key and incarnation, its version with the
 digest, names and shapes of the model's tensors, data shard, steps, tokens, speed, and why it leaves
@@ -39,11 +41,12 @@ from fsl_async.config.settings import Config
 from fsl_async.config.settings_tuning import HEADS, TuneConfig
 from fsl_async.errors import NotAllowedError, TaskError, UsageError
 from fsl_async.roles.split.methods import METHODS
+from fsl_async.roles.sync.delta import TRAIN
 
 DELTAS, ADAPTERS, SCALARS, SUMS = "deltas", "adapters", "scalars", "sums"
 ACTIVATIONS, LABELS, METRICS = "activations", "labels", "metrics"
-EMBEDDINGS, COPIES = "embeddings", "copies"
-KINDS = (DELTAS, ADAPTERS, SCALARS, SUMS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS, COPIES)
+EMBEDDINGS, COPIES, ANSWERS = "embeddings", "copies", "answers"
+KINDS = (DELTAS, ADAPTERS, SCALARS, SUMS, ACTIVATIONS, LABELS, METRICS, EMBEDDINGS, COPIES, ANSWERS)
 _WEIGHTS = frozenset({DELTAS, ADAPTERS, SCALARS})
 _IMPLIED = {DELTAS: frozenset({ADAPTERS, SCALARS, SUMS}), ADAPTERS: frozenset({SCALARS})}
 """Kinds that another one includes."""
@@ -177,8 +180,8 @@ class SiteChoices:
     """Order of its steps; None: by the run's method."""
     layers: str = ""
     """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
-    evaluates: bool = False
-    """Whether it is the run's evaluator, and trains nothing."""
+    duty: str = TRAIN
+    """What it does in the run, of the duties in `fsl_async.roles.sync.delta`."""
     reward: str = ""
     """Its function that rates answers, as file.py or file.py:function (grpo)."""
     columns: str = ""

@@ -19,10 +19,10 @@ from fsl_async.accounting.traffic import Traffic
 from fsl_async.config.settings import Config
 from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.messages import MessageError, checked_text, optional
-from fsl_async.roles.sync.delta import DIGEST, POSITION
+from fsl_async.roles.sync.delta import DIGEST, POSITION, TRAIN
 from fsl_async.roles.sync.events import TransfersChecked
 from fsl_async.roles.sync.membership import MOST_SHARDS
-from fsl_async.roles.sync.messages import RUN
+from fsl_async.roles.sync.messages import DUTY, RUN
 from fsl_async.secure.lattice import is_masked
 from fsl_async.store.model.manifest import Manifest
 from fsl_codecs import SEEDS_HEADER_BYTES, format_of, is_seeds
@@ -53,29 +53,27 @@ def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
 class Hello:
     """A client's first message: its run ("" = none yet), version and data shard (-1 = none).
 
-    evaluates: whether it comes as the run's evaluator.
+    duty: what it does in the run.
     """
 
     run: str
     version: int
     digest: str
     shard: int
-    evaluates: bool = False
+    duty: str = TRAIN
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain map."""
         held = {"version": self.version, "digest": self.digest, "shard": self.shard}
-        return {"run": self.run, **held, **({"evaluates": True} if self.evaluates else {})}
+        return {"run": self.run, **held, **({} if self.duty == TRAIN else {"duty": self.duty})}
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Hello:
         """Read a peer's hello; raises MessageError."""
         run = checked_text("run", body.get("run"), optional(RUN))
         digest = checked_text("digest", body.get("digest"), optional(DIGEST))
-        evaluates = body.get("evaluates", False)
-        if type(evaluates) is not bool:
-            raise MessageError(f"evaluates is {type(evaluates).__name__}, not bool", "wrong-type")
-        return cls(run, _take(body, "version"), digest, _take(body, "shard"), evaluates)
+        duty = checked_text("duty", body.get("duty", TRAIN), DUTY)
+        return cls(run, _take(body, "version"), digest, _take(body, "shard"), duty)
 
 
 @frozen

@@ -145,6 +145,8 @@ def bodies():
         msg.Skip(4, "nothing trained"),
         msg.Score(4, KEY, 1.0, -0.5, 0.25),
         msg.Evaluate(4, [[KEY.text, 0.5]]),
+        msg.Rollout(4, b"\1\0\0\0", b"{}", [[b"\1\0\0\0", b"\0\0\0\0", 0.5]] * 2, "a"),
+        msg.Disputed("a"),
         msg.Publish(),
         msg.Call(5),
         msg.Turn(5, last=True),

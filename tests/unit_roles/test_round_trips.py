@@ -43,6 +43,8 @@ VALUES = {
     "Run": NAMES,
     "OptionalRun": NAMES | st.just(""),
     "Role": NAMES,
+    "Client": NAMES,
+    "OptionalClient": NAMES | st.just(""),
     "OptionalKey": UPLOADS.map(lambda key: key.text) | st.just(""),
 }
 KEY = st.binary(min_size=32, max_size=32)
@@ -54,6 +56,12 @@ MEMBERS = st.lists(
 )
 VALUES["Roster"] = st.builds(Roster, INTS, INTS, st.floats(1e-9, 1e9), st.integers(2, 24), MEMBERS)
 FIELDS = {
+    "prompt": st.sampled_from([b"\1\0\0\0", b"\1\0\0\0\2\0\0\0"]),
+    "answers": st.lists(
+        st.tuples(st.just(b"\1\0\0\0"), st.just(b"\0\0\0\0"), FINITE).map(list),
+        min_size=2,
+        max_size=3,
+    ),
     "sites": st.lists(NAMES, max_size=3, unique=True),
     "shares": ROWS,
     "survivors": st.lists(NAMES, max_size=3, unique=True),

@@ -56,7 +56,8 @@ from fsl_async.learn.models.hf import check_causal
 from fsl_async.learn.models.own_head import SUFFIX, load_head, save_head
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
+from fsl_async.roles.sync.delta import EPSILON, EVALUATE, FACTS, ORDER, RANK, TRAIN
+from fsl_async.roles.sync.messages import Disputed, Rollout
 from fsl_async.store.rules.adapters import FedIT, HetLoRA, adapter_rule_named
 
 ADAPTER_RATE = 1e-3
@@ -251,8 +252,8 @@ class Fed:
 
     def _expect_rounds(self) -> None:
         """Have `step` train rounds of `tune.steps` steps, where the run has rounds."""
-        if self._context.site.evaluates:
-            self._refusal = "fed.step: an evaluator (--evaluate) trains nothing"
+        if self._context.site.duty != TRAIN:
+            self._refusal = "fed.step: a client with --evaluate or --rollout trains nothing"
             return
         if self.is_zeroth:
             self._refusal = (
@@ -299,7 +300,7 @@ class Fed:
 
         A secure sum still has the words of all sites together. An evaluator sends no update.
         """
-        if self._context.site.evaluates:
+        if self._context.site.duty != TRAIN:
             return
         trains_embedding = _trains_embedding(model)
         if trains_embedding and not self.is_zeroth:
@@ -333,7 +334,7 @@ class Fed:
         for each delta, and twice more; where one is left out, once more for each of the others.
         Raises TaskError at a client that is no evaluator.
         """
-        if not self._context.site.evaluates:
+        if self._context.site.duty != EVALUATE:
             raise TaskError("fed.evaluate_deltas: start this client with --evaluate")
         training, tune, guard = self._training, self.settings.tune, self.settings.guard
         if not (tune.merge or (tune.is_on and tune.rule in PRODUCT_RULES)):
@@ -342,6 +343,35 @@ class Fed:
         while self.running:
             training.orders.wait(or_stop=True)
             training.attend()
+
+    def follow(self) -> int:
+        """Move the model onto the newest version, at a client that trains nothing; its number.
+
+        Waits for nothing.
+        """
+        if self._training.orders.attention:
+            self._training.attend()
+        return self.version
+
+    def wait_for_version(self) -> None:
+        """Wait until something is asked of the model, or the run ends; then `follow`."""
+        self._training.orders.wait(or_stop=True)
+
+    def take_rollouts(self, ripe: Callable[[Rollout], bool], count: int) -> list[Rollout]:
+        """Take so many answers of clients that roll out; all that are not ripe are dropped.
+
+        Empty where there are fewer: they wait for more.
+        """
+        held, found = self._training.orders.rollouts, list[Rollout]()
+        while held:
+            if ripe(one := held.popleft()):
+                found.append(one)
+        held.extend(found[count:] if len(found) >= count else found)
+        return found[:count] if len(found) >= count else []
+
+    def say(self, message: Rollout | Disputed) -> None:
+        """Send a message about answers, which may be lost."""
+        self._training.orders.say(message)
 
     def attach_rounds(
         self,

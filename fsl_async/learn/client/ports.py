@@ -20,6 +20,8 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
+from fsl_async.roles.messages import Message
+from fsl_async.roles.sync.messages import Rollout
 from fsl_async.store.model.manifest import Manifest
 
 Vector = npt.NDArray[np.float32]
@@ -176,6 +178,10 @@ class Orders:
         self.stopped = False
         self.by_rounds = False
         self.pace_steps = 0
+        self.rollouts: deque[Rollout] = deque()
+        """Answers of clients that roll out, which came since they were last taken."""
+        self.say: Callable[[Message], None] = lambda _: None
+        """Sends the parameter server a message, which may be lost."""
         self._changed = changed or threading.Condition()
         self._orders: deque[Order] = deque()
         self._refusal: tuple[str, str] | None = None

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -29,11 +31,13 @@ from fsl_async.errors import DataError, TaskError, TaskRaisedError, one_line
 from fsl_async.learn.data.counter import stream
 from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.hf import extra
+from fsl_async.learn.tune.objectives.base import token_logps
 from fsl_async.learn.tune.objectives.grpo import AnswerBatch, advantages_of
 from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
 from fsl_async.learn.tune.templates import UnfitError
 from fsl_async.learn.tune.tokens import UNTRAINED, drawn_places
 from fsl_async.learn.user_code import load_function, own_failure
+from fsl_async.roles.sync.messages import Rollout
 
 Prompted = str | list[dict[str, Any]]
 """A prompt as a reward function gets it: a text, or messages."""
@@ -42,6 +46,8 @@ Uniforms = Callable[[int], NDArray[np.float64]]
 """Returns so many numbers from 0 to 1, the next ones of a stream."""
 
 EVALUATED_BATCH = 32
+REWARD_ERROR = 1e-6
+"""How far rewards of one answer may be apart, as a share: functions are computed in fp64."""
 
 
 @attrs.frozen(slots=True, eq=False)
@@ -51,6 +57,16 @@ class Prompt:
     ids: tuple[int, ...]
     given: Prompted
     row: dict[str, Any]
+
+
+@attrs.frozen(slots=True, eq=False)
+class Group:
+    """Rollout to a prompt that another client has drawn. logps: float32, of all their tokens."""
+
+    prompt: list[int]
+    answers: list[list[int]]
+    logps: NDArray[np.float32]
+    rewards: NDArray[np.float32]
 
 
 class Prompts:
@@ -125,7 +141,7 @@ def load_reward(text: str) -> Reward:
     return rated
 
 
-class Answers:
+class Rater:
     """Draws and rates the answers of one site. tune: the run's."""
 
     def __init__(self, model: Any, tokenizer: Any, reward: Reward, tune: TuneConfig) -> None:
@@ -150,6 +166,62 @@ class Answers:
         metrics["answer_tokens"] = float(np.mean([len(one) for one in drawn]))
         repeated = [one.ids for one in prompts for _ in range(group)]
         return batch_of(repeated, drawn, advantages_of(rewards).reshape(-1), metrics)
+
+    def groups(self, prompts: Sequence[Prompt], uniforms: Uniforms, version: int) -> list[Rollout]:
+        """Return a group of rated answers to each prompt, as other clients get it.
+
+        Log-probabilities are of the forward pass that trains, in its dtype.
+        """
+        group = self._tune.group
+        drawn = self.draw([one for one in prompts for _ in range(group)], uniforms)
+        rewards = self.rate(prompts, drawn)
+        repeated = [one.ids for one in prompts for _ in range(group)]
+        zeros = np.zeros(len(drawn), np.float32)
+        with torch.no_grad(), evaluating(self._model):
+            logps = token_logps(self._model, batch_of(repeated, drawn, zeros, {}))[0]
+        parts = np.split(logps.float().cpu().numpy(), np.cumsum([len(one) for one in drawn])[:-1])
+        rows = [
+            [np.array(ids, "<u4").tobytes(), part.astype("<f4").tobytes(), reward]
+            for ids, part, reward in zip(drawn, parts, rewards, strict=True)
+        ]
+        return [
+            Rollout(
+                version,
+                np.array(one.ids, "<u4").tobytes(),
+                json.dumps({"prompt": one.given, "row": one.row}, default=str).encode(),
+                rows[place * group : (place + 1) * group],
+            )
+            for place, one in enumerate(prompts)
+        ]
+
+    def group_of(self, message: Rollout) -> Group | None:
+        """Return a group that another client has drawn; None: it is nonsense, or rated otherwise.
+
+        One answer is rated again, which its sender cannot foresee.
+        """
+        prompt = np.frombuffer(message.prompt, "<u4").tolist()
+        drawn = [np.frombuffer(ids, "<u4").tolist() for ids, _, _ in message.answers]
+        logps = [np.frombuffer(part, "<f4") for _, part, _ in message.answers]
+        rewards = [reward for _, _, reward in message.answers]
+        longest = len(prompt) + max(map(len, drawn))
+        largest = max(itertools.chain(prompt, *drawn))
+        # Vocabulary and context of the model: beyond them it would end with an error.
+        is_possible = largest < self._model.get_input_embeddings().weight.shape[0]
+        is_possible &= longest <= self._tune.context
+        is_possible &= all(np.isfinite(part).all() and part.max() <= 0 for part in logps)
+        if not is_possible:
+            return None
+        if self._tune.same_rewards:
+            place = secrets.randbelow(len(drawn))
+            try:
+                record = json.loads(message.record)
+                asked = Prompt(tuple(prompt), record["prompt"], dict(record["row"]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return None
+            (own,) = self.rate([asked], [drawn[place]])
+            if abs(own - rewards[place]) > REWARD_ERROR * max(1.0, abs(own)):
+                return None
+        return Group(prompt, drawn, np.concatenate(logps), np.array(rewards, np.float32))
 
     def rate(self, prompts: Sequence[Prompt], drawn: Sequence[Sequence[int]]) -> list[float]:
         """Return the reward of each answer; the answers of a prompt are on end."""
@@ -218,6 +290,22 @@ class _Drawn:
         tokens = torch.searchsorted(shares, (drawn * shares[:, -1])[:, None], right=True)
         tokens = tokens.clamp(max=scores.shape[-1] - 1)
         return torch.full_like(scores, -math.inf).scatter_(1, tokens, 0.0)
+
+
+def batch_of_groups(groups: Sequence[Group]) -> AnswerBatch:
+    """Return the batch of answers that other clients have drawn and rated."""
+    advantages = [advantages_of(one.rewards[None])[0] for one in groups]
+    flat = float(np.mean([one.rewards.max() == one.rewards.min() for one in groups]))
+    drawn = [ids for one in groups for ids in one.answers]
+    rewards = np.concatenate([one.rewards for one in groups])
+    metrics = {"reward": float(rewards.mean()), "flat": flat, "received": 1.0}
+    made = batch_of(
+        [one.prompt for one in groups for _ in one.answers],
+        drawn,
+        np.concatenate(advantages),
+        metrics,
+    )
+    return attrs.evolve(made, logps=np.concatenate([one.logps for one in groups]))
 
 
 def uniforms_of(seed: int, name: str) -> Uniforms:

@@ -11,20 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from fsl_async.config.settings_tuning import TuneConfig
+from fsl_async.errors import TaskError
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.pretrain import HeldOut, autocast
 from fsl_async.learn.tune.answers import (
-    Answers,
     Prompts,
+    Rater,
+    batch_of_groups,
     load_reward,
     rounds_of_places,
     uniforms_of,
 )
 from fsl_async.learn.tune.base import Base, load_base
 from fsl_async.learn.tune.objectives import objective_of
+from fsl_async.learn.tune.objectives.grpo import AnswerBatch
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
 from fsl_async.roles.sync.delta import BALANCE
+from fsl_async.roles.sync.messages import Disputed, Rollout
+from fsl_async.roles.sync.rollouts import MOST_AGE
 
 EVALUATED_SAMPLES = 256
 """Held-out samples on which versions are measured during training."""
@@ -129,15 +134,19 @@ class RewardSite(Site):
 
     def _read(self, records: Records, base: Base) -> None:
         fed, tune = self._fed, self.tune
+        if fed.ranks > 1:
+            raise TaskError("tune.objective = grpo draws answers in one process: leave out --ranks")
         reward = load_reward(fed.reward)
         self.data = Prompts(records, base.tokenizer, context_of(base, tune) - tune.answer_tokens)
         self.summary = self.data.summary
         self.mine, self.held = self.data.split(fed.settings.data.holdout)
         self.held_out_count = len(self.held)
-        self._answers = Answers(base.model, base.tokenizer, reward, tune)
+        self._answers = Rater(base.model, base.tokenizer, reward, tune)
+        self._disputed: set[str] = set()
+        """Clients whose answers are not used here."""
 
     def batches(self) -> Iterator[TokenBatch]:
-        """Answers of the model as it is, rated, until the run ends."""
+        """Rollout of the model as it is, rated, until the run ends."""
         fed, tune = self._fed, self.tune
         drawn = rounds_of_places(
             self.mine,
@@ -148,10 +157,56 @@ class RewardSite(Site):
             version=lambda: fed.version,
         )
         while fed.running:
+            if (received := self._received()) is not None:
+                yield received
+                continue
             places, stream = next(drawn)
             with autocast(fed.device):
                 made = self._answers.batch(self.data.at(places), uniforms_of(fed.seed, stream))
             yield made
+
+    def _received(self) -> AnswerBatch | None:
+        """Return a batch of answers that other clients have drawn; None: there are too few."""
+        fed, size = self._fed, self._fed.settings.train.batch
+
+        def is_ripe(one: Rollout) -> bool:
+            return one.version >= fed.version - MOST_AGE and one.site not in self._disputed
+
+        found = fed.take_rollouts(is_ripe, size)
+        groups = [(one.site, self._answers.group_of(one)) for one in found]
+        for site in {site for site, group in groups if group is None} - self._disputed:
+            self._disputed.add(site)
+            fed.log(f"the rewards of {site} are others here: its answers are not used")
+            fed.say(Disputed(site))
+        good = [group for site, group in groups if group and site not in self._disputed]
+        return batch_of_groups(good) if len(good) == size else None
+
+    def roll_out(self) -> None:
+        """Draw answers to the prompts and send them until the run ends, enough for each version."""
+        fed, tune = self._fed, self.tune
+        most = tune.steps * fed.settings.sync.clients
+        while fed.running:
+            version = fed.follow()
+            drawn = rounds_of_places(
+                self.mine,
+                fed.settings.train.batch,
+                seed=fed.seed,
+                name=fed.client_name,
+                steps=tune.steps,
+                version=lambda: fed.version,
+            )
+            for _ in range(most):
+                places, stream = next(drawn)
+                with autocast(fed.device):
+                    sent = self._answers.groups(
+                        self.data.at(places), uniforms_of(fed.seed, stream), version
+                    )
+                for group in sent:
+                    fed.say(group)
+                if fed.follow() != version or not fed.running:
+                    break
+            while fed.running and fed.follow() == version:
+                fed.wait_for_version()
 
     def measure(self, most: int | None = None, *, every: bool = False) -> dict[str, float]:
         """Return the mean reward of the likeliest answers, as eval_reward.

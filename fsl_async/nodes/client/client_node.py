@@ -25,7 +25,7 @@ from fsl_async.config import address as addresses
 from fsl_async.config.load import from_wire
 from fsl_async.config.recipes import keeps_error
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import METRICS, receivers_of
+from fsl_async.config.site_policy import ANSWERS, METRICS, receivers_of
 from fsl_async.errors import AddressError, ExitCode, FslError, KeysError, RefusedError, one_line
 from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.ports import RunFinishedError
@@ -38,6 +38,7 @@ from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.delta import ROLL_OUT, TRAIN
 from fsl_async.store.deltas.seed_step import directions_of
 from fsl_transport.loop import run as run_loop
 
@@ -395,11 +396,16 @@ class ClientNode:
         The first time, print what leaves this machine.
         """
         parts, policy = self._parts, self._parts.options.policy
-        if parts.options.evaluates:
+        if parts.options.duty != TRAIN:
+            what = "losses on its records, to"
+            if parts.options.duty == ROLL_OUT:
+                to = "the parameter server and clients that train"
+                policy.require({ANSWERS: to}, "--rollout")
+                what = "prompts with all columns of their records, answers and rewards, to clients"
+                what += " that train, through"
             if not parts.welcome.done():
                 parts.log(
-                    "leaves this machine: losses on its records, to the parameter server at"
-                    f" {parts.address.tcp}"
+                    f"leaves this machine: {what} the parameter server at {parts.address.tcp}"
                 )
             return
         zeroth = config.tune.is_on and parts.options.is_zeroth(config.tune)

@@ -34,10 +34,15 @@ from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper, errors_in_one_line, leave_at_exit, print_line
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.phrasing import counted
+from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, TRAIN
 
 SPLIT_TASK = "fsl_async.learn.split.task:train"
-TUNE_TASK = "fsl_async.learn.tune.task:train"
-EVALUATOR_TASK = "fsl_async.learn.tune.evaluator:evaluate"
+TASKS = {
+    TRAIN: "fsl_async.learn.tune.task:train",
+    EVALUATE: "fsl_async.learn.tune.evaluator:evaluate",
+    ROLL_OUT: "fsl_async.learn.tune.rollout:roll_out",
+}
+"""Built-in tasks of fine-tuning, by duty."""
 PRIVACY = "privacy"
 """Folder of privacy budgets, in that of the keys."""
 STREAMS = "streams"
@@ -96,8 +101,8 @@ def built_in(config: Config, options: ClientOptions) -> Task:
                 "this run tunes a base model that every site has, on each site's own data: give"
                 f" this client {missing}"
             )
-        return load_task(EVALUATOR_TASK if options.evaluates else TUNE_TASK)
-    if options.evaluates:
+        return load_task(TASKS[options.duty])
+    if options.duty == EVALUATE:
         raise TaskError(
             "there is a built-in evaluator for fine-tuning only: give this one --task"
             " FILE.py:FUNCTION, which calls fed.evaluate_deltas"

@@ -27,6 +27,8 @@ from fsl_async.nodes.runtime import Worker
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.machine import Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.sync.delta import TRAIN
+from fsl_async.roles.sync.events import TaskSays
 
 
 def split_session(
@@ -89,8 +91,9 @@ class ClientRuntime(LoopSide):
         self, options: ClientOptions, *, stop: Stopper, log: Callable[[str], None]
     ) -> None:
         orders = Orders()
-        kind = EvaluatorExchange if options.evaluates else Exchange
+        kind = Exchange if options.duty == TRAIN else EvaluatorExchange
         exchange = kind(orders, on_event=self._post)
+        orders.rollouts, orders.say = exchange.rollouts, lambda one: self._post(TaskSays(one))
         self.training = Training(orders, exchange)
         super().__init__(ClientParts(options, self.training, exchange, stop, log))
         self._thread.start()

@@ -22,7 +22,8 @@ from fsl_async.nodes.client.training_watch import Steps
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.evaluator import EvaluatorMachine
+from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, TRAIN
+from fsl_async.roles.sync.evaluator import EvaluatorMachine, RolloutMachine
 from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class TrainingSide(Protocol):
 
 
 DELTAS_ONLY = SitePolicy()
+_MACHINES = {TRAIN: ClientMachine, EVALUATE: EvaluatorMachine, ROLL_OUT: RolloutMachine}
 
 
 @frozen
@@ -131,7 +133,7 @@ class ClientParts:
         self.address = addresses.parse(options.server)
         self.keys = options.keys or KeysFolder()
         self.curve = curve_for(self.address, self.keys) if self.address.key else None
-        kind = EvaluatorMachine if options.evaluates else ClientMachine
+        kind = _MACHINES[options.duty]
         self.machine = kind(options.name, time.time_ns())
         self.machine.version_sync.refuses_rollback = options.policy.refuses_rollback
         folder = options.run_dir

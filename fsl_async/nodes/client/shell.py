@@ -136,6 +136,7 @@ class ClientShell(Shell):
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
             do.ReceiveVersion: self._receive_version,
             do.ReceiveDelta: self._receive_delta,
+            do.TakeRollout: lambda e, _: self.learner.rollouts.append(e.message),
             do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
@@ -153,7 +154,7 @@ class ClientShell(Shell):
         """The hello for one attempt, with the version that this client holds now."""
         base = self.machine.base
         held = self.machine.run, base.version, base.digest, self._shard
-        return Hello(*held, self.machine.evaluates).to_wire()
+        return Hello(*held, self.machine.duty).to_wire()
 
     # --- from the transport ---
 

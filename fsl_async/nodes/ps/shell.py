@@ -223,7 +223,7 @@ class ParameterServerShell(Shell):
         shard = hello.shard - self._first_part
         if self._parts > self.shards and not 0 <= shard < self.shards:
             shard = -1  # a part of another group
-        held = (hello.run, hello.version, hello.digest, shard, hello.evaluates)
+        held = (hello.run, hello.version, hello.digest, shard, hello.duty)
         self.node.feed(ev.ClientHello(event.peer, event.incarnation, *held))
 
     def _down(self, event: tp.PeerDown, violation: str = "") -> None:
@@ -274,7 +274,7 @@ class ParameterServerShell(Shell):
             theirs = manifest
         member = self.machine.members.get(peer)
         if self.machine.version < 0 and member is not None:
-            if member.evaluates:
+            if not member.trains:
                 self._early = peer, attach
             self._models[peer] = theirs
         difference = None if manifest is None else theirs.difference(manifest)

@@ -51,6 +51,8 @@ Rules
     training   Call                             TakeSnapshot when no delta is outstanding
     any        Pace                             CountSteps, timer "pace"
     training   PaceReached, timer "pace"        TakeSnapshot when no delta is outstanding
+    any        Rollout                          TakeRollout
+    joined     TaskSays                         Send its message
     training   Turn                             TakeSnapshot of the round, once the weights are on
                                                 its version
     training   Snapshotted                      OfferDelta, or Send Skip when no token was trained
@@ -103,7 +105,7 @@ from fsl_async.roles.phrasing import lost_words
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import Delta, DeltaKey
+from fsl_async.roles.sync.delta import TRAIN, Delta, DeltaKey
 from fsl_async.roles.sync.pacing import Leading
 from fsl_async.roles.sync.shutdown import DRAIN_S, ClientShutdown
 from fsl_async.roles.sync.training_trouble import Movement
@@ -122,8 +124,7 @@ class ClientMachine(RoleMachine):
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
 
     senders = "a parameter server"
-    evaluates: ClassVar[bool] = False
-    """Whether it is an evaluator (`evaluator`)."""
+    duty: ClassVar[str] = TRAIN
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
@@ -167,6 +168,8 @@ class ClientMachine(RoleMachine):
             msg.Turn: self._called,
             msg.Pace: self._pace_given,
             ev.PaceReached: self._pace_reached,
+            ev.TaskSays: self._say,
+            msg.Rollout: lambda event, _: [do.TakeRollout(event.message)],
             msg.Accepted: self._acknowledged,
             msg.Declined: self._delta_refused,
             msg.Announce: lambda event, now: self._announced(event.message, now),
@@ -201,6 +204,9 @@ class ClientMachine(RoleMachine):
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return effects in the order in which they are to be carried out."""
         return [] if self.finished else super().handle(event, now)
+
+    def _say(self, event: ev.TaskSays, now: float) -> list[Effect]:
+        return [Send(SERVER, event.message)] if self.connected else []
 
     # --- the session ---
 

@@ -26,6 +26,8 @@ from attrs import evolve, field, frozen
 from fsl_async.roles.messages import Form, optional
 from fsl_async.roles.names import MAX_DIGITS, NAME
 
+TRAIN, EVALUATE, ROLL_OUT = "train", "evaluate", "rollout"
+"""Duties of clients. Those with another one than the first train nothing, and have no shard."""
 DIGEST = Form("a digest", re.compile(r"[0-9a-f]{32}").fullmatch)
 OptionalDigest = Annotated[str, optional(DIGEST)]
 

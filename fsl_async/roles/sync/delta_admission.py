@@ -58,7 +58,7 @@ class DeltaAdmission:
         peer, delta = event.peer, event.message.delta
         key = delta.key
         member = self.members.get(peer)
-        if key.client != peer or member is None or member.evaluates:
+        if key.client != peer or member is None or not member.trains:
             return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.guard.held:
             again = [] if self._waits(key) else [Send(peer, msg.Accepted(key))]

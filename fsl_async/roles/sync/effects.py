@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.messages import Rollout
 from fsl_async.roles.sync.progress import Decay, RunPosition
 from fsl_async.roles.sync.roster import Answers, Roster
 
@@ -103,6 +104,13 @@ class SendDelta(Effect, tag="send_delta"):
 
     peer: str
     delta: Delta
+
+
+@frozen
+class TakeRollout(Effect, tag="take_rollout"):
+    """Give the training thread answers of another client."""
+
+    message: Rollout
 
 
 @frozen

@@ -26,7 +26,7 @@ from fsl_async.roles.machine import Deadlines, Effect, Note, Received, Send
 from fsl_async.roles.phrasing import MessageThrottle
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import ORDER, DeltaKey, Score
+from fsl_async.roles.sync.delta import EVALUATE, ORDER, DeltaKey, Score
 from fsl_async.roles.sync.deltas import Deltas
 from fsl_async.roles.sync.ps_state import Member
 
@@ -112,7 +112,7 @@ class Evaluation:
         """Take a score. Returns whether it was the last one that a merge waited for."""
         score = event.message
         member = self.members.get(event.peer)
-        if member is None or not member.evaluates or score.version != self._version:
+        if member is None or member.duty != EVALUATE or score.version != self._version:
             return False
         if score.key not in self._owed:
             return False

@@ -28,13 +28,13 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, DeltaKey
 
 
 class EvaluatorMachine(ClientMachine):
     """The state of a run at its evaluator."""
 
-    evaluates: ClassVar[bool] = True
+    duty: ClassVar[str] = EVALUATE
 
     def __init__(self, name: str, incarnation: int) -> None:
         super().__init__(name, incarnation)
@@ -100,3 +100,9 @@ class EvaluatorMachine(ClientMachine):
             for key, numbers in event.found.items()
         ]
         return [*(sent if self.connected else []), *self._score()]
+
+
+class RolloutMachine(EvaluatorMachine):
+    """The state of a run at a client that draws and rates answers: it is asked nothing."""
+
+    duty: ClassVar[str] = ROLL_OUT

@@ -12,7 +12,8 @@ from typing import Any
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.delta import DeltaKey, MergedDelta, Outcome, StoredDelta
+from fsl_async.roles.messages import Message
+from fsl_async.roles.sync.delta import TRAIN, DeltaKey, MergedDelta, Outcome, StoredDelta
 from fsl_async.roles.sync.progress import Decay, RunLimits
 from fsl_async.roles.sync.roster import Answers
 
@@ -123,8 +124,8 @@ class ClientHello(Event, tag="client_hello"):
     version: int
     digest: str
     shard: int = -1
-    evaluates: bool = False
-    """Whether it comes as the evaluator."""
+    duty: str = TRAIN
+    """What it comes for."""
 
 
 @frozen
@@ -246,6 +247,13 @@ class Scored(Event, tag="scored"):
 
     version: int
     found: dict[DeltaKey, tuple[float, float, float]]
+
+
+@frozen
+class TaskSays(Event, tag="task_says"):
+    """The training thread has a message for the parameter server, which may be lost."""
+
+    message: Message
 
 
 @frozen

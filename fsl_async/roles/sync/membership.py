@@ -35,6 +35,7 @@ from fsl_async.roles.machine import Deadlines, Done, Effect, EndSession, Note, R
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import TRAIN
 from fsl_async.roles.sync.ps_state import Member
 from fsl_transport.rate_limit import Rate, TokenBucket
 
@@ -136,8 +137,8 @@ class Membership:
 
     def enter(self, event: ev.ClientHello, now: float) -> bool:
         """Make a client a member, in this incarnation. False: there is no shard for it."""
-        if event.evaluates:  # it trains on no shard
-            self.members[event.peer] = Member(event.incarnation, shard=0, evaluates=True)
+        if event.duty != TRAIN:
+            self.members[event.peer] = Member(event.incarnation, shard=0, duty=event.duty)
             return True
         shard = self.shards.pick(event.peer, event.shard, now)
         if shard is None:
@@ -149,7 +150,7 @@ class Membership:
     def admit(self, peer: str) -> list[Effect]:
         """Welcome a member as soon as its incarnation and its lease are on disk."""
         member = self.members[peer]
-        is_permanent = member.evaluates or self.shards.is_permanent(peer, member.shard)
+        is_permanent = not member.trains or self.shards.is_permanent(peer, member.shard)
         if is_permanent and self.incarnations.get(peer, -1) >= member.incarnation:
             return [do.Welcome(peer, member.shard)]
         if not is_permanent:

@@ -12,13 +12,27 @@ from typing import Annotated, Any, ClassVar
 
 from attrs import field, frozen
 
-from fsl_async.roles.messages import Form, Message, Meta, Table, optional
-from fsl_async.roles.sync.delta import DIGEST, ORDER, Delta, DeltaKey, Key, OptionalDigest
+from fsl_async.roles.messages import MAX_BYTES, Form, Message, Meta, Table, optional
+from fsl_async.roles.names import NAME
+from fsl_async.roles.sync.delta import (
+    DIGEST,
+    EVALUATE,
+    ORDER,
+    ROLL_OUT,
+    TRAIN,
+    Delta,
+    DeltaKey,
+    Key,
+    OptionalDigest,
+)
 from fsl_async.roles.sync.progress import RunPosition
 from fsl_async.roles.sync.roster import KEY_BYTES, Roster, rows
 
+DUTY = Form("a duty", {TRAIN, EVALUATE, ROLL_OUT}.__contains__)
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
 
+Client = Annotated[str, Form("the name of a client", NAME.fullmatch)]
+OptionalClient = Annotated[str, optional(Form("the name of a client", NAME.fullmatch))]
 Run = Annotated[str, RUN]
 OptionalRun = Annotated[str, optional(RUN)]
 Digest = Annotated[str, DIGEST]
@@ -188,6 +202,47 @@ class Evaluate(Message, tag="evaluate/1"):
         return {DeltaKey.parse(key): share for key, share in self.deltas}
 
 
+MOST_ANSWERS = 1024
+"""Answers of a group."""
+
+
+@frozen
+class Rollout(Message, tag="rollout/1"):
+    """Client that rolls out: a prompt and a group of answers of `version`, each with its reward.
+
+    Parameter server: the same, to a client that trains. site: whose they are; empty towards the
+    parameter server. prompt: token ids, little-endian uint32. record: JSON, what a reward function
+    gets. answers: [token ids, their log-probabilities as little-endian fp32, reward float] of each.
+    """
+
+    version: int
+    prompt: bytes
+    record: bytes
+    answers: list[Any]
+    site: OptionalClient = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.prompt or len(self.prompt) % 4 or not 2 <= len(self.answers) <= MOST_ANSWERS:
+            raise ValueError("a prompt is of token ids, and has at least two answers")
+        size = len(self.prompt) + len(self.record)
+        for one in self.answers:
+            is_row = type(one) is list and [type(part) for part in one] == [bytes, bytes, float]
+            if not is_row or not one[0] or len(one[0]) % 4 or len(one[0]) != len(one[1]):
+                raise ValueError("an answer is token ids, as many log-probabilities, and a reward")
+            if not math.isfinite(one[2]):
+                raise ValueError("a reward is finite")
+            size += len(one[0]) + len(one[1])
+        if size > MAX_BYTES:
+            raise ValueError(f"a group of answers has more than {MAX_BYTES:,} bytes")
+
+
+@frozen
+class Disputed(Message, tag="disputed/1"):
+    """Client that trains: the answers of this client are rated otherwise here, or are nonsense."""
+
+    site: Client
+
+
 @frozen
 class Accepted(Message, tag="accepted/1"):
     """Parameter server: this delta is durable here."""
@@ -347,7 +402,7 @@ class VersionMeta(Meta, tag="version_meta/1"):
 TABLE = Table(
     Attach, Fetch, Holding, Measured, Score, Skip, Publish, Call, Turn, Pace, Evaluate, Accepted,
     Declined, Announce, Scalars, Reject, Stop, SecureCall, SecureKey, SecureSet, SecureShares,
-    SharesRefused, Unmask, Unmasked,
+    SharesRefused, Unmask, Unmasked, Rollout, Disputed,
     InitialMeta, DeltaMeta, VersionMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

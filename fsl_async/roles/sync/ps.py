@@ -90,7 +90,7 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta import Delta
+from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.deltas import Counting, Deltas
 from fsl_async.roles.sync.evaluation import Evaluation
@@ -105,6 +105,7 @@ from fsl_async.roles.sync.ps_state import (
     Phase,
     Round,
 )
+from fsl_async.roles.sync.rollouts import Rollouts
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.run_end import RunEnd
 from fsl_async.roles.sync.secure import SecureSums
@@ -185,6 +186,9 @@ class ParameterServerMachine(RoleMachine):
         self.end = RunEnd(shutdown, self.rounds, self.deadlines, last_global_s=last_s)
         self.hold = GroupHold(self.rounds)
         self.admission = DeltaAdmission(self.members, self.deltas, self._too_late, self.guard)
+        self.rollouts: Rollouts | None = None
+        if tune.is_on and tune.objective == "grpo":
+            self.rollouts = Rollouts(config, self.members, self.deltas)
         self.secure: SecureSums | None = None
         if tune.secure:
             self.secure = SecureSums(self.rounds, self.deadlines, config, run)
@@ -223,6 +227,11 @@ class ParameterServerMachine(RoleMachine):
             ev.TransfersChecked: self.end.transfers_checked,
             DrainAsked: lambda event, now: self.end.drain(event.reason, now),
         }
+        if self.rollouts is not None:
+            self.handlers |= {
+                msg.Rollout: self.rollouts.pass_on,
+                msg.Disputed: self.rollouts.disputed,
+            }
         if self.secure is not None:
             self.handlers |= {
                 msg.SecureKey: self.secure.key_sent,
@@ -351,11 +360,13 @@ class ParameterServerMachine(RoleMachine):
         return [*effects, *refusal, *self.end.end_if_all_hold(now)]
 
     def _objection_to_role(self, event: ev.ClientHello) -> str:
-        """Why a client may not evaluate, or not train; empty: it may."""
+        """Why a client may not do what it comes for; empty: it may."""
         peer, name = event.peer, self.config.guard.evaluator
-        if event.evaluates == (peer == name):
+        if event.duty == ROLL_OUT and self.rollouts is None:
+            return "answers are of use in a run with tune.objective = grpo: leave out --rollout"
+        if (event.duty == EVALUATE) == (peer == name):
             return ""
-        if event.evaluates:
+        if event.duty == EVALUATE:
             has = f"the evaluator of this run is {name}" if name else "this run has no evaluator"
             return f"{has}, not {peer}: set guard.evaluator at the parameter server, or give --name"
         return (
@@ -397,7 +408,7 @@ class ParameterServerMachine(RoleMachine):
         peer, member = event.peer, self.members.get(event.peer)
         if member is None:
             return [EndSession(peer, "not a member: reconnect")]
-        if member.evaluates and self.version < 0:
+        if not member.trains and self.version < 0:
             return []  # a run's model is not its evaluator's; the shell asks again at version 0
         is_fixed = self.version >= 0 or self.publishing.received
         agrees, effects = self.membership.attached(event, is_fixed=is_fixed)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, field, frozen, mutable
 
+from fsl_async.roles.sync.delta import TRAIN
 from fsl_async.roles.sync.progress import RunPosition
 
 if TYPE_CHECKING:
@@ -64,7 +65,12 @@ class Member:
     position: RunPosition | None = None  # the last one announced
     sent: int = -1  # the version whose scalars were last sent to it
     agrees: bool = False  # its model is the run's
-    evaluates: bool = False  # it is the evaluator, and trains nothing
+    duty: str = TRAIN
+
+    @property
+    def trains(self) -> bool:
+        """Whether it takes part in rounds."""
+        return self.duty == TRAIN
 
 
 def _newest(offsets_s: Iterable[float]) -> deque[float]:

@@ -74,7 +74,7 @@ class RoundCoordinator:
         return {
             name: member
             for name, member in self.members.items()
-            if member.attached and member.version >= 0 and not member.evaluates
+            if member.attached and member.version >= 0 and member.trains
         }
 
     def call(self, now: float) -> list[Effect]:

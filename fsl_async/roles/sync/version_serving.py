@@ -257,7 +257,7 @@ class Serving:
         return {
             name
             for name, member in self.members.items()
-            if member.attached and member.version != self.version and not member.evaluates
+            if member.attached and member.version != self.version and member.trains
         }
 
 

@@ -27,7 +27,7 @@ from fsl_async.files.files import make_folder
 from fsl_async.learn.data.counter import permutation
 from fsl_async.learn.models.adapters import adapters_off
 from fsl_async.learn.models.hf import collector_paused, extra
-from fsl_async.learn.tune.answers import Answers, Prompts, load_reward, uniforms_of
+from fsl_async.learn.tune.answers import Prompts, Rater, load_reward, uniforms_of
 from fsl_async.learn.tune.base import Base, Tuned, load_base, save_base
 from fsl_async.learn.tune.records import Records
 from fsl_async.roles.phrasing import counted
@@ -236,7 +236,7 @@ def measured(run_dir: Path, settings: Settings, names: Sequence[str]) -> dict[st
         prompts = Prompts(Records(folder / "prompts.jsonl", "grpo"), tokenizer, tune.context)
         held = prompts.at(prompts.split(HELD_OUT)[1])
         for what, model in (("base", plain), ("federated", tuned.model)):
-            answers = Answers(model, tokenizer, reward, tune)
+            answers = Rater(model, tokenizer, reward, tune)
             found[what][name] = answers.greedy_reward(held)
             drawn = answers.batch(held, uniforms_of(tuned.tune.group, f"demo align/{name}"))
             found[f"{what} drawn"][name] = drawn.metrics["reward"]

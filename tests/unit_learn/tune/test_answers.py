@@ -16,7 +16,7 @@ from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.models.adapters import apply_lora
 from fsl_async.learn.tune import answers as module
-from fsl_async.learn.tune.answers import Answers, Prompts, load_reward, uniforms_of
+from fsl_async.learn.tune.answers import Prompts, Rater, load_reward, uniforms_of
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives.grpo import Grpo, advantages_of
 from fsl_async.learn.tune.records import Records
@@ -52,7 +52,7 @@ def test_a_step_of_a_round_has_the_same_answers_again(tmp_path, base):
         seen.append((prompt, answer, row))
         return float(len(seen) % 3)
 
-    answers = Answers(base.model, base.tokenizer, reward, TUNE)
+    answers = Rater(base.model, base.tokenizer, reward, TUNE)
     one, again = (answers.batch(prompts, uniforms_of(1, "answers/a/4/0")) for _ in range(2))
     other = answers.batch(prompts, uniforms_of(1, "answers/a/4/1"))
     assert np.array_equal(one.ids, again.ids)
@@ -78,7 +78,7 @@ def test_tokens_are_drawn_by_their_probabilities():
 
 def test_the_likeliest_answer_is_that_of_the_model(tmp_path, base):
     (prompt,) = prompts_of(tmp_path, [{"prompt": "hello"}]).at([0])
-    (drawn,) = Answers(base.model, base.tokenizer, lambda *_: 0.0, TUNE).draw([prompt], None)
+    (drawn,) = Rater(base.model, base.tokenizer, lambda *_: 0.0, TUNE).draw([prompt], None)
     ids = list(prompt.ids)
     for token in drawn:
         with torch.no_grad():
@@ -99,7 +99,7 @@ def test_rewards_count_less_far_from_the_base(tmp_path, base):
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=3.0, generator=torch.Generator().manual_seed(1))
     prompts = prompts_of(tmp_path, [{"prompt": "a"}]).at([0])
-    answers = Answers(base.model, base.tokenizer, lambda *_: 0.0, TUNE)
+    answers = Rater(base.model, base.tokenizer, lambda *_: 0.0, TUNE)
     batch = answers.batch(prompts, uniforms_of(1, "x"))
     batch.advantages[:] = [1, -1, 0.5]
     kl = Grpo(0.0, 0.0).loss(base.model, batch).metrics["kl"]

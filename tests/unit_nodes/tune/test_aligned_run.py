@@ -8,7 +8,7 @@ import pytest
 from node_runs import ROUNDS, TUNED, config_of, ledger_of, play
 
 from fsl_async.config.site_policy import SitePolicy
-from fsl_async.errors import TaskError, UsageError
+from fsl_async.errors import RefusedError, TaskError, UsageError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.observe.ledger_audit import audit_run
 
@@ -82,3 +82,41 @@ def test_each_site_keeps_its_head_and_goes_on_with_it(tmp_path, base):
     again = play(config_of(settings | {"run.rounds": 1}, 2), tmp_path / "again", clients)
     assert not any("goes on with the head" in line for line in again.lines["a"]), "of another run"
     assert "bug" not in str(played.lines)
+
+
+LIAR = REWARD.replace("    return", "    return 1 - ")
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_client_without_gradients_draws_answers_for_those_that_train(tmp_path, base, lies):
+    """One whose rewards are no others' is found out, and its answers are not used."""
+    (tmp_path / "mine.py").write_text(REWARD)
+    (tmp_path / "lies.py").write_text(LIAR)
+    clients = {}
+    for name in ("a", "b", "roller"):
+        data = write(tmp_path, name, [{"prompt": f"{name} {number}"} for number in range(6)])
+        clients[name] = {"data": data, "base": str(base), "reward": str(tmp_path / "mine.py")}
+    clients["roller"]["duty"] = "rollout"
+    if lies:
+        clients["roller"]["reward"] = str(tmp_path / "lies.py")
+    settings = {**TUNED, "tune.objective": "grpo", "tune.group": 3, "tune.answer_tokens": 4}
+    played = play(config_of(settings | {"run.rounds": 6}, 2), tmp_path / "run", clients)
+    accepted = ledger_of(tmp_path / "run", "accepted")
+    assert {one["key"][0] for one in accepted} == {"a", "b"}
+    received = [one["metrics"].get("received", 0.0) for one in accepted]
+    said = " ".join(played.lines["ps"])
+    assert ("dispute" in said) == lies
+    assert any(received) != lies, (received, said)
+    assert "bug" not in str(played.lines)
+
+
+def test_a_client_may_not_roll_out_without_leave_or_where_answers_are_of_no_use(tmp_path, base):
+    (tmp_path / "mine.py").write_text(REWARD)
+    data = write(tmp_path, "a", [{"prompt": "x", "text": "x"}])
+    mine = {"data": data, "base": str(base), "reward": str(tmp_path / "mine.py")}
+    settings = {**TUNED, "tune.objective": "grpo"}
+    clients = {"a": {**mine, "duty": "rollout", "policy": SitePolicy(frozenset({"deltas"}))}}
+    with pytest.raises(RefusedError, match=r"--rollout needs answers sent to .* --allow"):
+        play(config_of(settings, 1), tmp_path / "run", clients)
+    with pytest.raises(RefusedError, match=r"of use in a run with tune.objective = grpo"):
+        play(config_of(TUNED, 1), tmp_path / "other", {"a": {**mine, "duty": "rollout"}})

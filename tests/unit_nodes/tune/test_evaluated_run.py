@@ -93,7 +93,10 @@ def run(tmp_path, base):
 
     def run(settings, tasks, **options):
         clients = {
-            name: {"task": f"{tasks_path}:{task}" if task else None, "evaluates": name == "judge"}
+            name: {
+                "task": f"{tasks_path}:{task}" if task else None,
+                "duty": "evaluate" if name == "judge" else "train",
+            }
             for name, task in tasks.items()
         }
         if "tune.method" in settings:

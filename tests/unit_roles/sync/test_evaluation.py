@@ -38,7 +38,7 @@ def judged(make_server):
 
 def join(server, incarnation=1):
     """Let the evaluator join; returns the effects of all events."""
-    hello = ev.ClientHello(JUDGE, incarnation, "", -1, "", evaluates=True)
+    hello = ev.ClientHello(JUDGE, incarnation, "", -1, "", duty="evaluate")
     effects = server.feed(hello)
     for admit in [one for one in effects if isinstance(one, do.Admit)]:
         effects = effects + server.feed(Done(admit))
@@ -286,7 +286,7 @@ def test_scores_of_others_of_other_deltas_and_repeated_ones_are_ignored(judged):
 def test_only_the_named_client_evaluates_and_it_does_nothing_else(judged, look):
     """Others are refused, it has no shard, is not called, publishes nothing and sends no delta."""
     server = judged()
-    hello = ev.ClientHello("a", 2, "", -1, "", evaluates=True)
+    hello = ev.ClientHello("a", 2, "", -1, "", duty="evaluate")
     (refusal,) = look.only(server.feed(hello), Refuse)
     assert "the evaluator of this run is judge, not a" in refusal.text
     (refusal,) = look.only(server.hello(JUDGE, 2), Refuse)

@@ -129,7 +129,7 @@ def test_a_site_is_told_and_asked_before_words_leave(base):
             config={"tune": {"method": "lora", **tune}},
             policy=policy,
             log=lines.append,
-            site=SiteChoices(evaluates=evaluates),
+            site=SiteChoices(duty="evaluate" if evaluates else "train"),
         )
         Fed(sides.training, context).lora(load_base(base, "classify", labels=("no", "yes")).model)
         return "".join(lines[-1:])

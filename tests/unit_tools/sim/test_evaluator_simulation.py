@@ -96,7 +96,7 @@ class Judged(TuneSimulation):
         super()._after_server(machine, event, effects)
         self.scores += event.topic is msg.Score
         member = machine.members.get(JUDGE)
-        assert member is None or member.evaluates
+        assert member is None or not member.trains
         assert machine.round is None or JUDGE not in machine.round.asked
 
     def refused(self):
