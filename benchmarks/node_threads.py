@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ def play(
     names: Sequence[str],
     *,
     with_split_server: bool,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     watch: Callable[[], object] = lambda: None,
     limit_s: float = 600.0,
 ) -> None:
     """Run to the end; clients join in the order of their names, so shards are in that order.
 
-    `watch` is called every 50 ms. Raises what a node raised.
+    options: of clients by name, instead of the run's data. `watch` is called every 50 ms. Raises
+    what a node raised.
     """
     stop, listening, lines = Stopper(), threading.Event(), list[str]()
     address, failures = list[str](), list[BaseException]()
@@ -47,8 +49,9 @@ def play(
 
     def join(name: str) -> None:
         everything = SitePolicy(frozenset(KINDS))
-        options = ClientOptions(address[0], name, data=config.data.path or None, policy=everything)
-        joining.join_run(options, stop=stop, log=lines.append)
+        given = {"data": config.data.path or None} if options is None else options[name]
+        chosen = ClientOptions(address[0], name, policy=everything, **given)
+        joining.join_run(chosen, stop=stop, log=lines.append)
 
     def start(job: Any, *arguments: str) -> threading.Thread:
         def work() -> None:

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -65,7 +64,6 @@ from fsl_async.learn.client.ports import (
 from fsl_async.roles.messages import MAX_BYTES
 from fsl_async.roles.sync.delta import UNSENT
 from fsl_async.roles.sync.events import Attached, PaceReached, Rebased, Snapshotted
-from fsl_async.roles.sync.messages import Rollout
 from fsl_async.secure.masking import Masking
 from fsl_async.store.disk.chunk_files import digest_of
 from fsl_async.store.disk.chunk_pool import ChunkPool
@@ -77,8 +75,6 @@ if TYPE_CHECKING:
     from fsl_async.roles.machine import Event
     from fsl_async.store.deltas.seed_step import Directions
 
-MOST_ROLLOUTS = 512
-"""Groups that wait for the training thread; older ones give way."""
 FetchKind = Literal["update", "seeds", "full", "global", "global_full"]
 
 
@@ -130,8 +126,6 @@ class Exchange:
         """Of the run, where clients may send scalars."""
         self.only_scalars = False
         """Whether versions are scalars too, and all deltas."""
-        self.rollouts: deque[Rollout] = deque(maxlen=MOST_ROLLOUTS)
-        """Answers of clients that roll out, for the training thread."""
         self.masking: Masking | None = None
         """Masks deltas in a run with secure sums."""
         self.manifest: Manifest | None = None
@@ -380,7 +374,7 @@ class Exchange:
         self._training.ask(SnapshotOrder(sequence, hold))
 
     def begin_round(self, sequence: int, number: int) -> None:
-        """Have round `number` trained for delta `sequence`. Rollout Snapshotted and holds."""
+        """Have round `number` trained for delta `sequence`. Answers Snapshotted and holds."""
         self._training.ask(RoundOrder(sequence, number))
 
     def count_steps(self, steps: int) -> None:
@@ -392,7 +386,7 @@ class Exchange:
         self._training.resume()
 
     def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
-        """Have the model moved onto the base, which is `version` with `digest`. Rollout Rebased.
+        """Have the model moved onto the base, which is `version` with `digest`. Answers Rebased.
 
         If a later version has reached the base until then, the model moves onto that one and
         Rebased names it. discard: take the base as it is, dropping what was trained since the last

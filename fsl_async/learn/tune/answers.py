@@ -61,7 +61,7 @@ class Prompt:
 
 @attrs.frozen(slots=True, eq=False)
 class Group:
-    """Rollout to a prompt that another client has drawn. logps: float32, of all their tokens."""
+    """Answers to a prompt that another client has drawn. logps: float32, of all their tokens."""
 
     prompt: list[int]
     answers: list[list[int]]

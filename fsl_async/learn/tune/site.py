@@ -146,7 +146,10 @@ class RewardSite(Site):
         """Clients whose answers are not used here."""
 
     def batches(self) -> Iterator[TokenBatch]:
-        """Rollout of the model as it is, rated, until the run ends."""
+        """Answers of the model as it is, rated, until the run ends.
+
+        Where other clients draw answers, every other batch is theirs.
+        """
         fed, tune = self._fed, self.tune
         drawn = rounds_of_places(
             self.mine,
@@ -159,7 +162,8 @@ class RewardSite(Site):
         while fed.running:
             if (received := self._received()) is not None:
                 yield received
-                continue
+            if not fed.running:
+                return
             places, stream = next(drawn)
             with autocast(fed.device):
                 made = self._answers.batch(self.data.at(places), uniforms_of(fed.seed, stream))

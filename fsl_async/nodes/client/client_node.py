@@ -227,6 +227,7 @@ class ClientNode:
             on_end=self.feed_split,
             announced=parts.training.clock.announced,
             shares_metrics=self._shares_metrics,
+            rollouts=parts.rollouts,
         )
 
     async def run(self) -> None:

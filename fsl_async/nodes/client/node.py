@@ -93,9 +93,10 @@ class ClientRuntime(LoopSide):
         orders = Orders()
         kind = Exchange if options.duty == TRAIN else EvaluatorExchange
         exchange = kind(orders, on_event=self._post)
-        orders.rollouts, orders.say = exchange.rollouts, lambda one: self._post(TaskSays(one))
         self.training = Training(orders, exchange)
-        super().__init__(ClientParts(options, self.training, exchange, stop, log))
+        parts = ClientParts(options, self.training, exchange, stop, log)
+        orders.rollouts, orders.say = parts.rollouts, lambda one: self._post(TaskSays(one))
+        super().__init__(parts)
         self._thread.start()
 
     def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,6 +25,7 @@ from fsl_async.observe.journal import JOURNAL, JournalWriter, TraceHash
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.delta import EVALUATE, ROLL_OUT, TRAIN
 from fsl_async.roles.sync.evaluator import EvaluatorMachine, RolloutMachine
+from fsl_async.roles.sync.messages import Rollout
 from fsl_transport.zmq.link import ZmqDialer
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class TrainingSide(Protocol):
         """Whether the run has ended, or this client's part in it."""
 
 
+MOST_ROLLOUTS = 512
+"""Groups of answers that wait for the training thread; older ones give way."""
 DELTAS_ONLY = SitePolicy()
 _MACHINES = {TRAIN: ClientMachine, EVALUATE: EvaluatorMachine, ROLL_OUT: RolloutMachine}
 
@@ -124,6 +128,8 @@ class ClientParts:
     machine: ClientMachine = field(init=False)
     journal: JournalWriter | TraceHash = field(init=False)
     traffic: Traffic = field(factory=Traffic, init=False)
+    rollouts: deque[Rollout] = field(factory=lambda: deque(maxlen=MOST_ROLLOUTS), init=False)
+    """Answers of clients that roll out, for the training thread."""
     welcome: Future[Membership] = field(factory=Future, init=False)
     """Done with the first welcome."""
 

@@ -6,10 +6,11 @@ by the training thread (`fsl_async.learn.client`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from attrs import define, evolve, mutable
+from attrs import define, evolve, field, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.sizes import Direction
@@ -93,6 +94,8 @@ class ClientShell(Shell):
     _on_end: Callable[[Event], None] = lambda _: None
     _announced: Callable[[RunPosition], None] = lambda _: None
     _shares_metrics: bool = True
+    rollouts: deque[msg.Rollout] = field(factory=deque)
+    """Answers of clients that roll out, for the training thread."""
     secure: SecureSide | None = None
     """Set by the welcome of a run with secure sums."""
 
@@ -136,7 +139,7 @@ class ClientShell(Shell):
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
             do.ReceiveVersion: self._receive_version,
             do.ReceiveDelta: self._receive_delta,
-            do.TakeRollout: lambda e, _: self.learner.rollouts.append(e.message),
+            do.TakeRollout: lambda e, _: self.rollouts.append(e.message),
             do.ScoreDeltas: lambda e, _: self._scorer.score(e.version, e.shares),
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
