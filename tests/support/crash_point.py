@@ -125,12 +125,12 @@ class WatchedWorker(VirtualWorker):
 
 OF_GROUPS = frozenset({effects_groups.TakeCut.tag, effects_groups.Adopt.tag})
 """Effects of a parameter server that only one in a roster has."""
-OF_EVALUATORS = {
+IN_MEMORY = {
     "ps": {effects.SendDelta.tag},
-    "client": {effects.ReceiveDelta.tag, effects.ScoreDeltas.tag},
+    "client": {effects.ReceiveDelta.tag, effects.ScoreDeltas.tag, effects.TakeRollout.tag},
 }
-"""Role -> effects around evaluators, which write nothing: kills are simulated only
-(`unit_tools/sim/test_evaluator_simulation.py`)."""
+"""Role -> effects around evaluators and rollouts, which write nothing: kills of evaluators are
+simulated only (`unit_tools/sim/test_evaluator_simulation.py`)."""
 EFFECTS = {
     found
     for module in (machine, effects, effects_groups, effects_split)

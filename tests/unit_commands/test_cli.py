@@ -236,7 +236,7 @@ def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp
     """In a clone fsl-node is not on PATH: help, errors and comments must have bin/fsl-node."""
     monkeypatch.setenv("FSL_NODE_CALLED_AS", "bin/fsl-node")
     monkeypatch.chdir(tmp_path)
-    for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--roel ps"):
+    for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--rolle ps"):
         code, _, err = run(capsys, *line.split())
         assert code == 2
         assert "bin/fsl-node" in err, err

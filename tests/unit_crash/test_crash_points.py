@@ -8,7 +8,7 @@ import errno
 
 import crash_run
 import pytest
-from crash_point import OF_EVALUATORS, OF_GROUPS, Point, carried_out
+from crash_point import IN_MEMORY, OF_GROUPS, Point, carried_out
 from defects import defect, double_weights
 
 from fsl_async.files.memory_files import Faults, MemoryFiles
@@ -43,7 +43,7 @@ def test_every_effect_of_a_role_has_crash_points(points, shell):
             p.name for kind in points.values() for p in kind if (p.role, p.stage) == (role, stage)
         }
         # test_group_crash_points.py, and storms
-        elsewhere = OF_GROUPS | OF_EVALUATORS[role] | (set() if HAS_SUMS else OF_SUMS)
+        elsewhere = OF_GROUPS | IN_MEMORY[role] | (set() if HAS_SUMS else OF_SUMS)
         assert wanted - passed - elsewhere == set()
 
 
