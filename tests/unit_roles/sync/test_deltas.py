@@ -164,14 +164,15 @@ def test_newest_deltas_are_used_again():
     book = latest_book()
     assert merge_of(book, 1, ("a", 10), ("b", 20)) == ({}, 15.0 / 2, 30)
     used, scale, tokens = merge_of(book, 2, ("a", 60))
-    assert used == {"b": (1, pytest.approx(2**-0.5 / 20))}
-    assert (scale, tokens) == (20.0 / 2, 60), "tokens count once, in the version that merged them"
+    assert used == {"b": (1, pytest.approx(2**-0.25 / 20))}
+    assert scale == 20.0 / 2 / 2, "of two clients one is new, so it moves half as far"
+    assert tokens == 60, "they count once, in the version that merged them"
     used, scale, _ = merge_of(book, 3, ("a", 30))
-    assert used == {"b": (2, pytest.approx(3**-0.5 / 20))}
-    assert merge_of(book, 4, ("c", 30))[0] == {"a": (1, pytest.approx(2**-0.5 / 30))}, "b is gone"
+    assert used == {"b": (2, pytest.approx(3**-0.25 / 20))}
+    assert merge_of(book, 4, ("c", 30))[0] == {"a": (1, pytest.approx(2**-0.25 / 30))}, "b is gone"
     used, scale, _ = merge_of(book, 5, ("b", 30), ("c", 30))
-    assert used == {"a": (2, pytest.approx(3**-0.5 / 30))}
-    assert scale == pytest.approx(30 / 3), "of three clients"
+    assert used == {"a": (2, pytest.approx(3**-0.25 / 30))}
+    assert scale == pytest.approx(30 / 3 * 2 / 3), "of three clients, of which two are new"
 
 
 def test_a_clipped_delta_stays_clipped():
@@ -182,7 +183,7 @@ def test_a_clipped_delta_stays_clipped():
     again.recovered([], list(book._latest.values()))
     again.advance(1, "d1")
     for one in (book, again):
-        assert merge_of(one, 2, ("b", 10))[0] == {"a": (1, pytest.approx(0.25 * 2**-0.5 / 10))}
+        assert merge_of(one, 2, ("b", 10))[0] == {"a": (1, pytest.approx(0.25 * 2**-0.25 / 10))}
 
 
 def test_two_deltas_of_a_client_are_used_as_one():
@@ -194,11 +195,40 @@ def test_two_deltas_of_a_client_are_used_as_one():
     book.abandon_merge()
     book.begin_merge()
     book.advance(1, "d1")
-    assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.5 / 20))}
+    assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.25 / 20))}
     plain = book_of(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
     plain.advance(0, "d0")
     merge_of(plain, 1, ("a", 10))
     assert merge_of(plain, 2, ("b", 10))[0] == {}
+
+
+def test_a_delta_of_a_site_that_sends_seldom_counts_more():
+    """By the last 64 arrivals, its own among them; a start with the same arrivals weighs alike."""
+    book = book_of(weighting_named("arrivals"), max_staleness=2, keep_versions=1)
+    book.advance(0, "d0")
+    for version in range(1, 41):
+        merge_of(book, version, ("a", 9), ("b", 1) if version > 38 else ("a2", 9))
+    again = book_of(weighting_named("arrivals"), max_staleness=2, keep_versions=1)
+    again.recovered([], arrivals=list(book._arrivals))
+    again.advance(40, "d40")
+    weights = []
+    for one in (book, again):
+        for name in ("a", "b"):
+            one.acknowledge(stored_of(DeltaKey(name, 1, 40, 41)))
+        merged, scale = one.begin_merge()
+        weights.append([delta.weight * scale for delta in merged])
+    assert weights == [[pytest.approx(64 / 3 / 32 / 2), pytest.approx(3.0 / 2)]] * 2
+
+
+def test_weights_are_those_of_whole_deltas():
+    """Mean steps, however many: the share of a site does not change with the steps of a delta."""
+    book = latest_book()
+    merge_of(book, 1, ("a", 10), ("b", 20))
+    book.acknowledge(stored_of(DeltaKey("a", 1, 1, 2), steps=40))
+    _, scale = book.begin_merge()
+    assert book.weights(scale) == pytest.approx({"a": scale, "b": scale * 2**-0.25}), (
+        "b's delta is used again"
+    )
 
 
 def merged_of(client, sequence=1, tokens=8, steps=2, norm=1.0, **facts):
