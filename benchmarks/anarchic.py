@@ -159,6 +159,7 @@ def measure(rule: str, arrivals: str, seed: int, problem: Problem) -> dict[str, 
         "sync.min_clients": SITES,
         "outer.optimizer": "average",
         "train.task": "own",
+        "tune.method": "lora",
         "store.keep_versions": LAST,
         **RULES[rule],
     }

@@ -40,7 +40,12 @@ from fsl_async.roles.sync.delta import (
     one_each,
 )
 from fsl_async.roles.sync.norm_guard import NormGuard, claim_line
-from fsl_async.roles.sync.weighting import ArrivalsWeighting, Weighting, rarity
+from fsl_async.roles.sync.weighting import (
+    ArrivalsWeighting,
+    TunedLatestWeighting,
+    Weighting,
+    rarity,
+)
 
 MAX_TOKENS = 10**12
 """Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
@@ -64,8 +69,7 @@ class Deltas:
     """Pending and settled deltas, and the versions that a delta may be based on.
 
     epsilon: that a delta's client may have spent; 0: the run is not private. reuses: whether a
-    version also has the newest merged delta of each client without a new one. by_new_work: then a
-    version moves as far as its new deltas do. weighs_unmoved:
+    version also has the newest merged delta of each client without a new one. weighs_unmoved:
     whether a delta of norm 0 has a weight, as for rules that compare deltas (docs/adr/0141).
     counting: how much each counts in a version.
     one_base: whether a version is made from deltas of the version before alone; those that became
@@ -80,7 +84,6 @@ class Deltas:
         keep_versions: int,
         epsilon: float = 0.0,
         reuses: bool = False,
-        by_new_work: bool = False,
         weighs_unmoved: bool = False,
         counting: Counting,
         one_base: bool = False,
@@ -95,7 +98,7 @@ class Deltas:
         """Lines on the deltas of the current merge that do not count in full."""
         self.reused: tuple[MergedDelta, ...] = ()
         """Merged before, and a part of the current merge again, with its weight there."""
-        self._reuses, self._by_new_work = reuses, by_new_work
+        self._reuses = reuses
         self._weighs_unmoved = weighs_unmoved
         self._one_base = one_base
         self._latest: dict[str, MergedDelta] = {}  # client -> its newest one, as it was merged
@@ -195,8 +198,7 @@ class Deltas:
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
         scale = self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
-        if self.reused and self._by_new_work:
-            # Else versions move further than clients train, and swing (docs/adr/0175).
+        if self.reused and isinstance(self.weighting, TunedLatestWeighting):
             new = len({one.key.client for one in self.merging})
             scale *= new / (new + len(self.reused))
         return self.merging, scale

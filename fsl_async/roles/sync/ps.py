@@ -147,7 +147,6 @@ class ParameterServerMachine(RoleMachine):
             keep_versions=config.store.keep_versions,
             epsilon=tune.dp_epsilon,
             reuses=merging.reuses,
-            by_new_work=tune.is_on,
             weighs_unmoved=merging.compares,
             counting=Counting(
                 weighting,

@@ -7,9 +7,9 @@ one, add a class and a line in WEIGHTINGS.
 
 Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie
 et al., FedAsync, arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). It is
-0.25 for `latest` and `arrivals`, which give sites that send seldom their weight: their deltas are
-the older ones. As in FedBuff the discount is not normalized away: a round of stale deltas makes a
-smaller step.
+0.25 for `latest` in fine-tuning and for `arrivals`, which give sites that send seldom their weight:
+their deltas are the older ones. As in FedBuff the discount is not normalized away: a round of stale
+deltas makes a smaller step.
 """
 
 from __future__ import annotations
@@ -200,12 +200,21 @@ class LatestWeighting(AnarchicWeighting):
     their mean (`fsl_async.store.rules.aggregation`).
     """
 
-    exponent: ClassVar[float] = MILD_EXPONENT
-
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """The usual steps over the number of clients. merged: with what is used again."""
         clients = len({one.key.client for one in merged})
         return super().scale(merged, usual_steps) * len(merged) * _reciprocal(float(clients))
+
+
+@frozen
+class TunedLatestWeighting(LatestWeighting):
+    """Weighs as `latest` in fine-tuning: old deltas fade less, and versions move less far.
+
+    Times the share of the clients whose delta is new (`fsl_async.roles.sync.deltas`), so versions
+    move as far as clients train; else they swing between what clients have (docs/adr/0175).
+    """
+
+    exponent: ClassVar[float] = MILD_EXPONENT
 
 
 @frozen
@@ -236,6 +245,7 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "fednova": FedNovaWeighting,
     "anarchic": AnarchicWeighting,
     "latest": LatestWeighting,
+    "latest-tuned": TunedLatestWeighting,
     "arrivals": ArrivalsWeighting,
 }
 

@@ -134,16 +134,15 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
     assert objection(book, key(1, incarnation=2)) is None, "a new process counts from 1"
 
 
-def latest_book(**rules):
+def latest_book(weighting="latest"):
     """A book of a run at version 0 that uses deltas again."""
-    weighting, guard = weighting_named("latest"), NormGuard(guard_of(clip_norm=4.0))
+    weighting, guard = weighting_named(weighting), NormGuard(guard_of(clip_norm=4.0))
     made = Deltas(
         weighting,
         max_staleness=2,
         keep_versions=1,
         reuses=True,
         counting=Counting(weighting, guard, own_pace=True),
-        **rules,
     )
     made.advance(0, "d0")
     return made
@@ -164,15 +163,24 @@ def test_newest_deltas_are_used_again():
     book = latest_book()
     assert merge_of(book, 1, ("a", 10), ("b", 20)) == ({}, 15.0 / 2, 30)
     used, scale, tokens = merge_of(book, 2, ("a", 60))
-    assert used == {"b": (1, pytest.approx(2**-0.25 / 20))}
-    assert scale == 20.0 / 2 / 2, "of two clients one is new, so it moves half as far"
-    assert tokens == 60, "they count once, in the version that merged them"
+    assert used == {"b": (1, pytest.approx(2**-0.5 / 20))}
+    assert (scale, tokens) == (20.0 / 2, 60), "tokens count once, in the version that merged them"
     used, scale, _ = merge_of(book, 3, ("a", 30))
-    assert used == {"b": (2, pytest.approx(3**-0.25 / 20))}
-    assert merge_of(book, 4, ("c", 30))[0] == {"a": (1, pytest.approx(2**-0.25 / 30))}, "b is gone"
+    assert used == {"b": (2, pytest.approx(3**-0.5 / 20))}
+    assert merge_of(book, 4, ("c", 30))[0] == {"a": (1, pytest.approx(2**-0.5 / 30))}, "b is gone"
     used, scale, _ = merge_of(book, 5, ("b", 30), ("c", 30))
-    assert used == {"a": (2, pytest.approx(3**-0.25 / 30))}
-    assert scale == pytest.approx(30 / 3 * 2 / 3), "of three clients, of which two are new"
+    assert used == {"a": (2, pytest.approx(3**-0.5 / 30))}
+    assert scale == pytest.approx(30 / 3), "of three clients"
+
+
+def test_in_fine_tuning_a_version_moves_as_far_as_its_new_work():
+    """However many older deltas it also has."""
+    book = latest_book("latest-tuned")
+    assert merge_of(book, 1, ("a", 10), ("b", 10), ("c", 10))[1] == pytest.approx(10 / 3)
+    used, scale, _ = merge_of(book, 2, ("a", 10))
+    assert used == {name: (1, pytest.approx(2**-0.25 / 10)) for name in "bc"}
+    assert scale == pytest.approx(10 / 3 / 3)
+    assert merge_of(book, 3, ("a", 10), ("b", 10))[1] == pytest.approx(10 / 3 * 2 / 3)
 
 
 def test_a_clipped_delta_stays_clipped():
@@ -183,7 +191,7 @@ def test_a_clipped_delta_stays_clipped():
     again.recovered([], list(book._latest.values()))
     again.advance(1, "d1")
     for one in (book, again):
-        assert merge_of(one, 2, ("b", 10))[0] == {"a": (1, pytest.approx(0.25 * 2**-0.25 / 10))}
+        assert merge_of(one, 2, ("b", 10))[0] == {"a": (1, pytest.approx(0.25 * 2**-0.5 / 10))}
 
 
 def test_two_deltas_of_a_client_are_used_as_one():
@@ -195,7 +203,7 @@ def test_two_deltas_of_a_client_are_used_as_one():
     book.abandon_merge()
     book.begin_merge()
     book.advance(1, "d1")
-    assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.25 / 20))}
+    assert merge_of(book, 2, ("b", 10))[0] == {"a": (1, pytest.approx(2**-0.5 / 20))}
     plain = book_of(weighting_named("anarchic"), max_staleness=2, keep_versions=1)
     plain.advance(0, "d0")
     merge_of(plain, 1, ("a", 10))
@@ -226,7 +234,7 @@ def test_weights_are_those_of_whole_deltas():
     merge_of(book, 1, ("a", 10), ("b", 20))
     book.acknowledge(stored_of(DeltaKey("a", 1, 1, 2), steps=40))
     _, scale = book.begin_merge()
-    assert book.weights(scale) == pytest.approx({"a": scale, "b": scale * 2**-0.25}), (
+    assert book.weights(scale) == pytest.approx({"a": scale, "b": scale * 2**-0.5}), (
         "b's delta is used again"
     )
 
@@ -248,7 +256,7 @@ def counted(merged, weighting="tokens", own_pace=False, **rules):
     return shares, found, lines
 
 
-@pytest.mark.parametrize("weighting", [name for name in WEIGHTINGS if name != "latest"])
+@pytest.mark.parametrize("weighting", [name for name in WEIGHTINGS if "latest" not in name])
 def test_a_client_counts_once_in_a_version(weighting):
     """Its 26 deltas have the share of one, with every weighting."""
     flood = [merged_of("liar", number) for number in range(26)]

@@ -107,7 +107,7 @@ def test_a_stale_delta_counts_less_even_alone(name):
     """The discount is not normalized away, so a single stale delta makes a smaller step."""
     strategy = weighting_named(name)
     values = [average(strategy, [work(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
-    exponent = 0.25 if name in {"latest", "arrivals"} else 0.5  # for sites that send seldom
+    exponent = 0.25 if name in {"latest-tuned", "arrivals"} else 0.5  # for sites that send seldom
     assert values == pytest.approx([1.0, 4**-exponent, 9**-exponent])
 
 
