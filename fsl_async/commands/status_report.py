@@ -156,6 +156,7 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
             f"deltas agree: mean cosine {ps.cosines[-1]:.2f} in the newest round, median"
             f" {statistics.median(recent):.2f} of {len(recent)}"
         )
+    made += ps.shares.lines(state.clients)
     made += site_lines(state.clients[name] for name in sorted(state.clients))
     made += account_lines("parameter server", found["traffic"])
     if node.garbage:

@@ -123,6 +123,10 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("`sync.pace = own`", lambda c: c.sync.pace == "own",
            "with sync.pace = own each task calls fed.send when it likes", {
         "sync.local_steps": Only((0,), "leave out one of them"),
+    }),
+    Recipe("`sync.pace = own`, and no fine-tuning",
+           lambda c: c.sync.pace == "own" and not c.tune.is_on,
+           "with sync.pace = own each task calls fed.send when it likes", {
         "train.task": Only(("",), "which the built-in one does not: set train.task = own,"
                            " or sync.pace = run", others=True),
     }),
@@ -135,7 +139,7 @@ RECIPES: tuple[Recipe, ...] = (
         "sync.trigger": Only(("buffer",)),
         "sync.weighting": Only(("auto", "anarchic"),
                                "choose auto: a client's newest delta counts by its mean step"),
-        "tune.method": Only(("none",), "it is for pretraining: choose mean"),
+        "tune.method": Only(("none", "lora"), "choose lora"),
     }),
     Recipe("`latest` and momentum",
            lambda c: c.outer.aggregation == "latest" and c.outer.momentum > 0,
@@ -170,7 +174,7 @@ RECIPES: tuple[Recipe, ...] = (
         "outer.optimizer": Only(("average",)),
         "guard.clip_norm": Only((0,), "set split.models to another format"),
         "guard.outlier_median": Only((0,), "set split.models to another format"),
-        "sync.weighting": Only(("batch",), "choose auto or tokens", others=True),
+        "sync.weighting": Only(("batch", "arrivals"), "choose auto or tokens", others=True),
     }),
     Recipe("private fine-tuning (`tune.dp_epsilon`)", lambda c: c.tune.is_private,
            "tune.dp_epsilon is a budget for all rounds of the run", {
@@ -199,7 +203,7 @@ RECIPES: tuple[Recipe, ...] = (
         "split.method": Only(("none",), "leave out tune.method or split.method"),
     }),
     Recipe("zeroth order (`tune.method = zeroth`)", lambda c: c.tune.method == "zeroth",
-           "tune.method = zeroth needs rounds", _ROUNDS),
+           "tune.method = zeroth needs rounds: scalars are of directions of one version", _ROUNDS),
     Recipe("rules of adapters by rounds: all but fedit and ffa",
            lambda c: c.tune.method == "lora" and c.tune.by_rounds,
            "tune.rule = {tune.rule} needs rounds", _ROUNDS),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fsl_codecs import CodecSpec
     from fsl_transport import TransportSettings
 
-Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic"]
+Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic", "arrivals"]
 Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
 """Both are one of these, or file.py:Class."""
@@ -134,7 +134,7 @@ class SyncConfig:
         "run",
         "of buffer: when a client sends: run (by local_steps, or every_s) | speed (a slow client"
         " after fewer local_steps, in proportion: DyLU, arXiv 2401.09135) | own (when its task"
-        " calls fed.send)",
+        " calls fed.send; the built-in fine-tuning after 1 to tune.steps steps by chance)",
     )
     local_steps: int = setting(
         0, "of buffer: steps from one delta of a client to the next; 0 = by every_s", span(least=0)
@@ -151,7 +151,8 @@ class SyncConfig:
         "auto",
         "a delta's weight: auto (batch, or tokens for full weights) | batch (tokens a step) |"
         " tokens | uniform | fednova (tokens a step; many steps count no more) | anarchic"
-        " (a client's mean step; for fed.send)",
+        " (a client's mean step; for fed.send) | arrivals (the fewer deltas a client has sent of"
+        " late, the more each counts, up to 3 times)",
     )
     max_staleness: int = setting(
         -1,

@@ -129,7 +129,8 @@ class TuneConfig:
     )
     steps: int = setting(
         20,
-        "steps of a client in a round, where clients train by rounds",
+        "steps of a client in a round, where clients train by rounds; with sync.pace = own the"
+        " most from one delta to the next",
         span(least=1, most=1 << 30),
     )
     base_check: Literal["values", "shapes"] = setting(

@@ -192,6 +192,7 @@ class ClientState:
     deltas_refused: int = 0
     deltas_quarantined: int = 0
     deltas_clipped: int = 0  # merged as if they were shorter
+    delta_bytes: int = 0  # of its newest delta, as the parameter server keeps it
     scored: int = 0  # rounds in which an evaluator scored its deltas
     refused: int = 0  # those in which it refused one
     newest_scores: deque[bool] = field(factory=lambda: deque(maxlen=SCORED_ROUNDS))

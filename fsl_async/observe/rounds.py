@@ -18,6 +18,7 @@ from attrs import field, mutable
 from fsl_async.observe.clients import ClientState, Line, NodeAndClients, Volume, mean
 from fsl_async.observe.evaluations import SHOWN, Evaluation
 from fsl_async.observe.segments import restored
+from fsl_async.observe.shares import Shares
 from fsl_async.roles.client_facts import ClientFact
 from fsl_async.roles.phrasing import counted, figure, megabytes
 from fsl_async.roles.sync.delta import EPSILON, UNSENT
@@ -89,6 +90,8 @@ class ParameterServerFigures:
     """Versions that clients held and a restored run directory lacks, by their reports."""
     alarm: str = ""
     """The newest of them, or its cause as the parameter server found it."""
+    shares: Shares = field(factory=Shares)
+    """Of the clients in the newest versions, in a run without rounds."""
     _far: set[str] = field(factory=set)  # clients that moved weights far in the newest version
     _opposite: list[str] = field(factory=list)
     """For each of the newest versions, the client opposite to the rest, or empty."""
@@ -263,6 +266,7 @@ class ParameterServerFigures:
         client, stored = run.client_of(line), line["stored"]
         for volume in (self.up, client.up):
             volume.add(self.values, int(stored["bytes"]))
+        client.delta_bytes = int(stored["bytes"])
         client.training.settle(str(stored["delta"]["key"]))
         if line.get("problem") is None:
             saw_norm(run, client, stored)
@@ -303,6 +307,8 @@ class ParameterServerFigures:
             self.cosines.append(made.cosine)
         run.tell("version", f"version {made.version}: {self._merge_words(run, made)}")
         self._moved(run, made)
+        for warning in self.shares.add(made, run.clients):
+            run.tell("heavy", warning, level="warning")
         saw_alike(run, self.alike, made.deltas, made.alike)
         self._opposite = [*self._opposite, made.opposite][-ADVICE_ROUNDS:]
         advice = self._advice()

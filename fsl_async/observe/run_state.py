@@ -392,6 +392,7 @@ class RunState(NodeAndClients):
             "bytes_down": asdict(ps.down),
             "evaluations": [asdict(one) for one in self.ps.evaluations],
             "cosines": list(self.ps.cosines),
+            "shares": ps.shares.of_clients(),
             "traffic": self.traffic(),
             "clients": [client_dict(client, now) for client in self.clients.values()],
             "news": [asdict(one) for one in list(self.news)[-20:]],

@@ -303,8 +303,9 @@ def test_presets_and_formats_are_the_ones_that_exist():
     from fsl_codecs.formats import FORMATS
 
     assert get_args(settings_training.Preset) == tuple(SIZES)
-    # outer.aggregation implies "latest".
-    assert set(get_args(settings.Weighting)) == {"auto", *WEIGHTINGS} - {"latest"}
+    # outer.aggregation implies these.
+    implied = {"latest", "latest-tuned"}
+    assert set(get_args(settings.Weighting)) == {"auto", *WEIGHTINGS} - implied
     assert set(get_args(setting_rules.Format)) == set(FORMATS)
 
 

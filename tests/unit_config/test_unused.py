@@ -105,7 +105,7 @@ def test_the_line_names_the_setting_and_the_condition():
     sets = [LORA, CLOCK, "tune.steps=30"]
     assert line_of(load(None, sets), sets) == (
         "without effect in this run: tune.steps (needs tune.method = lora with sync.trigger ="
-        " rounds)"
+        " rounds, or sync.pace = own)"
     )
 
 

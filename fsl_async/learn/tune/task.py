@@ -3,11 +3,14 @@
 Each site has a base model, the same everywhere, and records of its own. Inside a round: AdamW on
 the adapters and full modules, gradients clipped to norm 1; rates follow the run's progress. A site
 of zeroth order measures losses in directions that follow from the run's seed, and sends numbers.
+With `sync.pace = own` a site sends after 1 to `tune.steps` steps, a number drawn for each delta, so
+that sites do not send at the same time.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -80,11 +83,17 @@ def train(fed: Fed) -> None:
 
 def _train_by_gradients(fed: Fed, site: Site) -> None:
     steps = GradientSteps(fed, site.model, site.objective)
+    is_own = fed.settings.sync.pace == "own"
+    chance, until_sent = random.Random(f"{fed.seed}/{fed.client_name}/{fed.version}"), 0  # noqa: S311
     for batch in site.batches():
+        until_sent = until_sent or chance.randint(1, site.tune.steps)
         count, metrics = steps.step(batch)
         metrics |= {**site.shares, **site.held_out.due()}
         if not fed.step(tokens=count, metrics=metrics):
             break
+        until_sent -= 1
+        if is_own and not until_sent:
+            fed.send()
 
 
 def _train_by_losses(fed: Fed, site: Site) -> None:

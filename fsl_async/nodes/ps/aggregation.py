@@ -58,7 +58,7 @@ def weighting_of(config: Config) -> Weighting:
     """
     name: str = config.sync.weighting
     if rule_of(config).reuses:
-        name = "latest"
+        name = "latest-tuned" if config.tune.is_on else "latest"
     elif rule_of(config).by_rows:
         name = "uniform"
     elif name == "auto":

@@ -40,12 +40,17 @@ from fsl_async.roles.sync.delta import (
     one_each,
 )
 from fsl_async.roles.sync.norm_guard import NormGuard, claim_line
-from fsl_async.roles.sync.weighting import Weighting
+from fsl_async.roles.sync.weighting import (
+    ArrivalsWeighting,
+    TunedLatestWeighting,
+    Weighting,
+    rarity,
+)
 
 MAX_TOKENS = 10**12
 """Limit of one delta. With the store's limit on a delta's norm it keeps every sum within fp32."""
 USUAL_DELTAS = 64
-"""Merged deltas over which the usual number of steps is the median."""
+"""Merged deltas over which the usual number of steps is the median, and arrivals are counted."""
 REMEMBERED_GLOBAL = 64
 """Versions of global weights that are known by number."""
 REMEMBERED_VERSIONS = 256
@@ -106,14 +111,23 @@ class Deltas:
         """The newest ones made of the weights of all groups; no delta is older for them."""
         self._steps: deque[int] = deque(maxlen=USUAL_DELTAS)
         """Steps of the last merged deltas, one for each client and version."""
+        self._arrivals: deque[str] = deque(maxlen=USUAL_DELTAS)
+        """Clients of the last merged deltas."""
         self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
-    def recovered(self, usual: Sequence[StoredDelta], latest: Sequence[MergedDelta] = ()) -> None:
+    def recovered(
+        self,
+        usual: Sequence[StoredDelta],
+        latest: Sequence[MergedDelta] = (),
+        arrivals: Sequence[str] = (),
+    ) -> None:
         """Restore the newest merged deltas, oldest first.
 
-        usual: one of each client and version. latest: the newest one of each client.
+        usual: one of each client and version. latest: the newest one of each client. arrivals: the
+        client of each.
         """
         self._steps.extend(one.delta.steps for one in usual)
+        self._arrivals.extend(arrivals)
         self._latest = newest_of_clients(latest)
 
     def advance(self, version: int, digest: str, *, is_global: bool = False) -> int:
@@ -134,6 +148,7 @@ class Deltas:
         if self._reuses:
             self._latest = newest_of_clients([*self._latest.values(), *self.merging])
         self._steps.extend(one.delta.steps for one in one_each(self.merging))
+        self._arrivals.extend(arrivals_of(self.merging))
         self.counting.guard.advance()
         self.merging = self.reused = ()
         return tokens
@@ -173,11 +188,34 @@ class Deltas:
             if only is None or key in only
         ]
         self.merging, work, self.counted_less = self.counting.count(pending)
+        if isinstance(self.weighting, ArrivalsWeighting):
+            factors = rarity([*self._arrivals, *arrivals_of(pending)][-USUAL_DELTAS:])
+            self.merging = tuple(
+                evolve(one, weight=one.weight * factors[one.key.client]) for one in self.merging
+            )
         clients = one_each(self.merging)
         steps = [*self._steps, *(one.delta.steps for one in clients)][-USUAL_DELTAS:]
         # Not the mean: one delta that claims a million steps would make all others count for more.
         usual_steps = statistics.median(steps) if steps else None
-        return self.merging, self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
+        scale = self.weighting.scale(_counted((*work, *self.reused)), usual_steps)
+        if self.reused and isinstance(self.weighting, TunedLatestWeighting):
+            new = len({one.key.client for one in self.merging})
+            scale *= new / (new + len(self.reused))
+        return self.merging, scale
+
+    def weights(self, scale: float) -> dict[str, float]:
+        """Return, by client, the factor of its deltas in the current merge, reused ones included.
+
+        scale: of the merge. Where clients count by their mean step, factors are of whole deltas.
+        """
+        number = Counter(one.key.client for one in self.merging)
+        found = dict.fromkeys(sorted({*number, *(one.key.client for one in self.reused)}), 0.0)
+        for one in (*self.merging, *self.reused):
+            client = one.key.client
+            steps = one.delta.steps if self.weighting.growth == 0.0 else 1
+            count = number[client] or 1 if self._reuses else 1
+            found[client] += scale * one.weight * steps / count
+        return found
 
     def shares(self, keys: Iterable[DeltaKey]) -> list[float]:
         """The share that each pending delta would have of a version of these, by its own weight."""
@@ -283,6 +321,11 @@ class Deltas:
         """Queue a durable delta for the next merge."""
         self.receive(stored.key)
         self.pending[stored.key] = stored
+
+
+def arrivals_of(merged: Iterable[MergedDelta]) -> list[str]:
+    """Return the client of each delta of a version, in the order of their names."""
+    return sorted(one.key.client for one in merged)
 
 
 def _counted(merged: tuple[MergedDelta, ...]) -> tuple[MergedDelta, ...]:

@@ -82,6 +82,8 @@ class Recovered(Event, tag="recovered"):
     """Age of the newest version in seconds by the wall clock; 0: unknown."""
     usual: tuple[StoredDelta, ...] = ()
     """The newest merged deltas, oldest first, for the running medians of norms and tokens."""
+    arrivals: tuple[str, ...] = ()
+    """Clients of the last merged deltas, oldest first."""
     decay: Decay | None = None
     """The last one that was asked for."""
     held: tuple[StoredDelta, ...] = ()

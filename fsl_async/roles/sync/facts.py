@@ -129,6 +129,9 @@ class VersionFact(Fact, tag="version"):
     """Clients whose deltas an evaluator scored -> whether it refused one."""
     alike: dict[str, float] = field(factory=dict)
     opposite: str = ""
+    weights: dict[str, float] = field(factory=dict)
+    """Client -> the factor of its deltas, where clients send by themselves; also of those whose
+    earlier deltas are used again."""
 
 
 class Clients(ClientFacts):
@@ -193,6 +196,7 @@ class RunFacts:
         self._merged: Sequence[MergedDelta] = ()
         """Deltas of the version that is being made, and its round."""
         self._round: Round | None = None
+        self._weights: dict[str, float] = {}
         self._global_round = -1
 
     def after(self, event: Event, effects: Sequence[Effect]) -> list[Fact]:
@@ -212,6 +216,8 @@ class RunFacts:
         for effect in effects:
             if isinstance(effect, do.Commit):
                 self._merged, self._round = effect.merged, self._machine.round
+                weights = self._machine.deltas.weights(effect.scale)
+                self._weights = {client: float(f"{one:.4g}") for client, one in weights.items()}
             elif isinstance(effect, Adopt):
                 self._global_round = effect.decision.round
         now = self._rounds()
@@ -301,6 +307,7 @@ class RunFacts:
             scored=_scored(merged),
             alike=event.alike,
             opposite=event.opposite,
+            weights={} if asked else self._weights,
         )
 
 

@@ -306,7 +306,7 @@ class ParameterServerMachine(RoleMachine):
         self.deltas.digests = dict(event.digests)
         self.deltas.global_versions = list(event.newest_global)
         usual = list({(one.key.client, one.key.base): one for one in event.usual}.values())
-        self.deltas.recovered(usual, event.latest)
+        self.deltas.recovered(usual, event.latest, event.arrivals)
         self.deltas.advance(event.version, event.digest)
         self.deltas.settled.settle_all(event.settled)
         self.rounds.phase = Phase.READY

@@ -6,13 +6,16 @@ Both are computed when a version is ordered. Each strategy is a class with these
 one, add a class and a line in WEIGHTINGS.
 
 Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie
-et al., FedAsync, arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). As in
-FedBuff the discount is not normalized away: a round of stale deltas makes a smaller step.
+et al., FedAsync, arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). It is
+0.25 for `latest` in fine-tuning and for `arrivals`, which give sites that send seldom their weight:
+their deltas are the older ones. As in FedBuff the discount is not normalized away: a round of stale
+deltas makes a smaller step.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from attrs import frozen
@@ -25,9 +28,11 @@ if TYPE_CHECKING:
 
     from fsl_async.roles.sync.delta import Delta, MergedDelta
 
-STALENESS_EXPONENT = 0.5
+STALENESS_EXPONENT, MILD_EXPONENT = 0.5, 0.25
 LEAST_BALANCE = 0.01
 """Balance that a site of one label counts with."""
+MOST_RARE = 3.0
+"""A delta of a client that sends seldom counts at most this many times."""
 
 
 class Weighting(Protocol):
@@ -47,9 +52,9 @@ class Weighting(Protocol):
         """
 
 
-def staleness_discount(staleness: int) -> float:
-    """(1 + staleness) ** -STALENESS_EXPONENT: 1 for a fresh delta."""
-    return float((1.0 + staleness) ** -STALENESS_EXPONENT)
+def staleness_discount(staleness: int, exponent: float = STALENESS_EXPONENT) -> float:
+    """(1 + staleness) ** -exponent: 1 for a fresh delta."""
+    return float((1.0 + staleness) ** -exponent)
 
 
 def _reciprocal(total: float) -> float:
@@ -125,10 +130,11 @@ class UniformWeighting:
     """Weighs all deltas equally."""
 
     growth: ClassVar[float] = 0.5
+    exponent: ClassVar[float] = STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """The staleness discount alone."""
-        return staleness_discount(staleness)
+        return staleness_discount(staleness, self.exponent)
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
         """One over the number of deltas."""
@@ -166,14 +172,15 @@ class AnarchicWeighting:
 
     AFA-CD (Yang et al., ICML 2022): m deltas of H_i steps give 1 / m * sum_i Delta_i / H_i, here
     times the usual number of steps, so that an outer learning rate means what it does elsewhere. A
-    delta without steps has no weight.
+    delta without steps has no weight. A client that sends often has the weight of all its deltas.
     """
 
     growth: ClassVar[float] = 0.0
+    exponent: ClassVar[float] = STALENESS_EXPONENT
 
     def weight(self, delta: Delta, staleness: int) -> float:
         """One over the steps, times the staleness discount."""
-        discount = staleness_discount(staleness)
+        discount = staleness_discount(staleness, self.exponent)
         return _reciprocal(float(delta.steps)) * discount
 
     def scale(self, merged: Sequence[MergedDelta], usual_steps: float | None = None) -> float:
@@ -199,6 +206,38 @@ class LatestWeighting(AnarchicWeighting):
         return super().scale(merged, usual_steps) * len(merged) * _reciprocal(float(clients))
 
 
+@frozen
+class TunedLatestWeighting(LatestWeighting):
+    """Weighs as `latest` in fine-tuning: old deltas fade less, and versions move less far.
+
+    Times the share of the clients whose delta is new (`fsl_async.roles.sync.deltas`), so versions
+    move as far as clients train; else they swing between what clients have (docs/adr/0175).
+    """
+
+    exponent: ClassVar[float] = MILD_EXPONENT
+
+
+@frozen
+class ArrivalsWeighting(UniformWeighting):
+    """Weighs deltas equally, times `rarity`: clients count equally however often they send.
+
+    The expected sum is that of equal arrivals, as in Horvitz and Thompson 1952. The newest arrivals
+    are known where a version is ordered (`fsl_async.roles.sync.deltas`), so `weight` is without it.
+    """
+
+    exponent: ClassVar[float] = MILD_EXPONENT
+
+
+def rarity(arrivals: Sequence[str]) -> dict[str, float]:
+    """Return, by client, an equal share of the arrivals over its own share; at most MOST_RARE.
+
+    arrivals: the client of each delta.
+    """
+    counts = Counter(arrivals)
+    equal = len(arrivals) / len(counts) if counts else 0.0
+    return {client: min(MOST_RARE, equal / count) for client, count in counts.items()}
+
+
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "batch": BatchWeighting,
     "tokens": TokensWeighting,
@@ -206,6 +245,8 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "fednova": FedNovaWeighting,
     "anarchic": AnarchicWeighting,
     "latest": LatestWeighting,
+    "latest-tuned": TunedLatestWeighting,
+    "arrivals": ArrivalsWeighting,
 }
 
 

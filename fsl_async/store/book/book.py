@@ -37,7 +37,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from fsl_async.roles.sync.delta import POSITION, DeltaKey, Outcomes, StoredDelta
-from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS
+from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS, USUAL_DELTAS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.book.latest_book import LatestBook
@@ -101,6 +101,8 @@ class Book:
         self.settled = Outcomes()
         # The newest accepted deltas, pending, merged or quarantined, oldest first.
         self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
+        # Clients of the last merged deltas, those of a version in the order of their names.
+        self.arrivals: deque[str] = deque(maxlen=USUAL_DELTAS)
         self.leases: dict[str, int] = {}
         # Client -> where its newest acknowledged delta ended in its data.
         self.positions: dict[str, dict[str, float]] = {}
@@ -307,6 +309,7 @@ class Book:
             if stored is not None:
                 self.latest.merge(version, stored, entry)
             self.merged[key] = version
+        self.arrivals.extend(sorted(key.client for key in details))
         self._forget()
 
     def _forget(self) -> None:

@@ -308,6 +308,7 @@ def recovered(run: RunDirectory, global_base: str) -> Recovered:
         began_s=book.began_s,
         since_version_s=max(0.0, age_s),
         usual=tuple(book.usual),
+        arrivals=tuple(book.arrivals),
         decay=book.decay,
         held=tuple(book.held.values()),
         leases=dict(book.leases),

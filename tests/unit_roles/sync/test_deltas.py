@@ -134,16 +134,15 @@ def test_a_number_that_does_not_grow_is_refused(book, how, other):
     assert objection(book, key(1, incarnation=2)) is None, "a new process counts from 1"
 
 
-def latest_book(**rules):
+def latest_book(weighting="latest"):
     """A book of a run at version 0 that uses deltas again."""
-    weighting, guard = weighting_named("latest"), NormGuard(guard_of(clip_norm=4.0))
+    weighting, guard = weighting_named(weighting), NormGuard(guard_of(clip_norm=4.0))
     made = Deltas(
         weighting,
         max_staleness=2,
         keep_versions=1,
         reuses=True,
         counting=Counting(weighting, guard, own_pace=True),
-        **rules,
     )
     made.advance(0, "d0")
     return made
@@ -174,6 +173,16 @@ def test_newest_deltas_are_used_again():
     assert scale == pytest.approx(30 / 3), "of three clients"
 
 
+def test_in_fine_tuning_a_version_moves_as_far_as_its_new_work():
+    """However many older deltas it also has."""
+    book = latest_book("latest-tuned")
+    assert merge_of(book, 1, ("a", 10), ("b", 10), ("c", 10))[1] == pytest.approx(10 / 3)
+    used, scale, _ = merge_of(book, 2, ("a", 10))
+    assert used == {name: (1, pytest.approx(2**-0.25 / 10)) for name in "bc"}
+    assert scale == pytest.approx(10 / 3 / 3)
+    assert merge_of(book, 3, ("a", 10), ("b", 10))[1] == pytest.approx(10 / 3 * 2 / 3)
+
+
 def test_a_clipped_delta_stays_clipped():
     """Its weight when it was merged says by how much; a start restores it from the record."""
     book = latest_book()
@@ -201,6 +210,35 @@ def test_two_deltas_of_a_client_are_used_as_one():
     assert merge_of(plain, 2, ("b", 10))[0] == {}
 
 
+def test_a_delta_of_a_site_that_sends_seldom_counts_more():
+    """By the last 64 arrivals, its own among them; a start with the same arrivals weighs alike."""
+    book = book_of(weighting_named("arrivals"), max_staleness=2, keep_versions=1)
+    book.advance(0, "d0")
+    for version in range(1, 41):
+        merge_of(book, version, ("a", 9), ("b", 1) if version > 38 else ("a2", 9))
+    again = book_of(weighting_named("arrivals"), max_staleness=2, keep_versions=1)
+    again.recovered([], arrivals=list(book._arrivals))
+    again.advance(40, "d40")
+    weights = []
+    for one in (book, again):
+        for name in ("a", "b"):
+            one.acknowledge(stored_of(DeltaKey(name, 1, 40, 41)))
+        merged, scale = one.begin_merge()
+        weights.append([delta.weight * scale for delta in merged])
+    assert weights == [[pytest.approx(64 / 3 / 32 / 2), pytest.approx(3.0 / 2)]] * 2
+
+
+def test_weights_are_those_of_whole_deltas():
+    """Mean steps, however many: the share of a site does not change with the steps of a delta."""
+    book = latest_book()
+    merge_of(book, 1, ("a", 10), ("b", 20))
+    book.acknowledge(stored_of(DeltaKey("a", 1, 1, 2), steps=40))
+    _, scale = book.begin_merge()
+    assert book.weights(scale) == pytest.approx({"a": scale, "b": scale * 2**-0.5}), (
+        "b's delta is used again"
+    )
+
+
 def merged_of(client, sequence=1, tokens=8, steps=2, norm=1.0, **facts):
     delta = delta_of(DeltaKey(client, 1, 0, sequence), tokens, steps)
     return MergedDelta(evolve(delta, facts=facts), 0, 1.0, norm)
@@ -218,7 +256,7 @@ def counted(merged, weighting="tokens", own_pace=False, **rules):
     return shares, found, lines
 
 
-@pytest.mark.parametrize("weighting", [name for name in WEIGHTINGS if name != "latest"])
+@pytest.mark.parametrize("weighting", [name for name in WEIGHTINGS if "latest" not in name])
 def test_a_client_counts_once_in_a_version(weighting):
     """Its 26 deltas have the share of one, with every weighting."""
     flood = [merged_of("liar", number) for number in range(26)]
