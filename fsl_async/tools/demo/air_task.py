@@ -1,0 +1,108 @@
+"""What the nodes of `demo air` run: a training function, and a digital channel to compare with."""
+
+import functools
+import inspect
+import json
+import math
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.data.counter import derived_seed, permutation
+from fsl_async.store.rules.air import Channel
+from fsl_async.tools.demo.lora import python_topics
+from fsl_codecs import CodecSpec, decode, encode
+
+FEATURES, CHARACTERS, RECORDS = 1024, 12, 6000
+"""Values of a record's vector, its characters, and the records of each label."""
+HELD_OUT = 2000
+STEPS, BATCH, RATE = 10, 16, 0.05
+"""Of a site in a round."""
+
+
+@functools.cache
+def records() -> tuple[Tensor, Tensor]:
+    """Fragments of Python (0) and of English (1): counts of three characters, and labels."""
+    code = "".join(map(inspect.getsource, (json.decoder, functools, inspect)))
+    english = "".join(text for _, text in sorted(python_topics().items()))
+    rows = np.zeros((2 * RECORDS, FEATURES), np.float32)
+    for label, given in enumerate((code, english)):
+        text = " ".join(given.split())
+        starts = permutation(0, f"air/{label}", len(text) - CHARACTERS)[:RECORDS]
+        for row, start in zip(rows[label::2], starts, strict=True):
+            for at in range(start, start + CHARACTERS - 2):
+                row[zlib.crc32(text[at : at + 3].encode()) % FEATURES] += 1
+    labels = torch.arange(2 * RECORDS) % 2
+    return torch.from_numpy(rows), labels
+
+
+def accuracy(weights: NDArray[np.float32]) -> float:
+    """The share of held-out records that a head tells apart. weights: float32 (values,)."""
+    rows, labels = (one[:HELD_OUT] for one in records())
+    head = nn.Linear(FEATURES, 2)
+    with torch.inference_mode():
+        nn.utils.vector_to_parameters(torch.from_numpy(weights), head.parameters())
+        return float((head(rows).argmax(1) == labels).double().mean())
+
+
+def train(fed: Fed) -> None:
+    """Tune a head to tell English from Python; a site has 10 to 90 % English records."""
+    number, sites = fed.part
+    rows, labels = records()
+    share = 0.1 + 0.8 * number / max(1, sites - 1)
+    pools = [torch.arange(HELD_OUT + label, len(rows), 2) for label in (0, 1)]
+    rng = torch.Generator().manual_seed(derived_seed(fed.settings.run.seed, "air", number) % 2**63)
+    head = nn.Linear(FEATURES, 2)
+    with torch.no_grad():
+        for one in head.parameters():
+            one.zero_()
+    fed.attach(head)
+    for _ in fed.rounds():
+        optimizer, loss = torch.optim.AdamW(head.parameters(), RATE), torch.zeros(())
+        for _ in range(STEPS):
+            drawn = torch.stack(
+                [
+                    pools[int(torch.rand((), generator=rng) < share)][
+                        torch.randint(len(pools[0]), (), generator=rng)
+                    ]
+                    for _ in range(BATCH)
+                ]
+            )
+            loss = nn.functional.cross_entropy(head(rows[drawn]), labels[drawn])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if not fed.end_round(samples=STEPS * BATCH, metrics={"loss": loss.item()}):
+            break
+
+
+class OneByOne(Channel):
+    """Digital: one site sends in a round, at the capacity of the channel, without fading.
+
+    A use carries log2(1 + snr) / 2 bits. As many values as fit, chosen by chance, have 2.2 bits.
+    """
+
+    coding = CodecSpec(format="uniform", block_values=128, step_log2=0)
+    bits = 2.2
+
+    def begin(self, seed: int, version: int, sites: Sequence[str]) -> NDArray[np.bool_]:
+        """See `Channel.begin`. Sites take turns."""
+        self._order = seed, version
+        sends: NDArray[np.bool_] = np.arange(len(sites)) == version % max(1, len(sites))
+        return sends
+
+    def transmit(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `Channel.transmit`."""
+        self.power, (sent,) = 1.0, vectors
+        capacity = math.log2(1 + 10 ** (self.settings.snr_db / 10)) / 2
+        places = permutation(self._order[0], f"digital/{self._order[1]}", len(sent))
+        places = places[: int(len(sent) * capacity / self.bits)]
+        received: NDArray[np.float32] = np.zeros_like(sent)
+        if len(places):
+            received[places] = decode(encode(sent[places], self.coding))
+        return received

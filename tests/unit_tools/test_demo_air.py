@@ -1,0 +1,86 @@
+"""`demo air`: its task simulated with kills, the digital channel, and what the demo reports."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fsl_async
+from fsl_async.config.settings import AirConfig
+from fsl_async.observe.ledger_audit import Audit, audit_run
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.chaos.report import Recovery
+from fsl_async.tools.demo import air, air_task
+from fsl_async.tools.demo.scenario import Choices, Played, Stage
+
+VALUES = 2 * air_task.FEATURES + 2
+
+
+def simulated(run_dir, **more):
+    """Simulate the task over the air with five sites."""
+    chosen = Choices(rounds=6)
+    settings = {**air.settings_of(chosen, 5), "run.rounds": 6, "outer.channel": "air"}
+    del settings["sync.clients"]
+    return fsl_async.simulate(
+        air_task.train, clients=5, settings=settings, step_seconds=60, run_dir=run_dir,
+        log=lambda _: None, seed=3, **more,
+    )  # fmt: skip
+
+
+def test_kills_of_clients_and_the_parameter_server_lose_nothing(tmp_path):
+    """A bad week with power cuts: what the channel delivered is on disk before its version is."""
+    storm = simulated(tmp_path / "storm", faults="storm")
+    assert {"server killed", "client killed"} & set(storm.faults) or sum(storm.faults.values()) > 3
+    audit = audit_run(tmp_path / "storm")
+    assert audit.is_clean
+    assert storm.points[-1].version == 6
+    assert audit.channel_uses >= 6 * VALUES
+
+
+def test_the_same_seed_gives_the_same_versions(tmp_path):
+    """Gains and noise follow from the seed alone."""
+    one, other = (simulated(tmp_path / name) for name in "ab")
+    assert one.digests == other.digests
+    assert audit_run(tmp_path / "a").channel_uses == 6 * VALUES
+
+
+@pytest.mark.parametrize(("snr_db", "share"), [(0, 0.5 / 2.2), (20, 1.0)])
+def test_the_digital_channel_carries_what_the_capacity_lets_through(snr_db, share):
+    """One site a round; at 0 dB half a bit in a use."""
+    channel = air_task.OneByOne(AirConfig(snr_db=snr_db))
+    sends = channel.begin(1, 4, ["a", "b", "c"])
+    assert list(sends) == [False, True, False]
+    sent = np.random.default_rng(0).standard_normal((1, 20_000)).astype(np.float32)
+    places = channel.transmit(sent.copy()) != 0
+    coded = (channel.coding, sent[0])
+    full = air_task.decode(air_task.encode(coded[1], coded[0])) != 0
+    assert places.mean() == pytest.approx(share * full.mean(), rel=0.03)
+    bits = 8 * len(air_task.encode(sent[0], channel.coding)) / sent.size
+    assert bits == pytest.approx(channel.bits, rel=0.1)
+
+
+@pytest.fixture
+def played(tmp_path):
+    """A demo in which all went well."""
+    found = Played(air.air(Choices(rounds=4, run_dir=tmp_path)))
+    found.faults = [Recovery("kill", "client-2", 10.0, detected=13.0, resumed=14.0, back=20.0)]
+    found.state.ps.version = 4
+    found.audit = Audit(4, 6, 600, 6, 0, 0, (), (), (), channel_uses=8200)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("analog", "uses", "problem"),
+    [(0.75, 8200, None), (0.6, 8200, "digital was ahead"), (0.75, 0, "no version came over")],
+)
+def test_the_table_and_what_is_wrong(played, monkeypatch, analog, uses, problem):
+    """Users compare at the same channel uses; a demo in which nothing was sent has failed."""
+    rows = {"analog": [0.74, 0.75, analog], "digital": [0.6, 0.7, 0.7], "none": [0.76] * 3}
+    monkeypatch.setattr(air, "measured", lambda *_: rows)
+    played.audit = Audit(4, 6, 600, 6, 0, 0, (), (), (), channel_uses=uses)
+    found = air.conclude(played, Stage(lambda _: None, Stopper()))
+    assert [problem in one for one in found.problems] == ([True] if problem else [])
+    assert any(line.startswith("over the air") and "0.740" in line for line in found.lines)
+    json.dumps(found.summary)
+    assert math.isclose(found.summary["accuracy"]["digital"][0], 0.6)
