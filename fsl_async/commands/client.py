@@ -95,6 +95,7 @@ def _site(options: NodeOptions, server: addresses.Address) -> ClientOptions:
         order=options.order,
         layers=options.layers or "",
         evaluates=options.evaluate,
+        reward=options.reward or "",
         columns=check_columns(options.columns, has_base=base is not None),
         run_dir=options.run_dir,
     )

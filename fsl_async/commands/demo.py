@@ -38,7 +38,7 @@ _OPTIONS = {
 }
 
 
-_WHAT = ["pretrain", "split", "lora", "fsdp", "groups", "air"]
+_WHAT = ["pretrain", "split", "lora", "align", "fsdp", "groups", "air"]
 """Each is a function of its name, in a module of its name in `tools/demo`."""
 
 
@@ -80,7 +80,7 @@ class DemoOptions(Options):
         metavar="PROFILE[:KEY=VALUE...]",
     )
     links: bool = option("Put each client behind a proxy that `chaos` can cut; not with --net.")
-    rounds: int = option("split, lora, air: rounds to train.", Whole(3, 10**6), default=12)
+    rounds: int = option("split, lora, align, air: rounds to train.", Whole(3, 10**6), default=12)
     method: str = option(
         "split: how to train.",
         click.Choice(names_of(lambda method: method.has_server)), default="fsl-sage",

@@ -22,6 +22,9 @@ class ExportOptions(WithJson):
         "The base model of a run that tuned one: a Hugging Face folder or a GGUF file.",
         metavar="MODEL",
     )
+    head: Path | None = option(
+        "With --merged: the head that a site of this run keeps (*.head.npz).", metavar="FILE"
+    )
     recalibrate: str | None = option(
         "Measure statistics of batch norm anew: FUNCTION() returns (model, batches).",
         Words(files=True), "FILE.py:FUNCTION",
@@ -60,6 +63,8 @@ def command(options: ExportOptions) -> None:
                 kind = write_recalibrated(folder, run, loaded, options.recalibrate)
     elif options.recalibrate is not None:
         raise UsageError("--recalibrate: this run tunes adapters, which have no batch norm")
+    elif run.tuning().has_own_head and not options.merged:
+        raise UsageError("each site keeps a head of its own: give --merged, --base, --head FILE")
     elif options.merged:
         if base is None:
             raise UsageError("--merged needs --base MODEL, the base that this run tuned")
@@ -67,7 +72,7 @@ def command(options: ExportOptions) -> None:
 
         loaded = run.chosen(options.version)
         with exports.new_folder(out_dir) as folder:
-            write_merged(folder, run, loaded, base)
+            write_merged(folder, run, loaded, base, options.head)
         kind = "a Hugging Face folder, adapters merged"
     else:
         from fsl_async.learn.tune.base_files import base_facts

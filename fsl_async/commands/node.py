@@ -135,6 +135,11 @@ class NodeOptions(Options):
         "Fine-tuning: columns of --data by name, like text=BODY,label=KIND (docs/TUNING.md).",
         metavar="NAME=COLUMN,...", roles="client", refused="is a client's: of its records",
     )  # fmt: skip
+    reward: str | None = option(
+        "tune.objective = grpo: the function reward(prompt, answer), which stays at this site.",
+        Words(files=True), "FILE.py[:FUNCTION]", roles="client",
+        refused="is a client's: each site rates answers itself",
+    )  # fmt: skip
     rank: int | None = option(
         "Rank of its adapters, where the run's rule merges unequal ones.",
         Whole(1, 4096), "R", roles="client",

@@ -17,7 +17,7 @@ from fsl_async.config.rules import SettingError, like, must_be_own_rule, setting
 AdapterRuleName = Literal[
     "fedit", "ffa", "rolora", "fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank"
 ]
-Objective = Literal["lm", "classify", "dpo"]
+Objective = Literal["lm", "classify", "dpo", "kto", "simpo", "orpo", "reward", "grpo"]
 TrainedOn = Literal["completion", "all"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
@@ -30,6 +30,12 @@ ROUND_RULES = ("rolora", *PRODUCT_RULES)
 """Rules that need every site to start a round from the newest version."""
 BASIS_RULES = ("fedsvd", "flora", "flexlora", "bank")
 """Rules whose versions have factors in a new basis."""
+HEADS = ("classify", "reward")
+"""Objectives of models with a new head instead of a language model's."""
+MIXED = ("kto", "orpo", "grpo")
+"""Objectives in which the loss of a sample depends on others of its batch."""
+BETA, SIMPO_BETA = 0.1, 2.0
+"""Default strengths of preferences."""
 RANK, BANK_RANK = 8, 16
 """Default ranks: of adapters that all sites train in full, and of a bank."""
 
@@ -99,7 +105,9 @@ class TuneConfig:
     )
     objective: Objective = setting(
         "lm",
-        "lm (next token) | classify (labels) | dpo (chosen and rejected completions)",
+        "lm (next token) | classify (labels) | dpo, simpo, orpo (chosen and rejected completions) |"
+        " kto (completions, each good or bad) | reward (a head that learns from such pairs) | grpo"
+        " (each site's reward function rates answers of the model; clients give --reward)",
         fixed=True,
     )
     labels: str = setting(
@@ -130,8 +138,37 @@ class TuneConfig:
         " base that clients quantize on their own, or not at all)",
         fixed=True,
     )
+    head: Literal["auto", "home", "shared"] = setting(
+        "auto",
+        "of classify and reward: where the new head is: home (each site trains and keeps its own) |"
+        " shared; auto = home for reward, shared for classify",
+        fixed=True,
+    )
     beta: float = setting(
-        0.1, "of dpo: how strongly the base holds the model back", span(above=0, most=100)
+        0.0,
+        "how much preferences count: of dpo and kto, how strongly the base holds the model back; of"
+        " orpo, the weight of the odds; of simpo, that of the margin; 0 = 0.1, of simpo 2",
+        span(least=0, most=100),
+    )
+    gamma: float = setting(
+        0.5, "of simpo: margin by which the chosen completion should lead", span(least=0, most=100)
+    )
+    group: int = setting(
+        8,
+        "of grpo: answers to each prompt; a step has train.batch prompts",
+        span(least=2, most=1024),
+    )
+    answer_tokens: int = setting(
+        64, "of grpo: tokens of an answer at most", span(least=1, most=1 << 16)
+    )
+    kl: float = setting(
+        0.01, "of grpo: weight of the distance from the base", span(least=0, most=100)
+    )
+    kl_limit: float = setting(
+        0.0,
+        "of grpo: nats of an answer from the base above which rewards count less, and not at all at"
+        " twice as many; 0 = no limit",
+        span(least=0, most=1e6),
     )
     zo_probes: int = setting(
         5, "zeroth order: directions in a step", span(least=1, most=1024), fixed=True
@@ -186,7 +223,8 @@ class TuneConfig:
     def by_rounds(self) -> bool:
         """Whether sites train by rounds: each starts from the newest version."""
         by_rule = self.rule in ROUND_RULES
-        return self.method == "zeroth" or by_rule or self.is_private or self.secure
+        by_answers = self.is_on and self.objective == "grpo"
+        return self.method == "zeroth" or by_rule or by_answers or self.is_private or self.secure
 
     @property
     def history(self) -> int:
@@ -204,10 +242,31 @@ class TuneConfig:
         return self.rank or (BANK_RANK if self.rule == "bank" else RANK)
 
     @property
+    def strength(self) -> float:
+        """`beta`, or its default."""
+        return self.beta or (SIMPO_BETA if self.objective == "simpo" else BETA)
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether each site keeps the new head."""
+        default = "home" if self.objective == "reward" else "shared"
+        return self.objective in HEADS and (self.head if self.head != "auto" else default) == "home"
+
+    @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels of classify, in the order of their numbers."""
+        """Names of the head's outputs, in the order of their numbers: of classify the labels."""
+        if self.objective == "reward":
+            return ("reward",)
         return tuple(name.strip() for name in self.labels.split(",")) if self.labels else ()
 
     def __attrs_post_init__(self) -> None:
         if self.is_on and self.objective == "classify" and not self.labels:
             raise SettingError("tune.labels", "must name the labels of classify, like no,yes")
+        if self.is_on and self.objective in MIXED and self.is_private:
+            raise SettingError(
+                "tune.objective",
+                f"{self.objective} mixes records in a loss, so the noise of tune.dp_epsilon cannot"
+                " cover each: take dpo, simpo or reward, or leave out tune.dp_epsilon",
+            )
+        if self.method == "zeroth" and self.objective == "grpo":
+            raise SettingError("tune.objective", "grpo needs gradients: set tune.method = lora")

@@ -36,7 +36,7 @@ from attrs import frozen
 
 from fsl_async.config.rules import is_own
 from fsl_async.config.settings import Config
-from fsl_async.config.settings_tuning import TuneConfig
+from fsl_async.config.settings_tuning import HEADS, TuneConfig
 from fsl_async.errors import NotAllowedError, TaskError, UsageError
 from fsl_async.roles.split.methods import METHODS
 
@@ -131,7 +131,7 @@ def needs_of(config: Config) -> tuple[str, ...]:
     copies = (COPIES,) if config.guard.evaluator else ()
     if tune.is_on:
         # The head of a classifier is new, and is exchanged whole.
-        whole = bool(tune.full) or tune.objective == "classify"
+        whole = bool(tune.full) or (tune.objective in HEADS and not tune.has_own_head)
         orders = (SCALARS,) if tune.method == "zeroth" else ()
         return orders or ((DELTAS,) if whole else (ADAPTERS,)) + copies
     # Linear auxiliary models and the user's own have no adapters: all of their weights are sent.
@@ -179,6 +179,8 @@ class SiteChoices:
     """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
     evaluates: bool = False
     """Whether it is the run's evaluator, and trains nothing."""
+    reward: str = ""
+    """Its function that rates answers, as file.py or file.py:function (grpo)."""
     columns: str = ""
     """Columns of its records, like "text=BODY"; empty: by their usual names."""
     model: str = ""

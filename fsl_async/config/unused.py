@@ -15,6 +15,7 @@ from fsl_async.config.presets import PUBLISHED
 from fsl_async.config.recipes import with_implied
 from fsl_async.config.settings import TABLES, CodecConfig, Config
 from fsl_async.config.settings_training import SplitConfig
+from fsl_async.config.settings_tuning import HEADS
 from fsl_async.roles.split.methods import METHODS, Method
 
 Condition = Callable[[Config], bool]
@@ -156,7 +157,12 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
     ("tune.labels tune.balance", "tune.objective = classify",
      lambda c: c.tune.objective == "classify"),
     ("tune.trained_on", "tune.objective = lm", lambda c: c.tune.objective == "lm"),
-    ("tune.beta", "tune.objective = dpo", lambda c: c.tune.objective == "dpo"),
+    ("tune.beta", "tune.objective = dpo, kto, simpo or orpo",
+     lambda c: c.tune.objective in {"dpo", "kto", "simpo", "orpo"}),
+    ("tune.gamma", "tune.objective = simpo", lambda c: c.tune.objective == "simpo"),
+    ("tune.group tune.answer_tokens tune.kl tune.kl_limit", "tune.objective = grpo",
+     lambda c: c.tune.objective == "grpo"),
+    ("tune.head", "tune.objective = classify or reward", lambda c: c.tune.objective in HEADS),
     ("tune.steps", "tune.method = lora with sync.trigger = rounds",
      lambda c: c.tune.method == "lora" and c.sync.trigger == "rounds"),
     ("tune.zo_*", "rounds in which sites may have --order zeroth", _may_be_zeroth),

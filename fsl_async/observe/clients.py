@@ -199,6 +199,7 @@ class ClientState:
     uploads: int = 0  # that the split server trained
     facts: dict[str, float] = field(factory=dict)  # of its last delta: rank, order
     label_shares: dict[str, float] = field(factory=dict)
+    measured: dict[str, float] = field(factory=dict)  # of its last delta: accuracy, reward
     product_norm: float | None = None  # of its change in the newest version, with product rules
     up: Volume = field(factory=Volume)
     training: Training = field(factory=Training)

@@ -409,6 +409,8 @@ GROWS, MOST_KEPT = 10, 0.8
 """Deltas in a row with which the share that is kept back grows, until people are told."""
 FAR = 3.0
 """A site that moves weights or products this many times as far as the median is named."""
+MEASURED = ("accuracy", "eval_accuracy", "reward", "eval_reward", "kl", "flat")
+"""Metrics of fine-tuning that a site's line shows; of two with a name the held-out one counts."""
 MOST_LABELS = 16
 _FACTS = ("rank", "order")
 
@@ -515,6 +517,9 @@ def saw_delta(client: ClientState, delta: Mapping[str, Any]) -> str:
         for name, value in metrics.items()
         if str(name).startswith(SHARE) and isinstance(value, int | float)
     }
+    for name in MEASURED:
+        if (value := _small(metrics.get(name))) is not None:
+            client.measured[name.removeprefix("eval_")] = value
     was_known = bool(client.label_shares)
     client.label_shares = dict(list(shares.items())[:MOST_LABELS]) or client.label_shares
     label, share = max(client.label_shares.items(), key=lambda each: each[1], default=("", 0.0))
@@ -553,5 +558,6 @@ def _site_words(client: ClientState) -> str:
         parts.append(f"used in {client.scored - client.refused} of {client.scored} scored rounds")
     if client.is_often_refused:
         parts.append("often refused of late")
+    parts += [f"{name} {figure(value, 2)}" for name, value in client.measured.items()]
     parts += [f"{share:.0%} {label}" for label, share in client.label_shares.items()]
     return ", ".join(parts)

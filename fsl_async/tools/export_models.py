@@ -130,15 +130,17 @@ def _family_config(run: KeptRun, family: str) -> Any | None:
     return found
 
 
-def write_merged(folder: Path, run: KeptRun, loaded: Loaded, base: Path) -> None:
+def write_merged(
+    folder: Path, run: KeptRun, loaded: Loaded, base: Path, head: Path | None = None
+) -> None:
     """Write the base with the adapters in its weights, fp32, and its tokenizer.
 
-    Raises ConfigError: the base cannot be loaded, or is another one.
+    head: see `Tuned`. Raises ConfigError: the base cannot be loaded, or is another one.
     """
     from fsl_async.learn.tune.base import Tuned, save_base
 
     tune = run.tuning()
-    tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest)
+    tuned = Tuned(base, tune, int(run.settings()["run"]["seed"]), run.manifest, head)
     tuned.load(loaded.vector)
     save_base(tuned.merge(), folder)
     exports.write_note(folder, run, loaded, "merged", rule=tune.rule, objective=tune.objective)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fsl_async.config.settings_tuning import HEADS
 from fsl_async.errors import RunDirError, TaskError, UsageError
 from fsl_async.files.files import make_folder
 from fsl_async.learn.data.counter import first_a
@@ -167,7 +168,7 @@ def write_adapters(
 def _task_of(tune: TuneConfig, names: Sequence[str], trunk: str) -> str | None:
     """Return peft's task type. A script's model may have new heads whatever the run's objective."""
     heads = {name.partition(".")[0] for name in names if is_head(name, trunk)}
-    if tune.objective == "classify" or heads.intersection(peft_folder.PEFT_HEADS):
+    if tune.objective in HEADS or heads.intersection(peft_folder.PEFT_HEADS):
         return SEQ_CLS
     return None if heads - {"lm_head", "embed_out"} else CAUSAL_LM
 
@@ -180,7 +181,7 @@ def _check_whole(names: Sequence[str], tune: TuneConfig, facts: BaseFacts) -> No
     trunk = facts.trunk
     modules = {peft_folder.saved_module(name, trunk) for name in names}
     has_head = any(is_head(name, trunk) for name in facts.shapes)
-    is_tied = tune.objective != "classify" and not has_head
+    is_tied = tune.objective not in HEADS and not has_head
     for name, shape in facts.shapes.items():
         module = peft_folder.saved_module(name, trunk)
         if name not in names and module in modules:

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from fsl_async.config.settings_tuning import HEADS
 from fsl_async.errors import ConfigError, RunDirError, UsageError, one_line
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.models.gpt import GPT, VOCABULARY
@@ -147,8 +148,8 @@ def from_run(run_dir: Path, version: int | None, base: Path | None) -> tuple[Byt
     run = KeptRun(run_dir)
     tune = run.tuning()
     if tune.is_on:
-        if tune.objective == "classify":
-            raise UsageError("this run classifies: its model writes no text")
+        if tune.objective in HEADS:
+            raise UsageError("this run has labels or rewards for outputs: its model writes no text")
         if base is None:
             raise UsageError("this run tunes a base model: give --base MODEL")
         from fsl_async.learn.tune.base import Tuned

@@ -11,9 +11,9 @@ FIXED = """
     data.alpha model.family model.sizes model.preset model.layers model.width model.heads
     model.context model.tokenizer model.vocabulary split.method split.cut split.labels_at_home
     split.auxiliary split.lora_client split.lora_server split.lora_alpha split.models
-    tune.method tune.rule tune.rank tune.scale tune.targets tune.full tune.objective tune.labels
-    tune.balance tune.trained_on tune.context tune.base_check tune.zo_probes tune.zo_steps
-    tune.dp_epsilon tune.dp_delta tune.dp_clip tune.secure
+    tune.method tune.rule tune.rank tune.scale tune.targets tune.full tune.head tune.objective
+    tune.labels tune.balance tune.trained_on tune.context tune.base_check tune.zo_probes
+    tune.zo_steps tune.dp_epsilon tune.dp_delta tune.dp_clip tune.secure
 """
 
 

@@ -31,7 +31,7 @@ def simulated(run_dir, **more):
 def test_kills_of_clients_and_the_parameter_server_lose_nothing(tmp_path):
     """A bad week with power cuts: what the channel delivered is on disk before its version is."""
     storm = simulated(tmp_path / "storm", faults="storm")
-    assert {"server killed", "client killed"} & set(storm.faults) or sum(storm.faults.values()) > 3
+    assert storm.faults["server killed"] > 1
     audit = audit_run(tmp_path / "storm")
     assert audit.is_clean
     assert storm.points[-1].version == 6

@@ -29,6 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -52,6 +53,7 @@ from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import Corpus, windows
 from fsl_async.learn.models.adapters import Adapters, View
 from fsl_async.learn.models.hf import check_causal
+from fsl_async.learn.models.own_head import SUFFIX, load_head, save_head
 from fsl_async.learn.models.saving import save_as_base
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.delta import EPSILON, FACTS, ORDER, RANK
@@ -74,6 +76,7 @@ class Fed:
     takes a line for the journal; policy: what may leave this site; rank, ranks: this process of
     those that train one model together, 0 and 1 where it is alone; part: see `ClientContext.part`;
     is_leaving(): whether this process was asked to end, so that nothing long should begin.
+    reward: the file of this site's reward function, or "".
     position_in(check), keep_position(function): see `items.Positions`, for data of your own.
     """
 
@@ -94,6 +97,7 @@ class Fed:
         self.policy = context.policy
         self.privacy_folder, self.states_file = context.privacy_folder, context.states_file
         self.is_leaving = context.is_leaving
+        self.reward = context.site.reward
         self.adapters: Adapters | None = None
         """The run's LoRA adapters in the attached model; None until `lora` is called."""
         self.meter = training.meter
@@ -205,6 +209,9 @@ class Fed:
         )
         if adapters.left_out:
             self.log(adapters.left_out)
+        if adapters.at_home and (kept := self._head_file) is not None and kept.is_file():
+            load_head(model, adapters.at_home, kept)
+            self.log(f"goes on with the head of this site, {kept}")
         save_as_base(adapters)
         if not self.is_zeroth:  # else no weights leave but those that the first version begins with
             self._check_weights(model, adapters.view)
@@ -265,9 +272,16 @@ class Fed:
         """Train what the adapters' rule trains from the version that the model was moved onto."""
         assert self.adapters is not None
         self.adapters.begin_version(version)
+        if self.adapters.at_home and not self.rank and self._head_file is not None:
+            save_head(self.adapters.model, self.adapters.at_home, self._head_file)
         if self.adapters.rule.changes_basis:
             for optimizer in filter(None, (found() for found in self._tracked)):
                 optimizer.state.clear()
+
+    @property
+    def _head_file(self) -> Path | None:
+        states = self.states_file
+        return None if states is None else states.with_suffix(SUFFIX)
 
     def _check_weights(
         self, model: nn.Module, exchange: Sequence[str] | View | None = None

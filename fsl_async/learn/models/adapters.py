@@ -284,6 +284,8 @@ class Adapters:
         model.requires_grad_(False)
         self.full = _full_names(model, [name for name in tune.full.split(",") if name], heads)
         """Names of the weights that train whole."""
+        self.at_home = [*heads_of(model), *heads] if tune.has_own_head else []
+        """Those of them that are not exchanged: the head of a site that keeps its own."""
         dequantize_whole(model, self.full)
         to_fp32(model, self.full)
         linear = linear_layers(model)
@@ -300,9 +302,9 @@ class Adapters:
             shapes, trunk=trunk, adapted=targets, targets=asked, whole=self.full
         )
         """A line about matrices that get no adapter, or ""."""
-        if not targets and not self.full:
+        if not targets and not set(self.full) - set(self.at_home):
             raise ConfigError(
-                "tune.targets = none leaves nothing to train: name weights by tune.full",
+                "tune.targets = none leaves nothing to exchange: name weights by tune.full",
                 "tune.full",
             )
         for name, rank in ((SITE, self.site_rank), (TAIL, tail)):
@@ -336,7 +338,8 @@ class Adapters:
             found.append(Exchanged(f"{layer}.lora_B", parts, is_transposed=True))
             if self.rule.has_patch:
                 found.append(Exchanged(f"{layer}.patch", (f"{layer}.base_layer.patch",)))
-        found += [Exchanged(name, (name,)) for name in self.full]
+        at_home = set(self.at_home)
+        found += [Exchanged(name, (name,)) for name in self.full if name not in at_home]
         return View(tuple(found), self._checks_base)
 
     def begin_version(self, version: int) -> None:

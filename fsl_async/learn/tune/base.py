@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsl_async.config.settings_tuning import Objective, TuneConfig
-from fsl_async.errors import ConfigError, one_line, to_install
+from fsl_async.config.settings_tuning import HEADS, Objective, TuneConfig
+from fsl_async.errors import ConfigError, UsageError, one_line, to_install
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.counter import random_words
@@ -37,6 +37,7 @@ from fsl_async.learn.models.hf import (
     dtype_argument,
     extra,
 )
+from fsl_async.learn.models.own_head import SUFFIX, load_head
 from fsl_async.learn.models.saving import merged_weight, plain_layer
 from fsl_async.learn.tune.base_files import (
     TOKENIZERS,
@@ -83,8 +84,8 @@ def load_base(
 ) -> Base:
     """Load a base: a Hugging Face folder, a GGUF file (extra `gguf`), or a folder with one.
 
-    labels: of classify, their names; the model then has a head with an output for each. A head of
-    that size in the folder is kept. A folder whose weights bitsandbytes has packed is loaded as it
+    labels: names of the outputs of a head that the model has. A head of that size in the folder is
+    kept. A folder whose weights bitsandbytes has packed is loaded as it
     is (extra `quantized`).
     bf16: weights in bf16, for a frozen base on CUDA; what the folder lacks is in fp32.
     Raises ConfigError in one line: no such folder, no config.json, pickled weights only, weights or
@@ -117,7 +118,7 @@ def load_base(
     with torch.no_grad():
         for name in missing:
             _draw(state[name], name, seed, getattr(model.config, "initializer_range", HEAD_STD))
-    if objective == "classify" and model.config.pad_token_id is None:
+    if objective in HEADS and model.config.pad_token_id is None:
         # Decoders look for the last token that is no padding.
         pad = tokenizer.pad_token_id
         model.config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
@@ -206,8 +207,8 @@ def _from_folder(
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = transformers.AutoConfig.from_pretrained(str(root), **local)
     # With labels set, a head of another size counts as missing, as the option wants.
-    _set_labels(config, labels if objective == "classify" else ())
-    if objective == "classify":
+    _set_labels(config, labels if objective in HEADS else ())
+    if objective in HEADS:
         _leave_dense(transformers, config, base_facts(root).shapes)
     # What is missing is drawn anew below; here it must only leave the process's generator alone.
     with drawing(torch.device("cpu"), 0, "base"):
@@ -217,7 +218,7 @@ def _from_folder(
             **place,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=objective == "classify",
+            ignore_mismatched_sizes=objective in HEADS,
             **local,
         )
     other_sizes = (each[0] for each in info["mismatched_keys"])
@@ -257,7 +258,7 @@ def _from_gguf(
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    _set_labels(config, labels if objective == "classify" else ())
+    _set_labels(config, labels if objective in HEADS else ())
     with drawing(torch.device("cpu"), 0, "base"):
         model = _auto(transformers, objective).from_config(config, **place)
     (dtype,) = place.values()
@@ -269,7 +270,7 @@ def _from_gguf(
 
 
 def _auto(transformers: Any, objective: Objective) -> Any:
-    if objective == "classify":
+    if objective in HEADS:
         return transformers.AutoModelForSequenceClassification
     return transformers.AutoModelForCausalLM
 
@@ -282,7 +283,7 @@ def _set_labels(config: Any, labels: Sequence[str]) -> None:
 
 def _check_missing(root: Path, missing: Sequence[str], objective: Objective) -> None:
     """Only a classification head may be missing."""
-    lost = [name for name in missing if objective != "classify" or _TRUNK.search(name)]
+    lost = [name for name in missing if objective not in HEADS or _TRUNK.search(name)]
     if lost:
         more = f" and {len(lost) - 1} more" if lost[1:] else ""
         raise ConfigError(
@@ -365,11 +366,19 @@ def _one_line(root: Path) -> Iterator[None]:
 class Tuned:
     """The base in a folder or GGUF file, with a run's adapters of the full rank.
 
-    tune, seed: the run's; manifest: its exchanged tensors. Raises ConfigError in one line: the base
-    cannot be loaded, or is another one than the run's.
+    tune, seed: the run's; manifest: its exchanged tensors; head: the file of a site's head, where
+    sites keep their own. Raises ConfigError in one line: the base cannot be loaded, or is another
+    one than the run's.
     """
 
-    def __init__(self, path: Path, tune: TuneConfig, seed: int, manifest: Manifest) -> None:
+    def __init__(
+        self, path: Path, tune: TuneConfig, seed: int, manifest: Manifest, head: Path | None = None
+    ) -> None:
+        if tune.has_own_head and head is None:
+            raise UsageError(
+                f"each site of this run keeps a head of its own: export there, with --head FILE, a"
+                f" file *{SUFFIX} in the folder streams beside the site's keys"
+            )
         self.tune = tune
         self.base: Base = load_base(path, tune.objective, labels=tune.label_names, seed=seed)
         self.model = self.base.model
@@ -377,6 +386,8 @@ class Tuned:
         self.adapters = Adapters(self.model, tune, rule, seed=seed, heads=self.base.drawn)
         self._weights = ModelWeights(self.model, self.adapters.view)
         self._check(path, manifest)
+        if head is not None:
+            load_head(self.model, self.adapters.at_home, head)
 
     def load(self, vector: Vector) -> None:
         """Move the model onto a version. vector: float32, (manifest.values,)."""

@@ -6,8 +6,7 @@ It uses the public fed API only: copy it.
 import torch
 
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.client.pretrain import autocast
-from fsl_async.learn.tune.task import Site
+from fsl_async.learn.tune.site import site_of
 
 
 def evaluate(fed: Fed) -> None:
@@ -15,11 +14,6 @@ def evaluate(fed: Fed) -> None:
     tune, threads = fed.settings.tune, fed.settings.train.threads
     if threads:
         torch.set_num_threads(threads)
-    site = Site(fed, tune)
-    fed.log(f"evaluates deltas on {site.data.summary}")
-
-    def loss() -> float:
-        with autocast(fed.device):
-            return site.objective.evaluate(site.model, site.data)["eval_loss"]
-
-    fed.evaluate_deltas(loss)
+    site = site_of(fed, tune)
+    fed.log(f"evaluates deltas on {site.summary}")
+    fed.evaluate_deltas(lambda: site.measure(every=True)["eval_loss"])

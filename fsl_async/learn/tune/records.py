@@ -4,7 +4,9 @@
     chat          messages, perhaps with tools                    (lm)
     completion    a prompt and its completion                     (lm)
     text          text alone                                      (lm)
-    preference    a prompt, the chosen and the rejected answer    (dpo)
+    preference    a prompt, the chosen and the rejected answer    (dpo, simpo, orpo, reward)
+    rated         a prompt, a completion and whether it is good   (kto)
+    prompt        a prompt, which the model answers itself        (grpo)
 
 The first rows of each file decide which of them it holds, among those of the objective. A row that
 does not fit is skipped, and counted by its reason. `fsl_async.learn.tune.rows` reads the files,
@@ -41,7 +43,7 @@ SHOWN_REASONS = 6
 
 _KNOWN: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "content", "review", "document"),
-    "label": ("label", "target", "class", "category", "sentiment", "labels"),
+    "label": ("label", "target", "class", "category", "sentiment", "labels", "good"),
     "prompt": ("prompt", "instruction", "question", "query", "input"),
     "input": ("input",),
     "completion": ("completion", "response", "output", "answer"),
@@ -55,6 +57,10 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
 NAMED = ("text", "label", "prompt", "completion", "messages", "tools", "chosen", "rejected")
 """Names that `--columns` takes."""
 
+PAIRS: tuple[Objective, ...] = ("dpo", "simpo", "orpo", "reward")
+"""Objectives of preferences between two answers."""
+GOOD = ("bad", "good")
+"""Names of the labels of kto, by number."""
 _SHAPES: Mapping[Objective, Mapping[str, tuple[str, ...]]] = {
     "lm": {
         "chat": ("messages", "tools?", "system?"),
@@ -62,16 +68,21 @@ _SHAPES: Mapping[Objective, Mapping[str, tuple[str, ...]]] = {
         "text": ("text",),
     },
     "classify": {"labeled": ("text", "label")},
-    "dpo": {"preference": ("prompt?", "chosen", "rejected", "tools?")},
+    "kto": {"rated": ("prompt", "input?", "completion", "label", "tools?")},
+    "grpo": {"prompt": ("prompt", "input?")},
+    **{one: {"preference": ("prompt?", "chosen", "rejected", "tools?")} for one in PAIRS},
 }
 """Shapes of each objective, the preferred one first, with their parts; ? marks optional ones."""
 _NEEDED: Mapping[Objective, str] = {
     "lm": "messages, prompt and completion, or text",
     "classify": "text and label",
-    "dpo": "prompt, chosen and rejected",
+    "kto": "prompt, completion and label (true or false)",
+    "grpo": "prompt",
+    **dict.fromkeys(PAIRS, "prompt, chosen and rejected"),
 }
 _NO_OBJECT = "that are no JSON object"
 _TRUTH = {"false": 0, "true": 1}
+_RATED = {"0": 0, "1": 1, "bad": 0, "good": 1, "down": 0, "up": 1, "no": 0, "yes": 1} | _TRUTH
 
 Row = Mapping[str, Any]
 
@@ -80,7 +91,9 @@ Row = Mapping[str, Any]
 class Sample:
     """A row. Its shape decides which fields it has.
 
+    label: of classify its number; of kto 1 where the completion is good, else 0.
     chats: one, or of a preference two: with the chosen and with the rejected answer.
+    row: of a prompt to be answered: the columns of its row, for the reward function.
     """
 
     text: str = ""
@@ -89,6 +102,7 @@ class Sample:
     completion: str = ""
     rejected: str = ""
     chats: tuple[Chat, ...] = ()
+    row: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.frozen(slots=True)
@@ -249,6 +263,7 @@ class Records:
             raise row
         if not isinstance(row, Mapping):
             raise UnfitError(_NO_OBJECT)
+        whole = row
         # By the names of the parts from here on.
         row = {part: row.get(column) for part, column in columns.at.items()}
         if columns.shape == "labeled":
@@ -261,6 +276,10 @@ class Records:
             if row.get("system") and turns[0][0]["role"] != "system":
                 turns = [text_turn("system", _text(row, "system")), *turns]
             return Sample(chats=(chat_of(turns, tools_of(row.get("tools"))),))
+        if columns.shape == "prompt":
+            return attrs.evolve(_prompt(row), row=dict(whole))
+        if columns.shape == "rated":
+            return attrs.evolve(_completion(row), label=_rating(row["label"]))
         return _completion(row) if columns.shape == "completion" else _preference(row)
 
     def _label(self, value: Any, column: str) -> int:
@@ -301,13 +320,19 @@ def check_records(data: str, columns: str) -> list[str]:
     """
     fitting: list[tuple[str, Records]] = []
     held = ""
+    alike: dict[str, list[Objective]] = {}
     for objective in get_args(Objective):
+        alike.setdefault(_NEEDED[objective], []).append(objective)
+    for objectives in alike.values():
         try:
-            fitting.append((objective, Records(data, objective, None, columns=columns)))
+            found = Records(data, objectives[0], None, columns=columns)
+            fitting.append((", ".join(objectives), found))
         except NoColumnsError as error:
             held = error.held
     if not fitting:
-        needed = "; ".join(f"{objective} needs {parts}" for objective, parts in _NEEDED.items())
+        needed = "; ".join(
+            f"{', '.join(of)} need{'s' * (len(of) == 1)} {parts}" for parts, of in alike.items()
+        )
         raise DataError(f"{held}. {needed}: {_RENAME}")
     first = fitting[0][1]
     if first.is_streamed:
@@ -374,6 +399,22 @@ def _completion(row: Row) -> Sample:
     before = turns_of(asked, "prompt") if isinstance(asked, list) else [text_turn("user", asked)]
     turns = [*before, *_turns(row, "completion", "assistant")]
     return Sample(chats=(chat_of(turns, tools, start=len(before)),))
+
+
+def _prompt(row: Row) -> Sample:
+    """Read a prompt, a text or messages, which is to be answered."""
+    if isinstance(row["prompt"], list):
+        turns = tuple(turn for turn, _ in turns_of(row["prompt"], "prompt"))
+        return Sample(chats=(Chat(turns, ()),))
+    texts = (_text(row, part, may_be_empty=part == "input") for part in ("prompt", "input"))
+    return Sample(prompt="\n\n".join(filter(None, texts)))
+
+
+def _rating(value: Any) -> int:
+    name = "" if value is None else str(value).strip().lower().removesuffix(".0")
+    if name not in _RATED:
+        raise UnfitError("whose label is neither true nor false" if name else "without label")
+    return _RATED[name]
 
 
 def _preference(row: Row) -> Sample:

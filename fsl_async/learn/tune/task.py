@@ -16,26 +16,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.local_fed import LocalFed
-from fsl_async.learn.client.pretrain import HeldOut, autocast
-from fsl_async.learn.tune.base import Base, load_base
-from fsl_async.learn.tune.objectives import Tuning, objective_of
+from fsl_async.learn.client.pretrain import autocast
+from fsl_async.learn.tune.objectives.base import Tuning
 from fsl_async.learn.tune.privacy import Privacy
-from fsl_async.learn.tune.records import Records
-from fsl_async.learn.tune.tokens import TokenBatch, Tokenized, tokenize
+from fsl_async.learn.tune.site import RecordSite, Site, site_of
+from fsl_async.learn.tune.tokens import TokenBatch
 from fsl_async.learn.tune.zeroth import KeptOutputs, measure_round
 from fsl_async.roles.phrasing import figure
-from fsl_async.roles.sync.delta import BALANCE
 
 
 class GradientSteps:
     """The run's optimizer and schedule on a model that `fed` has. One call a step."""
 
     def __init__(self, fed: Fed, model: nn.Module, objective: Tuning) -> None:
-        self._fed, self._model, self._objective = fed, model.train(), objective
+        self._fed, self._objective = fed, objective
+        self._model = model.train(not objective.is_exact)
         self._optimizer = fed.optimizer(model)
         self._scheduler = fed.scheduler(self._optimizer)
         groups = self._optimizer.param_groups
@@ -60,28 +58,24 @@ class GradientSteps:
         return count, {**metrics, "skipped": float(is_skipped)}
 
 
-EVALUATED_SAMPLES = 256
-"""Held-out samples on which versions are measured during training."""
-
-
 def train(fed: Fed) -> None:
     """Train until the run ends, then report the metrics of the last version on held-out records."""
     tune, threads = fed.settings.tune, fed.settings.train.threads
     if threads:
         torch.set_num_threads(threads)
-    site = Site(fed, tune)
-    fed.log(site.data.summary)
+    site = site_of(fed, tune)
+    fed.log(site.summary)
     if fed.is_zeroth and not isinstance(fed, LocalFed):
         _train_by_losses(fed, site)
     elif tune.is_private:
         _train_privately(fed, site)
     else:
         _train_by_gradients(fed, site)
-    if site.held is not None:
+    if site.held_out_count:
         with fed.at_version() as version:
             found = site.measure()
         shown = ", ".join(f"{name} {figure(value, 4)}" for name, value in found.items())
-        fed.log(f"{shown} on {len(site.held):,} held-out samples, version {version}")
+        fed.log(f"{shown} on {site.held_out_count:,} held-out samples, version {version}")
 
 
 def _train_by_gradients(fed: Fed, site: Site) -> None:
@@ -123,8 +117,8 @@ class _Losses:
     @contextmanager
     def keeping(self, weights: ModelWeights) -> Iterator[None]:
         """Within it what does not depend on these weights is computed once a batch."""
-        # dpo switches adapters off and on, so that equal inputs do not make equal outputs.
-        if self._site.tune.objective == "dpo":
+        # Adapters are switched off and on, so that equal inputs do not make equal outputs.
+        if self._site.objective.uses_base:
             yield
             return
         changing = (piece for piece, _, _ in weights.pieces())
@@ -154,6 +148,7 @@ def _train_privately(fed: Fed, site: Site) -> None:
     optimizer = fed.optimizer(site.model)
     scheduler = fed.scheduler(optimizer)
     site.model.train()
+    assert isinstance(site, RecordSite), "a reward takes no part in a private run"
     privacy = Privacy.of(fed, site.model, len(site.mine))
     for rows in privacy.batches():
         metrics = {}
@@ -169,80 +164,3 @@ def _train_privately(fed: Fed, site: Site) -> None:
         scheduler.step()
         if not fed.step(tokens=privacy.batch, metrics={**metrics, **site.held_out.due()}):
             break
-
-
-class Site:
-    """The site's model, with the run's adapters and weights, and its records.
-
-    Raises ConfigError and DataError, each in one line.
-    """
-
-    def __init__(self, fed: Fed, tune: TuneConfig) -> None:
-        self._fed, self.tune = fed, tune
-        data = fed.config["data"]
-        # Records of a wrong kind are an error before the model is loaded.
-        records = Records(
-            data["path"], tune.objective, tune.label_names, columns=data.get("columns", "")
-        )
-        base = load_base(
-            tune.base,
-            tune.objective,
-            labels=tune.label_names,
-            seed=fed.seed,
-            device=fed.device,
-            bf16=fed.device.type == "cuda" and not fed.is_zeroth,
-        )
-        self.data = tokenized(records, base, tune)
-        self.mine, self.held = self.data.split(fed.settings.data.holdout)
-        self.model = fed.lora(base.model, heads=base.drawn)
-        self.objective = objective_of(tune)
-        share = 0.0 if self.held is None else fed.settings.train.evaluate_share
-        self.held_out = HeldOut(fed, lambda: self.measure(EVALUATED_SAMPLES), share)
-        self.shares: dict[str, float] = {}
-        self._balances = False
-        if tune.objective == "classify":
-            counts = self.mine.label_counts(len(tune.label_names))
-            self._balances = tune.balance and not tune.is_private
-            # An evaluator looks itself at what a site does; weights of almost nothing mislead it.
-            if self._balances and not fed.settings.guard.evaluator:
-                balance = self.mine.balance(len(tune.label_names))
-                fed.add_facts(lambda: {BALANCE: balance})
-            self.shares = {
-                f"share_{name}": count / len(self.mine)
-                for name, count in zip(tune.label_names, counts, strict=True)
-            }
-
-    def batches(self) -> Iterator[TokenBatch]:
-        """Batches of this site until the run ends."""
-        fed = self._fed
-        # A client that comes back does not begin with the same samples again.
-        start, size = max(fed.version, 0) * self.tune.steps, fed.settings.train.batch
-        drawn = self.mine.shuffled(
-            size, seed=fed.seed, name=fed.client_name, start=start, balanced=self._balances
-        )
-        while fed.running:
-            yield next(drawn)
-
-    def measure(self, most: int | None = None) -> dict[str, float]:
-        """Metrics of the model as it is, on held-out samples."""
-        assert self.held is not None
-        held = self.held
-        if most is not None and len(held) > most:
-            held = held.select([place * len(held) // most for place in range(most)])
-        with autocast(self._fed.device):
-            found = self.objective.evaluate(self.model, held)
-        return {name: value for name, value in found.items() if "share" not in name}
-
-
-def tokenized(records: Records, base: Base, tune: TuneConfig) -> Tokenized:
-    """Tokenize a site's records as its run does. Raises DataError in one line."""
-    context = min(tune.context, base.context) if base.context else tune.context
-    return tokenize(
-        records,
-        base.tokenizer,
-        tune.objective,
-        context=context,
-        trained_on=tune.trained_on,
-        labels=tune.label_names,
-        one_each=tune.is_private,
-    )

@@ -6,7 +6,9 @@ A sequence is token ids and a mask of those that are trained, cut at `context`:
     lm, chat    by the tokenizer's chat template; the assistant's turns, with their calls of tools
                 and their reasoning, are trained, or all
     classify    the text with the tokenizer's special tokens; nothing is predicted but the label
-    dpo         two sequences for a sample, prompt and chosen, prompt and rejected
+    kto         as lm of a completion, which is good or bad
+    pairs       two sequences for a sample, prompt and chosen, prompt and rejected (dpo, simpo,
+                orpo, reward)
 
 Without a template prompt and completion are tokenized apart: a prompt alone then has the tokens
 that it was trained with. A rendered chat is tokenized whole, as it is for generation.
@@ -30,7 +32,7 @@ import numpy.typing as npt
 from fsl_async.config.settings_tuning import Objective, TrainedOn
 from fsl_async.errors import DataError, one_line
 from fsl_async.learn.data.partition import epoch_order
-from fsl_async.learn.tune.records import Records, Sample, Skips, used_line
+from fsl_async.learn.tune.records import GOOD, PAIRS, Records, Sample, Skips, used_line
 from fsl_async.learn.tune.templates import Chat, Rendered, UnfitError, chat_of, render, text_turn
 from fsl_async.roles.phrasing import counted
 
@@ -54,7 +56,7 @@ Sequenced = Rendered | list[Part]
 
 @attrs.frozen(slots=True, eq=False)
 class TokenBatch:
-    """Sequences of B samples, padded to the longest: two a sample with dpo, (chosen, rejected).
+    """Sequences of B samples, padded to the longest: two a sample of pairs, (chosen, rejected).
 
     ids, mask: int64 (sequences, tokens); mask is 1 where a token is real.
     labels: of classify int64 (B,); else the ids, int64 (sequences, tokens), UNTRAINED where a token
@@ -67,6 +69,8 @@ class TokenBatch:
     labels: Ints
     rows: Ints
     source: int
+    goods: Ints | None = attrs.field(default=None, kw_only=True)
+    """Of kto: 1 where a sample is good, else 0, int64 (B,)."""
 
     @property
     def trained(self) -> int:
@@ -79,7 +83,8 @@ class Tokenized:
     """Tokenized samples, or some of them: parts share the tokens.
 
     ids: int32, all sequences on end; trained: bool, for each; starts: int64 (sequences + 1,).
-    labels: int64, one for each sample, of classify; else None.
+    labels: int64, one for each sample, of classify and kto (1 is good); else None.
+    predicts_label: whether labels are what is predicted, as of classify.
     rows: int64, the samples that are in this part, by number.
     pad: id of padding. summary: one line for people.
     """
@@ -93,6 +98,7 @@ class Tokenized:
     pad: int
     summary: str
     source: int
+    predicts_label: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -100,7 +106,7 @@ class Tokenized:
     @property
     def tokens(self) -> int:
         """Trained tokens of an epoch; of classify: samples."""
-        if self.labels is not None:
+        if self.predicts_label:
             return len(self)
         if not len(self):
             return 0
@@ -152,9 +158,11 @@ class Tokenized:
             trained = self.trained[start:stop]
             labels[place, : stop - start][trained] = self.ids[start:stop][trained]
         mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
-        if self.labels is not None:
-            labels = self.labels[rows]
-        return TokenBatch(ids, mask, labels, rows, self.source)
+        goods = None if self.labels is None else self.labels[rows]
+        if self.predicts_label:
+            assert goods is not None
+            labels, goods = goods, None
+        return TokenBatch(ids, mask, labels, rows, self.source, goods=goods)
 
     def batches(self, size: int) -> Iterator[TokenBatch]:
         """All samples once, in order; the last batch may be smaller."""
@@ -186,25 +194,33 @@ class Tokenized:
         if balanced and self.labels is not None:
             mine = self.labels[self.rows]
             groups = [np.flatnonzero(mine == label) for label in np.unique(mine)]
-        longest = max(map(len, groups))
+        for places in drawn_places(groups, size, seed=seed, name=name, start=start):
+            yield self.batch(places)
 
-        def ordered(epoch: int) -> Ints:
-            orders = [group[epoch_order(seed, name, epoch, len(group))] for group in groups]
-            return np.stack([np.resize(order, longest) for order in orders], 1).reshape(-1)
 
-        epoch, place = divmod(start * size, longest * len(groups))
-        order = ordered(epoch)
-        while True:
-            taken = [order[place : place + size]]
-            count = len(taken[0])
-            place += count
-            while count < size:
-                epoch += 1
-                order = ordered(epoch)
-                taken.append(order[: size - count])
-                place = len(taken[-1])
-                count += place
-            yield self.batch(np.concatenate(taken))
+def drawn_places(
+    groups: Sequence[Ints], size: int, *, seed: int, name: str, start: int
+) -> Iterator[Ints]:
+    """Yield `size` places without end; see `Tokenized.shuffled`. groups: drawn from in turns."""
+    longest = max(map(len, groups))
+
+    def ordered(epoch: int) -> Ints:
+        orders = [group[epoch_order(seed, name, epoch, len(group))] for group in groups]
+        return np.stack([np.resize(order, longest) for order in orders], 1).reshape(-1)
+
+    epoch, place = divmod(start * size, longest * len(groups))
+    order = ordered(epoch)
+    while True:
+        taken = [order[place : place + size]]
+        count = len(taken[0])
+        place += count
+        while count < size:
+            epoch += 1
+            order = ordered(epoch)
+            taken.append(order[: size - count])
+            place = len(taken[-1])
+            count += place
+        yield np.concatenate(taken)
 
 
 def tokenize(
@@ -225,6 +241,10 @@ def tokenize(
     a sample, as differential privacy counts.
     Raises DataError: as `Records`, or when no sample is left.
     """
+    if objective == "grpo":
+        raise DataError("tune.objective = grpo learns from rewards: this reads answers of records")
+    if objective != "lm":
+        trained_on = "completion"
     store = _Store(tokenizer, context)
     samples = iter(records)
     while chunk := list(itertools.islice(samples, _ROWS_AT_ONCE)):
@@ -232,7 +252,8 @@ def tokenize(
             store.add_texts(chunk)
         else:
             rows = [store.sequences(sample, trained_on) for sample in chunk]
-            store.add_sequences([row[-1:] for row in rows] if one_each else rows)
+            rows = [row[-1:] for row in rows] if one_each else rows
+            store.add_sequences(rows, [sample.label for sample in chunk])
     found = store.finish(objective, labels, records)
     if not len(found):
         raise DataError(
@@ -272,13 +293,13 @@ class _Store:
         for place, ids in zip(long, cut, strict=True):
             found[place] = ids
         self._used += len(samples)
-        for sample, ids in zip(samples, found, strict=True):
+        self._labels.extend(sample.label for sample in samples)
+        for ids in found:
             # Decoders are read at the last token that is no padding, which transformers finds by
             # its id.
             while len(ids) > 1 and ids[-1] == self._pad:
                 ids.pop()
             self._add(ids, bytes(len(ids)))
-            self._labels.append(sample.label)
 
     def sequences(self, sample: Sample, trained_on: TrainedOn) -> list[list[Sequenced]]:
         """Return a row's samples, each a list of sequences; none where the template refuses it."""
@@ -288,13 +309,16 @@ class _Store:
             self._refused.add(str(error))
             return []
 
-    def add_sequences(self, rows: Sequence[list[list[Sequenced]]]) -> None:
-        """Tokenize the samples of rows and add them; a row may give several, or none."""
+    def add_sequences(self, rows: Sequence[list[list[Sequenced]]], labels: Sequence[int]) -> None:
+        """Tokenize the samples of rows and add them; a row may give several, or none.
+
+        labels: of the rows; -1: it has none.
+        """
         every = [sequence for row in rows for sample in row for sequence in sample]
         parts = [part for one in every if isinstance(one, list) for part, _ in one]
         encoded = iter(self._encode([part for part in parts if isinstance(part, str)]))
         whole = iter(self._encode_whole([one for one in every if isinstance(one, Rendered)]))
-        for row in rows:
+        for row, label in zip(rows, labels, strict=True):
             was, left_out = len(self._starts), 0
             for sample in row:
                 found = [
@@ -308,6 +332,7 @@ class _Store:
                     self._cut += any(len(ids) > self._context for ids, _ in found)
                     for ids, mask in kept:
                         self._add(ids, mask)
+                    self._labels.extend([label] if label >= 0 else [])
                 else:
                     left_out += 1
             self._used += len(self._starts) > was
@@ -318,18 +343,19 @@ class _Store:
 
     def finish(self, objective: Objective, labels: Sequence[str], records: Records) -> Tokenized:
         """What was added, with its line for people."""
-        width: Literal[1, 2] = 2 if objective == "dpo" else 1
+        width: Literal[1, 2] = 2 if objective in PAIRS else 1
         samples = (len(self._starts) - 1) // width
         found = Tokenized(
             np.frombuffer(self._ids, np.int32) if self._ids else np.empty(0, np.int32),
             np.frombuffer(self._trained, np.bool_),
             np.frombuffer(self._starts, np.int64),
-            np.array(self._labels, np.int64) if objective == "classify" else None,
+            np.array(self._labels, np.int64) if objective in {"classify", "kto"} else None,
             np.arange(samples),
             width,
             self._pad,
             "",
             next(_SOURCES),
+            predicts_label=objective == "classify",
         )
         return attrs.evolve(found, summary=self._summary(found, labels, records))
 
@@ -344,11 +370,11 @@ class _Store:
                 f"{self._left_out:,} more without a trained token within {self._context:,} tokens"
             )
         parts.append(f"{self._cut:,} cut at {self._context:,} tokens")
-        if found.labels is None:
+        if not found.predicts_label:
             share = found.tokens / max(1, len(found.ids))
             parts.append(f"{share:.0%} of tokens trained".replace("%", " %"))
-        else:
-            counts = zip(labels, found.label_counts(len(labels)), strict=True)
+        if found.labels is not None:
+            counts = zip(labels or GOOD, found.label_counts(len(labels or GOOD)), strict=True)
             shares = ((name, count / max(1, len(found))) for name, count in counts)
             parts.append(", ".join(f"{name} {share * 100:.0f} %" for name, share in shares))
         return one_line("; ".join(parts))

@@ -25,7 +25,8 @@ from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.privacy import Privacy, Spent, noise_for
 from fsl_async.learn.tune.records import Records
-from fsl_async.learn.tune.task import GradientSteps, tokenized
+from fsl_async.learn.tune.site import tokenized
+from fsl_async.learn.tune.task import GradientSteps
 from fsl_async.learn.tune.tokens import TokenBatch, Tokenized
 from fsl_async.tools.compare.alone import joined
 from fsl_codecs import decode, encode

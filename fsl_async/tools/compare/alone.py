@@ -26,7 +26,8 @@ from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.tune.base import load_base
 from fsl_async.learn.tune.objectives import objective_of
 from fsl_async.learn.tune.records import Records
-from fsl_async.learn.tune.task import GradientSteps, tokenized
+from fsl_async.learn.tune.site import tokenized
+from fsl_async.learn.tune.task import GradientSteps
 from fsl_async.learn.tune.tokens import Tokenized
 from fsl_async.tools.compare.choices import Run
 from fsl_async.tools.compare.outcome import Outcome, Point, Score

@@ -18,9 +18,8 @@ if not importlib.util.find_spec("peft"):
 import tiny_base
 
 from fsl_async.learn.models.adapters import adapters_off, apply_lora
-from fsl_async.learn.tune import objectives
 from fsl_async.learn.tune.base import load_base
-from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, objective_of
+from fsl_async.learn.tune.objectives import Classify, Dpo, Lm, base, objective_of
 from fsl_async.learn.tune.records import Records
 from fsl_async.learn.tune.tokens import tokenize
 
@@ -146,7 +145,7 @@ def test_preferences_are_measured_from_the_reference(tmp_path, monkeypatch):
     data = tokens(tmp_path, rows, "dpo")
     model = Favors(LETTER, 2.0)
     right, wrong, other = model.nats(LETTER), model.nats(0), math.log(model.classes)
-    monkeypatch.setattr(objectives, "adapters_off", off)
+    monkeypatch.setattr(base, "adapters_off", off)
     objective = Dpo(0.1)
     # In the first sample chosen has one token more, "a"; the reference gives every token `other`.
     first = -right + other
@@ -168,7 +167,7 @@ def test_the_reference_is_computed_once_for_a_sample(tmp_path, monkeypatch):
     rows = [{"prompt": "p", "chosen": "a" * n, "rejected": "b"} for n in range(1, 5)]
     data = tokens(tmp_path, rows, "dpo")
     model = Favors(LETTER, 0.0).train()
-    monkeypatch.setattr(objectives, "adapters_off", off)
+    monkeypatch.setattr(base, "adapters_off", off)
     objective = Dpo(0.1)
     objective.loss(model, data.batch([0, 1]))
     assert model.calls == [(False, True), (True, False)]

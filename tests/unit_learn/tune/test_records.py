@@ -390,7 +390,10 @@ def test_records_are_checked_before_the_objective_is_known(tmp_path):
         "data a.jsonl: text + label (classify), 1 of 3 rows used; " + why,
     ]
     jsonl(path, [{"body": "x"}])
-    with pytest.raises(DataError, match=r"holds body. lm needs .*; classify needs .*; dpo needs "):
+    with pytest.raises(
+        DataError,
+        match=r"holds body. lm needs .*; classify needs .*; dpo, simpo, orpo, reward need ",
+    ):
         check_records(str(path), "")
     jsonl(path, [{"messages": [{"role": "user", "content": "a"}]}])
     with pytest.raises(DataError, match="no row can be used: 1 without an assistant's message"):
@@ -430,3 +433,23 @@ def test_fields_that_arrow_adds_are_not_there(tmp_path):
     assert second[:2] == tuple(TURNS)
     assert second[2]["tool_calls"][0]["function"] == other[0]["function"]
     assert first[1] == {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "known"), [(True, 1), (False, 0), (1, 1), (0.0, 0), ("good", 1), ("Down", 0)]
+)
+def test_completions_are_rated_good_or_bad(tmp_path, given, known):
+    """As TRL has them for KTO; thumbs and words count too."""
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b", "label": given}])
+    (found,) = Records(path, "kto")
+    assert (found.prompt, found.completion, found.label) == ("a", "b", known)
+
+
+def test_conversations_are_rated_and_other_labels_are_counted(tmp_path):
+    asked, answer = [{"role": "user", "content": "hi"}], [{"role": "assistant", "content": "yes"}]
+    row = {"prompt": asked, "completion": answer, "label": True}
+    records = Records(jsonl(tmp_path / "a.jsonl", [row, {**row, "label": 3}]), "kto")
+    (found,) = records
+    assert found.label == 1
+    assert [turn["content"] for turn in found.chats[0].turns] == ["hi", "yes"]
+    assert str(records.skips) == "1 whose label is neither true nor false (line 2)"

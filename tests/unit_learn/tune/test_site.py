@@ -12,7 +12,7 @@ from client_sides import Sides
 
 from fsl_async.learn.client.context import ClientContext
 from fsl_async.learn.client.fed import Fed
-from fsl_async.learn.tune.task import Site
+from fsl_async.learn.tune.site import RecordSite as Site
 from fsl_async.roles.sync.delta import BALANCE
 
 

@@ -378,3 +378,14 @@ def test_long_chats_are_tokenized_in_pieces_of_characters(tmp_path, monkeypatch)
     assert max(calls) == 2
     assert found.ids.tolist() == wanted.ids.tolist()
     assert found.trained.tolist() == wanted.trained.tolist()
+
+
+def test_rated_completions_come_with_their_rating_in_each_batch(tmp_path):
+    rows = [{"prompt": "a", "completion": f"b{n}", "label": n % 2 == 0} for n in range(5)]
+    found = tokens(tmp_path, rows, "kto")
+    assert found.batch([1, 2, 4]).goods.tolist() == [0, 1, 1]
+    assert trained_text(found, tiny_base.tokenizer(), 0).startswith("b0")
+    assert "bad 40 %, good 60 %" in found.summary
+    mine, held = found.split(0.5)
+    assert sorted(held.batch(range(len(held))).goods.tolist()) == [0, 1]
+    assert len(mine) == 3

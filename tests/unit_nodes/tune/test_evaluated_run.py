@@ -30,7 +30,7 @@ from torch import nn
 
 def attack(fed):
     # It trains the adapters to raise the loss, fast.
-    from fsl_async.learn.tune.task import Site
+    from fsl_async.learn.tune.site import RecordSite as Site
 
     site = Site(fed, fed.settings.tune)
     optimizer = torch.optim.Adam([one for one in site.model.parameters() if one.requires_grad], 0.3)
