@@ -12,8 +12,9 @@ channel 3,842 times a round; "none" has 20 times as many, without errors.
 
     analog              outer.channel = air with its defaults
     analog, error x     with errors of the sites' estimates of their paths
-    digital             one site a round, 2.2 bits a value, at the capacity of a channel without
-                        fading (`fsl_async.tools.demo.air_task.OneByOne`)
+    digital, shares     each site a share of the values, 2.2 bits each, all together at the capacity
+                        of a channel without fading (`fsl_async.tools.demo.air_task`)
+    digital, one by one one site a round, all of the values that fit
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "analog": {"outer.channel": "air"},
     "analog, error 10 %": {"outer.channel": "air", "air.estimate_error": 0.1},
     "analog, error 30 %": {"outer.channel": "air", "air.estimate_error": 0.3},
-    "digital": {"outer.channel": f"{air_task.__file__}:OneByOne"},
+    "digital, shares": {"outer.channel": f"{air_task.__file__}:Shares"},
+    "digital, one by one": {"outer.channel": f"{air_task.__file__}:OneByOne"},
 }
 
 

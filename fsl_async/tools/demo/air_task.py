@@ -81,28 +81,44 @@ def train(fed: Fed) -> None:
             break
 
 
-class OneByOne(Channel):
-    """Digital: one site sends in a round, at the capacity of the channel, without fading.
+class Shares(Channel):
+    """Digital: each site sends a share of the values, at the capacity of a channel without fading.
 
-    A use carries log2(1 + snr) / 2 bits. As many values as fit, chosen by chance, have 2.2 bits.
+    A use carries log2(1 + snr) / 2 bits, and a value takes 2.2. Values are dealt to the sites by
+    chance, as many as fit; where all fit more than once, some are of several sites.
     """
 
     coding = CodecSpec(format="uniform", block_values=128, step_log2=0)
     bits = 2.2
 
     def begin(self, seed: int, version: int, sites: Sequence[str]) -> NDArray[np.bool_]:
-        """See `Channel.begin`. Sites take turns."""
-        self._order = seed, version
-        sends: NDArray[np.bool_] = np.arange(len(sites)) == version % max(1, len(sites))
-        return sends
+        """See `Channel.begin`."""
+        self._seed, self._name, self.power = seed, f"digital/{version}", 1.0
+        return super().begin(seed, version, sites)
 
     def transmit(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `Channel.transmit`."""
-        self.power, (sent,) = 1.0, vectors
+        sites, values = vectors.shape
         capacity = math.log2(1 + 10 ** (self.settings.snr_db / 10)) / 2
-        places = permutation(self._order[0], f"digital/{self._order[1]}", len(sent))
-        places = places[: int(len(sent) * capacity / self.bits)]
-        received: NDArray[np.float32] = np.zeros_like(sent)
-        if len(places):
-            received[places] = decode(encode(sent[places], self.coding))
-        return received
+        fitting = int(values * min(sites, capacity / self.bits))
+        order = np.resize(permutation(self._seed, self._name, values), fitting)
+        total = np.zeros(values, np.float32)
+        times = np.zeros_like(total)
+        for vector, places in zip(vectors, np.array_split(order, sites), strict=True):
+            if len(places):
+                total[places] += decode(encode(vector[places], self.coding))
+                times[places] += 1
+        total *= sites
+        total /= np.maximum(1, times)
+        return total
+
+
+class OneByOne(Shares):
+    """The same, but one site a round sends all of the values that fit; turns are by chance."""
+
+    def begin(self, seed: int, version: int, sites: Sequence[str]) -> NDArray[np.bool_]:
+        """See `Channel.begin`."""
+        sends = super().begin(seed, version, sites)
+        turn, at = divmod(version, max(1, len(sites)))
+        order = permutation(seed, f"digital/turns/{turn}", len(sites))
+        return sends & (np.arange(len(sites)) == order[at]) if len(sites) else sends
