@@ -14,7 +14,7 @@ from fsl_async.store.book.records import VersionRecord, way_out
 from fsl_async.store.deltas.delta_kind import Masked
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import NotFinite, StoreError, disk
-from fsl_async.store.merge.merge import KeptSumMerge, Round, SumMerge
+from fsl_async.store.merge.merge import Round, SecureMerge, SumMerge
 from fsl_async.store.merge.merge_channel import ChannelMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
@@ -287,7 +287,7 @@ def merge_of(run: RunDirectory) -> Merge:
     elif settings.channel is not None:
         kind = ChannelMerge
     elif isinstance(settings.kind, Masked):
-        kind = KeptSumMerge
+        kind = SecureMerge
     elif settings.rule.by_rows:
         kind = RowsMerge
     return kind(run.manifest, run.spool, run.pool, settings)

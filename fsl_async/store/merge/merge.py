@@ -3,8 +3,8 @@
 A run has one merge, by its settings:
 
     SumMerge         the weighted sum, each chunk by itself                      (here)
-    KeptSumMerge     the mean of a sum that is kept, which no delta is read for  (here)
-    ChannelMerge     that, after a channel has added the deltas up               (merge_channel)
+    SecureMerge      the mean of a secure sum, which no delta is read for        (here)
+    ChannelMerge     the mean that a channel has delivered                       (merge_channel)
     RowsMerge        a rule over the clients' rows                               (merge_rows)
     ProductsMerge    a rule of adapters that merges module by module             (merge_products)
 
@@ -258,16 +258,14 @@ class SumMerge(Merge):
         return self._each(fill)
 
 
-class KeptSumMerge(Merge):
-    """The mean of a sum that is in sums/: of a secure one, which was opened before
-    (`Store.open_sum`), or of one that came by a channel.
-    """
+class SecureMerge(Merge):
+    """The mean of a secure sum, which was opened before (`Store.open_sum`)."""
 
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
         counted = {one.key for one in a_round.merged}
         key = a_round.merged[0].key
         with reading(key):
-            frame = self._spool.sum_reader(a_round.version - 1, self._manifest).frame
+            frame = self._spool.sum_reader(key.base, self._manifest).frame
         if self._kind.is_scalars:
             (values,) = self._kind.parts(self._manifest)
             mean = _decoded(key, frame, 0, np.empty(values, np.float32))

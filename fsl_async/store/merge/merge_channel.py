@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fsl_async.store.book.records import Received
-from fsl_async.store.merge.merge import KeptSumMerge
+from fsl_async.store.merge.merge import Average, reading
 from fsl_async.store.merge.merge_rows import SpooledMerge, by_client
 from fsl_async.store.rules.adapters.layout import A_SUFFIX, B_SUFFIX
 from fsl_async.store.vectors.vectors import LOSSLESS
-from fsl_codecs import encode
+from fsl_codecs import decode_into, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +28,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.store.merge.merge import Round
+    from fsl_async.store.vectors.vectors import Vectors
 
 
-class ChannelMerge(SpooledMerge, KeptSumMerge):
-    """The merge of a run whose deltas come by a channel."""
+class ChannelMerge(SpooledMerge):
+    """The merge of a run whose deltas come by a channel. It reads what `receive` has kept."""
+
+    def _average(self, a_round: Round, vectors: Vectors) -> Average:
+        counted = {one.key for one in a_round.merged}
+        key, base = a_round.merged[0].key, a_round.version - 1
+        with reading(key):
+            frame = self._spool.sum_reader(base, self._manifest).frame
+
+        def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
+            with reading(key):
+                decode_into(frame(index), room)
+            return room
+
+        if self._kind.is_scalars:
+            (values,) = self._kind.parts(self._manifest)
+            return self._of_scalars(
+                fill(0, np.empty(values, np.float32)), counted, a_round, vectors
+            )
+        return Average(self._each(fill), counted)
 
     def receive(self, a_round: Round, known: Received | None) -> Received:
         """Return what the channel delivers of a round; its mean is then in sums/.
