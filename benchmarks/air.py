@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
 from itertools import product
@@ -30,12 +31,14 @@ from typing import Any
 
 import click
 import numpy as np
+import poison
 import torch
 from numpy.typing import NDArray
 from poison import BATCH, RATE, STEPS, TEST, flat, vectors
 from torch import Tensor, nn
 
 import fsl_async
+from fsl_async.learn.data.counter import permutation
 from fsl_async.observe.ledger_audit import LEDGER, audit_run, read_ledger
 from fsl_async.tools.demo import air_task
 from fsl_async.tools.kept_run import KeptRun
@@ -46,33 +49,30 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "analog": {"outer.channel": "air"},
     "analog, error 10 %": {"outer.channel": "air", "air.estimate_error": 0.1},
     "analog, error 30 %": {"outer.channel": "air", "air.estimate_error": 0.3},
-    "digital, shares": {"outer.channel": f"{air_task.__file__}:Shares"},
-    "digital, one by one": {"outer.channel": f"{air_task.__file__}:OneByOne"},
+    "digital, shares": {"outer.channel": f"{air_task.__file__}:Digital"},
+    "digital, one by one": {"outer.channel": f"{__file__}:OneByOne"},
 }
 
 
-class Model(nn.Module):
-    """A random frozen layer with LoRA factors, and a head."""
+class OneByOne(air_task.Digital):
+    """One site a round sends all of its values that fit; turns are by chance."""
 
-    frozen: Tensor
+    def begin(self, seed: int, version: int, sites: Sequence[str]) -> NDArray[np.bool_]:
+        """See `Channel.begin`."""
+        sends = super().begin(seed, version, sites)
+        turn, at = divmod(version, max(1, len(sites)))
+        order = permutation(seed, f"digital/turns/{turn}", len(sites))
+        sends &= np.arange(len(sites)) == order[at]
+        return sends
+
+
+class Model(poison.Model):
+    """A random frozen layer with LoRA factors of RANK, and a head."""
 
     def __init__(self, width: int, seed: int) -> None:
-        super().__init__()
-        rng = torch.Generator().manual_seed(seed)
-        frozen = torch.randn(width, width, generator=rng) / width**0.5
-        self.register_buffer("frozen", frozen, persistent=False)
-        self.lora_A = nn.Parameter(torch.randn(RANK, width, generator=rng) / width**0.5)
+        super().__init__(width, seed)
+        self.lora_A = nn.Parameter(self.lora_A.detach()[:RANK].clone())
         self.lora_B = nn.Parameter(torch.zeros(width, RANK))
-        self.head = nn.Linear(width, 2)
-        with torch.no_grad():
-            self.head.weight.copy_(0.01 * torch.randn(2, width, generator=rng))
-            self.head.bias.zero_()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The logits of two labels."""
-        adapted = self.frozen + 2.0 * self.lora_B @ self.lora_A
-        logits: Tensor = self.head(torch.tanh(inputs @ adapted.T))
-        return logits
 
 
 @cache

@@ -231,11 +231,7 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         f"{'sum, on average':24}{'up':>10}{'':13}{megabytes(up):>13}",
         f"{'':24}{'down':>10}{'':13}{megabytes(down):>13}",
         "",
-        *(
-            [f"{'over the air':24}{plan.uses:>10,}  channel uses a round, of all clients together"]
-            if plan.uses
-            else []
-        ),
+        *[f"{'over the air':24}{plan.uses:>10,}  channel uses a round"] * bool(plan.uses),
         *(_line(flow, "first: ") for flow in plan.first),
         "",
         (

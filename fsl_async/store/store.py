@@ -291,10 +291,8 @@ class Store:
         rule = self._settings.adapters
         # A mean is one of any tensors: a head alone, or a script's own adapters by their own names.
         if self._settings.channel is not None and manifest.values > manifest.weights:
-            raise ManifestError(
-                "the model has buffers, which no channel adds up: set exchange.buffers = none, or"
-                " outer.channel = none"
-            )
+            text = "the model has buffers, which no channel adds up: set exchange.buffers = none"
+            raise ManifestError(text)
         if rule is not None and (rule.merges_products or has_adapters(manifest)):
             adapter_modules(manifest, rule)
         self.abort_initial()

@@ -1,7 +1,6 @@
 """`demo air`: its task simulated with kills, the digital channel, and what the demo reports."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ VALUES = 2 * air_task.FEATURES + 2
 def simulated(run_dir, **more):
     """Simulate the task over the air with five sites."""
     chosen = Choices(rounds=6)
-    settings = {**air.settings_of(chosen, 5), "run.rounds": 6, "outer.channel": "air"}
+    settings = {**air.settings_of(chosen, 5, "air", 20), "run.rounds": 6}
     del settings["sync.clients"]
     return fsl_async.simulate(
         air_task.train, clients=5, settings=settings, step_seconds=3600, run_dir=run_dir,
@@ -46,19 +45,13 @@ def test_the_same_seed_gives_the_same_versions(tmp_path):
 
 
 @pytest.mark.parametrize(("snr_db", "carried"), [(0, 0.5 / 2.2), (20, 3.33 / 2.2)])
-def test_the_digital_channels_carry_what_the_capacity_lets_through(snr_db, carried):
+def test_the_digital_channel_carries_what_the_capacity_lets_through(snr_db, carried):
     """At 0 dB half a bit in a use, for all sites together."""
-    names, settings = ["a", "b", "c"], AirConfig(snr_db=snr_db)
-    channel = air_task.OneByOne(settings)
-    turns = np.array([channel.begin(1, version, names) for version in range(3, 6)])
-    assert (turns.sum(axis=0) == 1).all()
-    assert (turns.sum(axis=1) == 1).all()
+    channel = air_task.Digital(AirConfig(snr_db=snr_db))
+    assert channel.begin(1, 2, ["a", "b", "c"]).all()
     signs = np.ones((3, 20_000), np.float32)  # no value of a coded one is zero
-    assert (channel.transmit(signs[:1]) != 0).mean() == pytest.approx(min(1, carried), rel=0.01)
-    shares = air_task.Shares(settings)
-    assert shares.begin(1, 2, names).all()
     signs *= np.array([[1], [10], [100]], np.float32)
-    found = shares.transmit(signs)
+    found = channel.transmit(signs)
     assert (found != 0).mean() == pytest.approx(min(1, carried), rel=0.01)
     if carried < 1:  # a value is of one site
         ones = np.round(found / 3).astype(int)
@@ -84,12 +77,10 @@ def played(tmp_path):
 )
 def test_the_table_and_what_is_wrong(played, monkeypatch, analog, uses, problem):
     """Users compare at the same channel uses; a demo in which nothing was sent has failed."""
-    rows = {"analog": [0.74, analog, 0.75], "turns": [0.6] * 3, "none": [0.76] * 3}
-    rows["shares"] = [0.65, 0.7, 0.7]
+    rows = {air.AIR: [0.74, analog, 0.75], air.DIGITAL: [0.65, 0.7, 0.7], air.NONE: [0.76] * 3}
     monkeypatch.setattr(air, "measured", lambda *_: rows)
     played.audit = Audit(4, 6, 600, 6, 0, 0, (), (), (), channel_uses=uses)
     found = air.conclude(played, Stage(lambda _: None, Stopper()))
     assert [problem in one for one in found.problems] == ([True] if problem else [])
     assert any(line.startswith("over the air") and "0.740" in line for line in found.lines)
     json.dumps(found.summary)
-    assert math.isclose(found.summary["accuracy"]["turns"][0], 0.6)

@@ -104,10 +104,9 @@ def answers_from(fact: Mapping[str, Any]) -> Answers:
 class Received:
     """A sum that a channel has delivered, which is in sums/ and goes into a version.
 
-    of: digest of the deltas with their weights, in hexadecimal. sites: that took part; senders:
-    those that sent. rms: largest root mean square of a site's vector, in weights times weights of
-    deltas. power: largest of a sender, as a multiple of P. uses: of the channel, in real values.
-    bytes, digest: of the file.
+    of: digest of deltas and weights. sites: in the round; senders: those that sent. rms: largest
+    root mean square of a site's weighted delta. power: the largest, as a multiple of P. uses: of
+    the channel, in real values. bytes, digest: of the file.
     """
 
     version: int

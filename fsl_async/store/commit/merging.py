@@ -101,11 +101,9 @@ class Merging:
             received = merge.receive(made, self._book.received)
             if received != self._book.received:
                 self._run.record("received", asdict(received))
-        counted = [
-            one if one.key.client in received.senders else evolve(one, weight=0.0)
-            for one in made.merged
-        ]
-        return evolve(made, merged=counted)
+        lost = (one for one in made.merged if one.key.client not in received.senders)
+        weightless = {one.key: evolve(one, weight=0.0) for one in lost}
+        return evolve(made, merged=[weightless.get(one.key, one) for one in made.merged])
 
     def _recorded(self, one: MergedDelta) -> MergedDelta:
         """Return a delta as versions record it."""

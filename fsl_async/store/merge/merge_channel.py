@@ -35,10 +35,9 @@ class ChannelMerge(SpooledMerge):
     """The merge of a run whose deltas come by a channel. It reads what `receive` has kept."""
 
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
-        counted = {one.key for one in a_round.merged}
-        key, base = a_round.merged[0].key, a_round.version - 1
+        counted, key = {one.key for one in a_round.merged}, a_round.merged[0].key
         with reading(key):
-            frame = self._spool.sum_reader(base, self._manifest).frame
+            frame = self._spool.sum_reader(a_round.version - 1, self._manifest).frame
 
         def fill(index: int, room: NDArray[np.float32]) -> NDArray[np.float32]:
             with reading(key):
@@ -46,10 +45,8 @@ class ChannelMerge(SpooledMerge):
             return room
 
         if self._kind.is_scalars:
-            (values,) = self._kind.parts(self._manifest)
-            return self._of_scalars(
-                fill(0, np.empty(values, np.float32)), counted, a_round, vectors
-            )
+            mean = fill(0, np.empty(sum(self._kind.parts(self._manifest)), np.float32))
+            return self._of_scalars(mean, counted, a_round, vectors)
         return Average(self._each(fill), counted)
 
     def receive(self, a_round: Round, known: Received | None) -> Received:
@@ -65,55 +62,45 @@ class ChannelMerge(SpooledMerge):
             for one in a_round.merged
             if one.weight and self._kind.fits(one.key, version)
         }
-        clients = by_client(weights)
         facts = [version, a_round.scale, *((key.text, weights[key]) for key in sorted(weights))]
         of = hashlib.sha256(repr(facts).encode()).hexdigest()
         if known is not None and known.of == of and self._spool.has_sum(version - 1, known):
             return known
+        clients = by_client(weights)
+        names = [keys[0].client for keys in clients]
+        shares = np.array([sum(weights[key] for key in keys) for keys in clients])
         lengths = self._kind.parts(self._manifest)
         live = [self._live(index, version - 1) for index in range(len(lengths))]
-        read, uses = self._rows(clients, weights), sum(map(np.count_nonzero, live))
+        uses, read = sum(int(one.sum()) for one in live), self._rows(clients, weights)
         squares = np.zeros(len(clients))
         for index in range(len(lengths)):
             rows = read(index)
             squares += np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
         rms = math.sqrt(squares.max(initial=0.0) / max(1, uses))
-        names = [keys[0].client for keys in clients]
-        shares = np.array([sum(weights[key] for key in keys) for keys in clients])
         sends = channel.begin(self._settings.adapter_seed, version, names)
-        heard = float(shares[sends].sum()) if clients else 0.0
-        factor = a_round.scale * rms * float(shares.sum()) / heard if heard else 0.0
+        is_heard = bool(rms and sends.any())
+        factor = a_round.scale * rms * shares.sum() / shares[sends].sum() if is_heard else 0.0
 
         def means() -> Iterator[bytes]:
             for index, values in enumerate(lengths):
                 mean = np.zeros(values, np.float32)
-                if heard and rms:
+                if is_heard:
                     rows = read(index)[sends][:, live[index]] / np.float32(rms)
                     mean[live[index]] = channel.transmit(rows) * np.float32(factor)
                 yield encode(mean, LOSSLESS)
 
         size, digest = self._spool.write_sum(version - 1, means())
-        return Received(
-            version=version,
-            of=of,
-            sites=len(names),
-            senders=[name for name, is_sent in zip(names, sends, strict=True) if is_sent],
-            rms=rms,
-            snr_db=channel.settings.snr_db,
-            power=channel.power if heard and rms else 0.0,
-            uses=int(uses),
-            bytes=size,
-            digest=digest,
-        )
+        senders = [name for name, is_sent in zip(names, sends, strict=True) if is_sent]
+        power, snr_db = channel.power if is_heard else 0.0, channel.settings.snr_db
+        return Received(version, of, len(names), senders, rms, snr_db, power, uses, size, digest)
 
     def _live(self, index: int, base: int) -> NDArray[np.bool_]:
         """Return which values of a part are sent: bool. A factor that rests in a round is not."""
-        rule, resting = self._settings.adapters, []
         live = np.ones(self._kind.parts(self._manifest)[index], np.bool_)
-        if rule is None or self._kind.is_scalars:
-            return live
-        resting += [] if rule.trains_a(base) else [A_SUFFIX]
-        resting += [] if rule.trains_b(base) else [B_SUFFIX]
-        for part in self._manifest.parts(index):
-            live[part.place] = not part.tensor.name.endswith(tuple(resting))
+        rule = self._settings.adapters
+        if rule is not None and not self._kind.is_scalars:
+            trains = {A_SUFFIX: rule.trains_a(base), B_SUFFIX: rule.trains_b(base)}
+            resting = tuple(suffix for suffix, is_trained in trains.items() if not is_trained)
+            for part in self._manifest.parts(index):
+                live[part.place] = not part.tensor.name.endswith(resting)
         return live

@@ -18,16 +18,15 @@ from fsl_async.store.rules.air import Channel
 from fsl_async.tools.demo.lora import python_topics
 from fsl_codecs import CodecSpec, decode, encode
 
-FEATURES, CHARACTERS, RECORDS = 1024, 12, 6000
-"""Values of a record's vector, its characters, and the records of each label."""
-HELD_OUT = 2000
+FEATURES, CHARACTERS, RECORDS, HELD_OUT = 1024, 12, 6000, 2000
+"""Values of a record's vector, its characters, records of each label, and held-out ones of both."""
 STEPS, BATCH, RATE = 10, 16, 0.05
 """Of a site in a round."""
 
 
 @functools.cache
 def records() -> tuple[Tensor, Tensor]:
-    """Fragments of Python (0) and of English (1): counts of three characters, and labels."""
+    """Fragments of Python (0) and English (1), in turns: counts of three characters; labels."""
     code = "".join(map(inspect.getsource, (json.decoder, functools, inspect)))
     english = "".join(text for _, text in sorted(python_topics().items()))
     rows = np.zeros((2 * RECORDS, FEATURES), np.float32)
@@ -37,8 +36,7 @@ def records() -> tuple[Tensor, Tensor]:
         for row, start in zip(rows[label::2], starts, strict=True):
             for at in range(start, start + CHARACTERS - 2):
                 row[zlib.crc32(text[at : at + 3].encode()) % FEATURES] += 1
-    labels = torch.arange(2 * RECORDS) % 2
-    return torch.from_numpy(rows), labels
+    return torch.from_numpy(rows), torch.arange(2 * RECORDS) % 2
 
 
 def accuracy(weights: NDArray[np.float32]) -> float:
@@ -52,27 +50,19 @@ def accuracy(weights: NDArray[np.float32]) -> float:
 
 def train(fed: Fed) -> None:
     """Tune a head to tell English from Python; a site has 10 to 90 % English records."""
-    number, sites = fed.part
-    rows, labels = records()
+    (number, sites), (rows, labels) = fed.part, records()
     share = 0.1 + 0.8 * number / max(1, sites - 1)
-    pools = [torch.arange(HELD_OUT + label, len(rows), 2) for label in (0, 1)]
-    rng = torch.Generator().manual_seed(derived_seed(fed.settings.run.seed, "air", number) % 2**63)
-    head = nn.Linear(FEATURES, 2)
-    with torch.no_grad():
-        for one in head.parameters():
-            one.zero_()
+    rng = torch.Generator().manual_seed(derived_seed(fed.settings.run.seed, "air", number))
+    head, loss = nn.Linear(FEATURES, 2), torch.zeros(())
+    for one in head.parameters():
+        nn.init.zeros_(one)
     fed.attach(head)
     for _ in fed.rounds():
-        optimizer, loss = torch.optim.AdamW(head.parameters(), RATE), torch.zeros(())
+        optimizer = torch.optim.AdamW(head.parameters(), RATE)
         for _ in range(STEPS):
-            drawn = torch.stack(
-                [
-                    pools[int(torch.rand((), generator=rng) < share)][
-                        torch.randint(len(pools[0]), (), generator=rng)
-                    ]
-                    for _ in range(BATCH)
-                ]
-            )
+            # Records of a label have every second number.
+            pairs = torch.randint(HELD_OUT // 2, RECORDS, (BATCH,), generator=rng)
+            drawn = 2 * pairs + (torch.rand(BATCH, generator=rng) < share)
             loss = nn.functional.cross_entropy(head(rows[drawn]), labels[drawn])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -81,11 +71,11 @@ def train(fed: Fed) -> None:
             break
 
 
-class Shares(Channel):
-    """Digital: each site sends a share of the values, at the capacity of a channel without fading.
+class Digital(Channel):
+    """Digital sending at the capacity of a channel without fading, log2(1 + snr) / 2 bits a use.
 
-    A use carries log2(1 + snr) / 2 bits, and a value takes 2.2. Values are dealt to the sites by
-    chance, as many as fit; where all fit more than once, some are of several sites.
+    A value takes 2.2 bits. Values are dealt to the sites by chance, as many as fit; where all fit
+    more than once, some are of several sites.
     """
 
     coding = CodecSpec(format="uniform", block_values=128, step_log2=0)
@@ -111,14 +101,3 @@ class Shares(Channel):
         total *= sites
         total /= np.maximum(1, times)
         return total
-
-
-class OneByOne(Shares):
-    """The same, but one site a round sends all of the values that fit; turns are by chance."""
-
-    def begin(self, seed: int, version: int, sites: Sequence[str]) -> NDArray[np.bool_]:
-        """See `Channel.begin`."""
-        sends = super().begin(seed, version, sites)
-        turn, at = divmod(version, max(1, len(sites)))
-        order = permutation(seed, f"digital/turns/{turn}", len(sites))
-        return sends & (np.arange(len(sites)) == order[at]) if len(sites) else sends
