@@ -38,7 +38,7 @@ _OPTIONS = {
 }
 
 
-_WHAT = ["pretrain", "split", "lora", "align", "fsdp", "groups"]
+_WHAT = ["pretrain", "split", "lora", "align", "fsdp", "groups", "air"]
 """Each is a function of its name, in a module of its name in `tools/demo`."""
 
 
@@ -53,7 +53,7 @@ class DemoOptions(Options):
     )
     seconds: float | None = option(
         "Call the last round this long after the start; the end takes some seconds more."
-        " [default: 40; more with long round trips; lora: when its rounds are done]",
+        " [default: 40; more with long round trips; lora, air: when their rounds are done]",
         Finite(10.0, 86_400.0),
     )
     clients: int | None = option("How many. [default: 3; lora: one for each --data]", Whole(1, 64))
@@ -80,7 +80,7 @@ class DemoOptions(Options):
         metavar="PROFILE[:KEY=VALUE...]",
     )
     links: bool = option("Put each client behind a proxy that `chaos` can cut; not with --net.")
-    rounds: int = option("split, lora, align: rounds to train.", Whole(3, 10**6), default=12)
+    rounds: int = option("split, lora, align, air: rounds to train.", Whole(3, 10**6), default=12)
     method: str = option(
         "split: how to train.",
         click.Choice(names_of(lambda method: method.has_server)), default="fsl-sage",
@@ -157,7 +157,7 @@ def _chosen(options: DemoOptions) -> Choices:
     if options.links and (net is not None or what != "pretrain"):
         raise UsageError(
             "--links is for a demo on this machine without --net, where links can be cut anyway,"
-            " and not for demo split, demo lora and demo groups"
+            " and not for the other demos"
         )
     if what == "groups" and net is not None:
         raise UsageError("--net is not for demo groups, whose servers meet on this machine")

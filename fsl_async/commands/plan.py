@@ -94,11 +94,11 @@ def command(options: PlanOptions) -> None:
 
     method, model, overrides = options.method, options.model, options.overrides
     planned: str | PlannedMethod = method
-    left_out, batch, samples = "", options.batch, options.samples
+    left_out, uses, batch, samples = "", 0, options.batch, options.samples
     if batch is None:
         batch = TEXT_BATCH if method in TUNED or _is_language_model(model) else IMAGE_BATCH
     if method in TUNED:
-        planned, shapes, steps, left_out = _tuned(options)
+        planned, shapes, steps, uses, left_out = _tuned(options)
         samples = steps * batch
     else:
         shapes = _shapes(options)
@@ -109,6 +109,7 @@ def command(options: PlanOptions) -> None:
         link=parse_link(options.link),
         number_format=options.number_format,
         as_published=options.as_published,
+        uses=uses,
     )
     output = Output(as_json=options.as_json)
     if left_out:
@@ -128,22 +129,27 @@ def _is_language_model(model: str) -> bool:
     return model in LANGUAGE_FAMILIES or model.removeprefix("gpt-") in SIZES
 
 
-def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
+def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, int, str]:
     """The row and the shapes of adapters in the base in the folder --model, and steps a round.
 
-    And a line about matrices that get no adapter, or "".
+    And uses of a radio channel a round, 0 without one; and a line about matrices that get no
+    adapter, or "".
     """
     from pathlib import Path
 
     from fsl_async.commands.client import check_base
     from fsl_async.config.load import load
+    from fsl_async.config.recipes import with_implied
     from fsl_async.config.site_policy import SiteChoices
     from fsl_async.learn.tune.base_files import base_facts, planned
     from fsl_async.plan.methods import Lora, Zeroth, adapter_shapes, adapter_values
     from fsl_async.store.rules.adapters import adapter_rule_named
 
     given = [f"tune.method={json.dumps(options.method)}"]
-    tune = load(None, [*options.overrides, *given], {"tune.method": "--method"}).tune
+    config = load(None, [*options.overrides, *given], {"tune.method": "--method"})
+    tune, is_on_air = config.tune, config.outer.channel != "none"
+    if is_on_air:
+        with_implied(config)  # raises where the run cannot have a channel
     folder = check_base(Path(options.model))
     facts = base_facts(folder)
     found = planned(facts, tune)
@@ -157,8 +163,10 @@ def _tuned(options: PlanOptions) -> tuple[PlannedMethod, ModelShapes, int, str]:
         scalars, steps = tune.zo_steps * tune.zo_probes, tune.zo_steps
         row: PlannedMethod = Zeroth(exchanged=values, scalars=scalars)
     else:
-        row, steps = Lora(exchanged=values, by_rounds=tune.by_rounds), tune.steps
-    return row, shapes, steps, found.left_out
+        scalars, steps = 0, tune.steps
+        row = Lora(exchanged=values, by_rounds=tune.by_rounds)
+    uses = (scalars or values.trained) if is_on_air else 0
+    return row, shapes, steps, uses, found.left_out
 
 
 def _shapes(options: PlanOptions) -> ModelShapes:

@@ -169,10 +169,11 @@ def _ps_lines(status: NodeStatus, now: float) -> list[str]:
     if ps.gone:
         made.append(f"gone, by what clients held: {counted(ps.gone, 'version')}")
     if "merged" in audit:
+        uses = audit["channel_uses"]
         made.append(
             f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending,"
             f" {audit['quarantined']} quarantined, {len(audit['lost'])} lost,"
-            f" {len(audit['doubled'])} doubled"
+            f" {len(audit['doubled'])} doubled" + (f"; {uses:,} channel uses" if uses else "")
         )
     made += [f"held back: delta {key}: {why}" for key, why in list(ps.held.items())[:_NEWS]]
     made += [f"problem: {problem}" for problem in audit["problems"]]

@@ -51,9 +51,12 @@ _WIRE_TABLES = (
 # Rounds: a privacy budget is for all of them.
 _WIRE_RUN_KEYS = ("name", "seed", "rounds")
 _LOCAL_KEYS = (("data", "path"), ("tune", "base"), ("tune", "merge"))
-_RULE_KEYS = (("outer", "aggregation"), ("outer", "optimizer"), ("tune", "rule"), ("tune", "merge"))
+_RULE_KEYS = (
+    ("outer", "aggregation"), ("outer", "optimizer"), ("outer", "channel"), ("tune", "rule"),
+    ("tune", "merge"),
+)  # fmt: skip
 """Settings that may name a file with a rule of the parameter server's operator."""
-_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"), *_RULE_KEYS[:2])
+_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"), *_RULE_KEYS[:3])
 """Settings that may name a file of the user's code."""
 
 

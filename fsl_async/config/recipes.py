@@ -23,7 +23,7 @@ from fsl_async.config.settings_tuning import (
     BASIS_RULES,
     PRIVATE_RULES,
     PRODUCT_RULES,
-    SECURE_RULES,
+    SUM_RULES,
 )
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split.methods import method_of
@@ -156,6 +156,7 @@ RECIPES: tuple[Recipe, ...] = (
            "groups merge pretraining runs by the clock", {
         "split.method": Only(("none",), "remove groups.roster"),
         "tune.method": Only(("none",), "remove groups.roster"),
+        "outer.channel": Only(("none",), "remove groups.roster"),
         "sync.trigger": Only(("clock",)),
     }),
     Recipe("split learning by rates that fall",
@@ -187,7 +188,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("secure sums (`tune.secure`)", lambda c: c.tune.secure,
            "tune.secure shows the parameter server sums of three or more sites alone", {
         "tune.method": Only(("lora", "zeroth"), "choose lora or zeroth"),
-        "tune.rule": Only(SECURE_RULES, f"choose {', '.join(SECURE_RULES)}"),
+        "tune.rule": Only(SUM_RULES, f"choose {', '.join(SUM_RULES)}"),
         "tune.merge": Only(("",), "leave it out"),
         "sync.trigger": Only(("rounds",), "leave it out"),
         "sync.weighting": Only(("uniform",), "leave it out: sites count equally"),
@@ -197,6 +198,16 @@ RECIPES: tuple[Recipe, ...] = (
         "guard.clip_median": Only((0,), "leave it out"),
         "guard.outlier_median": Only((0,), "leave it out"),
         "guard.evaluator": Only(("",), "leave it out"),
+    }),
+    Recipe("over the air (`outer.channel`)", lambda c: c.outer.channel != "none",
+           "outer.channel = {outer.channel} delivers the sum of a round's deltas", {
+        "sync.trigger": Only(("rounds",), "leave it out"),
+        "outer.aggregation": Only(("mean",), "choose mean"),
+        "tune.rule": Only(SUM_RULES, f"choose {', '.join(SUM_RULES)}"),
+        "tune.merge": Only(("",), "leave it out"),
+        "tune.secure": Only((False,), "leave out one of them"),
+        "guard.evaluator": Only(("",), "leave it out"),
+        "split.method": Only(("none",), "leave out one of them"),
     }),
     Recipe("fine-tuning (`tune.method`)", lambda c: c.tune.is_on,
            "a run tunes a base model or splits one", {
@@ -301,7 +312,7 @@ def with_implied(config: Config) -> Config:
     Raises ConfigError for settings that do not go together.
     """
     sync, changes = config.sync, dict[str, Any]()
-    usual: Any = "clock"
+    usual: Any = "clock" if config.outer.channel == "none" else "rounds"
     if config.tune.is_on:
         usual = "rounds"
         # Every site has data of its own.

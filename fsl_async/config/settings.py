@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 Weighting = Literal["auto", "batch", "tokens", "uniform", "fednova", "anarchic", "arrivals"]
 Optimizer = Literal["growing", "nesterov", "average"] | str  # noqa: PYI051
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum", "latest"] | str  # noqa: PYI051
-"""Both are one of these, or file.py:Class."""
+Channel = Literal["none", "air"] | str  # noqa: PYI051
+"""All three are one of these, or file.py:Class."""
 Trigger = Literal["auto", "clock", "rounds", "turns", "sequential", "buffer"]
 
 USUAL_STALENESS, BUFFERED_STALENESS = 4, 20
@@ -305,6 +306,42 @@ class OuterConfig:
         " 2 x this + 3",
         span(least=0, most=10_000),
     )
+    channel: Channel = setting(
+        "none",
+        "how deltas reach the parameter server: none (each by itself) | air (a simulated radio"
+        " channel adds them up) | file.py:Class (your own); docs/guides/over-the-air.md",
+    )
+
+
+@frozen(kw_only=True)
+class AirConfig:
+    """The simulated radio channel of outer.channel = air (docs/guides/over-the-air.md)."""
+
+    snr_db: float = setting(
+        10.0, "a site's largest power over that of the noise, in dB", span(least=-40, most=200)
+    )
+    rician_k: float = setting(
+        0.0,
+        "strength of the direct path, in that of all scattered ones: 0 = Rayleigh fading, 1e6 = no"
+        " fading",
+        span(least=0, most=1e6),
+    )
+    gain_floor: float = setting(
+        0.1,
+        "a site does not send in a round whose path has a gain below this; 1 is the mean gain",
+        span(above=0, most=1),
+    )
+    estimate_error: float = setting(
+        0.0,
+        "error of a site's estimate of its path, in root mean squares of a path: 0.1 is good",
+        span(least=0, most=1),
+    )
+    timing_error: float = setting(
+        0.0, "largest error of a site's timing, in symbols", span(least=0, most=0.5)
+    )
+    power: Literal["peak", "mean"] = setting(
+        "peak", "what is limited: peak (the power of every round) | mean (its mean over rounds)"
+    )
 
 
 @frozen(kw_only=True)
@@ -515,6 +552,7 @@ class Config:
     sync: SyncConfig = attrs.field(factory=SyncConfig)
     guard: GuardConfig = attrs.field(factory=GuardConfig)
     outer: OuterConfig = attrs.field(factory=OuterConfig)
+    air: AirConfig = attrs.field(factory=AirConfig)
     codec: CodecConfig = attrs.field(factory=CodecConfig)
     session: SessionConfig = attrs.field(factory=SessionConfig)
     transfer: TransferConfig = attrs.field(factory=TransferConfig)

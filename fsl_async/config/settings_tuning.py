@@ -22,8 +22,8 @@ TrainedOn = Literal["completion", "all"]
 
 PRIVATE_RULES = ("ffa", "fedsvd")
 """Rules by which sites train factor B alone."""
-SECURE_RULES = ("fedit", "ffa", "rolora")
-"""Rules that add up factors, as a secure sum does."""
+SUM_RULES = ("fedit", "ffa", "rolora")
+"""Rules that add up factors, as a secure sum and a radio channel do."""
 PRODUCT_RULES = ("fedsvd", "fedex", "flora", "hetlora", "flexlora", "bank")
 """Rules that need a module's factors of all sites together."""
 ROUND_RULES = ("rolora", *PRODUCT_RULES)

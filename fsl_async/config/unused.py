@@ -85,6 +85,7 @@ RULES: tuple[tuple[str, str, Condition], ...] = (
      lambda c: c.outer.optimizer != "average"),
     ("outer.byzantine", "outer.aggregation = trimmed, median or multi-krum",
      lambda c: c.outer.aggregation not in {"mean", "latest"}),
+    ("air.*", "outer.channel", lambda c: c.outer.channel != "none"),
     ("codec.up codec.down", "no split.method: split.models, split.up and split.down count",
      lambda c: not c.split.is_on),
     ("codec.up codec.up_step", "gradients: scalars are sent", lambda c: not _by_scalars(c)),

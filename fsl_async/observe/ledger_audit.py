@@ -58,6 +58,8 @@ class Audit:
     doubled: tuple[str, ...]
     lost: tuple[str, ...]
     problems: tuple[str, ...]
+    channel_uses: int = 0
+    """Uses of a channel that adds up deltas, in real values."""
 
     @property
     def is_clean(self) -> bool:
@@ -91,12 +93,14 @@ class _Count:
     lost: set[str] = field(factory=set)
     """Acknowledged, and found missing or damaged at a start."""
     problems: list[str] = field(factory=list)
+    channel_uses: int = 0
     renewed_at: int = 0
     """The version at which a lost ledger was begun anew: it lacks what was acknowledged before."""
     aside: set[str] = field(factory=set)
     """Deltas that were in the spool at that time."""
 
     def add(self, fact: Mapping[str, Any]) -> None:
+        self.channel_uses += int(fact.get("uses", 0))  # in "received" alone
         match fact.get("fact"):
             case "accepted":
                 key = str(fact["key"])
@@ -183,6 +187,7 @@ def audit(
         doubled=tuple(sorted(key for key, number in times.items() if number > 1)),
         lost=tuple(sorted(lost)),
         problems=tuple(count.problems),
+        channel_uses=count.channel_uses,
     )
 
 

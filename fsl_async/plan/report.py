@@ -56,6 +56,8 @@ class Plan:
 
     The client that publishes these weights uploads them instead.
     """
+    uses: int = 0
+    """Uses of a radio channel a round, in real values, whatever the number of clients; 0: none."""
 
     def total(self, rounds: int) -> dict[tuple[Category, Direction], Size]:
         """Sizes of all clients over the first `rounds` rounds, by category and direction.
@@ -118,6 +120,7 @@ def make_plan(
     link: LinkSpec,
     number_format: str = "",
     as_published: bool = False,
+    uses: int = 0,
 ) -> Plan:
     """Make a plan. An empty format means the default: bf16 for split learning, else uniform.
 
@@ -162,6 +165,7 @@ def make_plan(
         as_published=as_published,
         flows=tuple(found.flows(shapes, work, count)),
         first=first,
+        uses=uses,
     )
 
 
@@ -180,6 +184,7 @@ def as_dict(plan: Plan, rounds: int) -> dict[str, Any]:
         "first_download_per_client": [_row(flow) for flow in plan.first],
         "up_bytes_per_client_and_round": plan.mean_coded(Direction.UP),
         "down_bytes_per_client_and_round": plan.mean_coded(Direction.DOWN),
+        "channel_uses_per_round": plan.uses,
         "seconds_per_round": plan.seconds_per_round,
         "client_memory_bytes": {**asdict(memory), "total": memory.total},
         "whole_model_memory_bytes": {**asdict(whole), "total": whole.total},
@@ -226,6 +231,7 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         f"{'sum, on average':24}{'up':>10}{'':13}{megabytes(up):>13}",
         f"{'':24}{'down':>10}{'':13}{megabytes(down):>13}",
         "",
+        *[f"{'over the air':24}{plan.uses:>10,}  channel uses a round"] * bool(plan.uses),
         *(_line(flow, "first: ") for flow in plan.first),
         "",
         (

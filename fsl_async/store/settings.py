@@ -7,6 +7,7 @@ from attrs import field, frozen, validators
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense
 from fsl_async.store.rules.adapters import AdapterRule
 from fsl_async.store.rules.aggregation import Mean, Rule
+from fsl_async.store.rules.air import Channel
 from fsl_async.store.rules.outer import OPTIMIZERS, Growing, OuterOptimizer
 from fsl_codecs import CodecSpec
 
@@ -44,6 +45,9 @@ class StoreSettings:
     adapter_seed: int = 0
     """Seed of the run, for rules that draw factors again."""
 
+    channel: Channel | None = None
+    """Channel that adds up the deltas; None: each arrives by itself."""
+
     history: int = field(default=0, validator=validators.ge(0))
     """Versions whose steps a returning client replays at most, in a run of zeroth order."""
 
@@ -60,15 +64,17 @@ class StoreSettings:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the rule may leave out deltas, which are then recorded with the weight 0."""
-        return self.rule.by_rows or self.product_rule is not None
+        """Whether rule or channel may leave out deltas, which are recorded with the weight 0."""
+        by_rule = self.rule.by_rows or self.product_rule is not None
+        return by_rule or self.channel is not None
 
     @property
     def rule_name(self) -> str:
-        """The rule of a merge, as recorded; with an outer optimizer of the operator's own."""
+        """The rule of a merge, as recorded; with a channel, and an outer optimizer of one's own."""
         rule = self.rule if self.product_rule is None else self.product_rule
-        built_in = self.outer.name in OPTIMIZERS
-        return rule.name if built_in else f"{rule.name}, {self.outer.name}"
+        names = [rule.name, *([] if self.channel is None else [self.channel.name])]
+        names += [] if self.outer.name in OPTIMIZERS else [self.outer.name]
+        return ", ".join(names)
 
     @property
     def sets_weights(self) -> bool:

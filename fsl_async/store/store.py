@@ -45,7 +45,7 @@ from fsl_async.store.commit.groups_store import GroupsStore
 from fsl_async.store.commit.merging import AT_START, Merging, merge_of
 from fsl_async.store.commit.newest import Newest, oldest_needed
 from fsl_async.store.deltas.seed_step import frame_of
-from fsl_async.store.errors import StoreError, disk
+from fsl_async.store.errors import ManifestError, StoreError, disk
 from fsl_async.store.recovery.recovery import open_run_directory, recovered
 from fsl_async.store.recovery.run_directory import RunDirectory
 from fsl_async.store.rules.adapters import adapter_modules, has_adapters
@@ -290,6 +290,9 @@ class Store:
             )
         rule = self._settings.adapters
         # A mean is one of any tensors: a head alone, or a script's own adapters by their own names.
+        if self._settings.channel is not None and manifest.values > manifest.weights:
+            text = "the model has buffers, which no channel adds up: set exchange.buffers = none"
+            raise ManifestError(text)
         if rule is not None and (rule.merges_products or has_adapters(manifest)):
             adapter_modules(manifest, rule)
         self.abort_initial()

@@ -11,6 +11,7 @@ from fsl_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "ASYNCHRONOUS.md"
 BUFFER, LATEST = "sync.trigger=buffer", "outer.aggregation=latest"
+AIR = "outer.channel=air"
 SECURE = ["tune.method=lora", "tune.secure=true"]
 PRIVATE = ("tune.method=lora", "tune.dp_epsilon=6", "tune.rule=ffa", "run.rounds=9")
 
@@ -96,6 +97,13 @@ def test_rows_name_settings_and_values_that_there_are():
         ([*SECURE, "guard.clip_norm=1"], "guard.clip_norm.* leave it out"),
         ([*SECURE, "guard.evaluator=judge"], "guard.evaluator.* leave it out, got judge"),
         ([*SECURE, "guard.outlier_median=9"], "guard.outlier_median.* leave it out"),
+        ([AIR, "sync.trigger=clock"], "sync.trigger: outer.channel = air delivers the sum"),
+        ([AIR, "outer.aggregation=median"], "outer.aggregation.* choose mean, got median"),
+        ([AIR, "tune.method=lora", "tune.rule=fedex"], "tune.rule.* choose fedit, ffa, rolora"),
+        ([AIR, *SECURE], "tune.secure.* leave out one of them"),
+        ([AIR, "guard.evaluator=judge"], "guard.evaluator.* leave it out"),
+        ([AIR, "split.method=sl", "sync.trigger=rounds"], "split.method.* leave out one of them"),
+        ([AIR, "groups.roster=a=127.0.0.1:7100,b=127.0.0.1:7200"], "outer.channel.* remove groups"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_named_by_its_key(given, text):
@@ -116,6 +124,7 @@ def test_what_does_not_go_together_is_named_by_its_key(given, text):
         ([PRIVATE[0], *PRIVATE[2:], "sync.trigger=clock"], "clock"),
         (PRIVATE, "rounds"),
         (["split.method=sl"], "sequential"),
+        ([AIR], "rounds"),
     ],
 )
 def test_the_kind_of_a_run_chooses_its_trigger(sets, trigger):

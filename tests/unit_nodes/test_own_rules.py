@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fsl_async.config.load import from_wire, load, to_wire
@@ -14,7 +15,7 @@ from fsl_async.nodes.ps.own_rules import keep_texts, with_base_rule
 HEAD = """\
 import numpy as np
 from fsl_async.store.rules.adapters import FedIT, FlexLoRA
-from fsl_async.store.rules.aggregation import Rule
+from fsl_async.store.rules import Channel, Rule
 from fsl_async.store.rules.outer import OuterOptimizer
 """
 MEAN = """\
@@ -83,6 +84,21 @@ OPTIMIZER = [
      "step gives other values for the same average and state"),
     (STEP + "    def numbers(self, *given):\n        return 0.1", "returns 0.1, not an OuterStep"),
 ]  # fmt: skip
+SEND = """\
+class Mine(Channel):
+    def begin(self, seed, version, sites):
+        return np.array([name != "b" for name in sites])
+    def transmit(self, vectors):
+        return vectors.sum(axis=0) * np.float32(self.settings.snr_db / 10)
+"""
+CHANNEL = [
+    ("class Mine: pass", r"does not derive from fsl_async\.store\.rules\.Channel"),
+    ("class Mine(Channel): pass", "in Channel.transmit: NotImplementedError"),
+    (SEND.replace("np.array(", "list("), r"in Mine.begin: it must return bool \(2,\)"),
+    (SEND.replace("axis=0", "axis=1"), r"in Mine.transmit: it returns float32 \(1,\)"),
+    (SEND.replace("/ 10)", "/ 0)"), "in Mine.transmit: ZeroDivisionError"),
+    (SEND + "    power = float('nan')", "power must be a finite number"),
+]
 ADAPTERS = [
     ("class Mine(FedIT): pass", "must derive from a built-in rule that merges products: FedSVD"),
     (MERGE.replace("def", "unequal_ranks = False\n    def"), "unequal_ranks is what clients train"),
@@ -100,6 +116,7 @@ ADAPTERS = [
     [
         *(("outer.aggregation", *one) for one in AGGREGATION),
         *(("outer.optimizer", *one) for one in OPTIMIZER),
+        *(("outer.channel", *one) for one in CHANNEL),
         *(("tune.rule", *one) for one in ADAPTERS),
     ],
 )
@@ -134,6 +151,17 @@ def test_an_own_aggregation_is_named_by_its_digest_and_reloaded_when_it_changes(
     (kept,) = (folder / "rules").iterdir()
     assert kept.read_text() == Path("mine.py").read_text()
     assert started("outer.aggregation", MEAN + "# more")[1].rule_name != first
+
+
+def test_an_own_channel_gets_the_settings_of_the_air_and_is_named_by_its_digest(folder):
+    """A radio test-bed plugs in by one class, and versions record which one delivered them."""
+    config, settings = started("outer.channel", SEND, "air.snr_db=20")
+    assert settings.rule_name.startswith("mean, Mine@")
+    assert to_wire(config)["outer"]["channel"] == "own"
+    channel = settings.channel
+    assert list(channel.begin(1, 2, ("a", "b"))) == [True, False]
+    assert (channel.transmit(np.ones((1, 3), np.float32)) == 2).all()
+    assert started("outer.aggregation", MEAN)[1].channel is None
 
 
 def test_an_own_merge_of_adapters_leaves_clients_the_built_in_rule(folder):

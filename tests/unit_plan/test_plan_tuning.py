@@ -63,3 +63,31 @@ def test_the_plan_counts_the_tensors_that_a_client_exchanges(tmp_path, capsys, k
     flows = {one["direction"]: one["payload_bytes"] for one in found["per_client_and_round"]}
     assert flows["down"] == 4 * weights.layout.values
     assert flows["up"] == flows["down"]
+
+
+@pytest.mark.parametrize("clients", ["3", "300"])
+def test_the_plan_counts_channel_uses_whatever_the_number_of_clients(tmp_path, capsys, clients):
+    """All sites send at once, a value that trains in a use."""
+    from tiny_base import write_llama
+
+    folder = write_llama(tmp_path / "llama")
+
+    def uses(method, *sets):
+        words = [word for one in sets for word in ("--set", one)]
+        head = ["plan", "--method", method, "--model", str(folder), "--clients", clients, "--json"]
+        assert cli.main([*head, "--format", "fp32", *words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        up = [one for one in found["per_client_and_round"] if one["direction"] == "up"]
+        return found["channel_uses_per_round"], up[0]["payload_bytes"] // 4
+
+    air = "outer.channel=air"
+    assert uses("lora")[0] == 0
+    for rule in ("fedit", "ffa"):
+        sent, values = uses("lora", air, f"tune.rule={rule}")
+        assert sent == values > 0
+    sent, values = uses("lora", air, "tune.rule=rolora")
+    assert sent == values // 2  # the factors take turns
+    assert uses("zeroth", air, "tune.zo_probes=7", "tune.zo_steps=2")[0] == 14
+    assert cli.main(["plan", "--method", "lora", "--model", str(folder), "--set", air,
+                     "--set", "tune.rule=fedex"]) == 2  # fmt: skip
+    assert "choose fedit, ffa, rolora" in capsys.readouterr().err

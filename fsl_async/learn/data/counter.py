@@ -1,7 +1,7 @@
 """Random numbers that are the same on every machine: a stream for each seed and name.
 
 The numbers are raw 64-bit words of NumPy's Philox, whose stream NumPy promises to keep; it does not
-promise that of its distributions (NEP 19). The key is a hash of seed and name.
+promise that of its distributions (NEP 19). The key is a hash of seed and name (`draws.stream`).
 """
 
 import hashlib
@@ -10,15 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from fsl_async.store.rules.adapters.draws import drawn_a
+from fsl_async.store.rules.adapters.draws import drawn_a, stream
 
 Words = npt.NDArray[np.uint64]
-
-
-def stream(seed: int, name: str) -> np.random.Philox:
-    """The stream `name`, from its beginning."""
-    digest = hashlib.sha256(f"fsl-counter-2/{seed}/{name}".encode()).digest()
-    return np.random.Philox(key=np.frombuffer(digest, "<u8", 2).astype(np.uint64))
 
 
 def random_words(seed: int, name: str, count: int) -> Words:

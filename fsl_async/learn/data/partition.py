@@ -31,8 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fsl_async.errors import DataError
-from fsl_async.learn.data.counter import permutation, stream
+from fsl_async.learn.data.counter import permutation
 from fsl_async.learn.data.dataset import Dataset, Indices
+from fsl_async.store.rules.adapters.draws import stream
 
 Kind = Literal["iid", "dirichlet", "dirichlet-equal", "sorted"]
 

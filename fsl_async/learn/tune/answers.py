@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fsl_async.config.settings_tuning import TuneConfig
 from fsl_async.errors import DataError, TaskError, TaskRaisedError, one_line
-from fsl_async.learn.data.counter import stream
 from fsl_async.learn.models.forward import evaluating
 from fsl_async.learn.models.hf import extra
 from fsl_async.learn.tune.objectives.base import token_logps
@@ -38,6 +37,7 @@ from fsl_async.learn.tune.templates import UnfitError
 from fsl_async.learn.tune.tokens import UNTRAINED, drawn_places
 from fsl_async.learn.user_code import load_function, own_failure
 from fsl_async.roles.sync.messages import Rollout
+from fsl_async.store.rules.adapters.draws import stream
 
 Prompted = str | list[dict[str, Any]]
 """A prompt as a reward function gets it: a text, or messages."""

@@ -11,6 +11,7 @@ from fsl_async.roles.sync.ps_state import Merging
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.rules.adapters import adapter_rule_named
 from fsl_async.store.rules.aggregation import RULES
+from fsl_async.store.rules.air import Air
 from fsl_async.store.rules.outer import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fsl_async.roles.sync.weighting import Weighting
     from fsl_async.store.rules.adapters import AdapterRule
     from fsl_async.store.rules.aggregation import Rule
+    from fsl_async.store.rules.air import Channel
     from fsl_async.store.rules.outer import OuterOptimizer
 
 
@@ -48,6 +50,15 @@ def optimizer_of(config: Config) -> OuterOptimizer:
     numbers = outer.learning_rate, outer.momentum
     made: type[OuterOptimizer] = OPTIMIZERS.get(name) or own_rule("outer.optimizer", name, *numbers)
     return made(*numbers)
+
+
+def channel_of(config: Config) -> Channel | None:
+    """The channel that adds up the deltas; None: there is none. ConfigError as for `rule_of`."""
+    name = config.outer.channel
+    if name == "none":
+        return None
+    made: type[Channel] = Air if name == "air" else own_rule("outer.channel", name)
+    return made(config.air)
 
 
 def weighting_of(config: Config) -> Weighting:

@@ -33,6 +33,7 @@ from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, and_capacity, check_open_files, within
 from fsl_async.nodes.ps.aggregation import (
     adapter_rule_of,
+    channel_of,
     check_aggregation,
     merging_of,
     optimizer_of,
@@ -147,6 +148,7 @@ def store_settings_of(config: Config) -> StoreSettings:
         adapters=adapters,
         adapter_scale=config.tune.scale,
         adapter_seed=config.run.seed,
+        channel=channel_of(config),
         history=config.tune.history,
     )
 

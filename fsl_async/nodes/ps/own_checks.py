@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from fsl_async.config.settings import AirConfig
 from fsl_async.store.model.manifest import Manifest
 from fsl_async.store.rules.adapters import RULES, AdapterRule, Current, Draw, Factors, Merged, Site
 from fsl_async.store.rules.aggregation import RowClient, Rule
+from fsl_async.store.rules.air import Channel
 from fsl_async.store.rules.outer import OuterOptimizer, OuterStep
 
 _SHAPES = [("probe.weight", (64, 40)), ("probe.bias", (40,))]
@@ -96,6 +98,26 @@ def stepped(optimizer: OuterOptimizer, result: Any, average: Any, state: Any, *_
         return problem
     is_wrong = [name for name in optimizer.vectors if not np.isfinite(state[name]).all()]
     return f"state[{is_wrong[0]!r}] is not finite" if is_wrong else ""
+
+
+def begun(_: Channel, result: Any, _seed: int, _version: int, sites: Sequence[str]) -> str:
+    """Check the result of `Channel.begin`."""
+    fits = isinstance(result, np.ndarray) and result.dtype == bool and result.shape == (len(sites),)
+    return "" if fits else f"it must return bool ({len(sites)},)"
+
+
+def received(_: Channel, result: Any, vectors: Any) -> str:
+    """Check the result of `Channel.transmit`."""
+    return vector_problem(result, vectors.shape[1])
+
+
+def try_channel(channel: type[Channel]) -> str:
+    """Try a channel on random vectors of two sites, with the default settings."""
+    made, vectors = channel(AirConfig()), _noise(2, 2600)
+    sends = made.begin(0, 1, ("a", "b"))
+    if sends.any():
+        made.transmit(vectors[sends])
+    return "" if math.isfinite(made.power) else "power must be a finite number"
 
 
 def try_rule(rule: type[Rule], byzantine: int = 0) -> str:
@@ -179,6 +201,7 @@ def _noise(rows: int, values: int) -> Any:
 KINDS: dict[str, Kind] = {
     "outer.aggregation": Kind(Rule, {"combine": combined, "choose": chosen}, try_rule),
     "outer.optimizer": Kind(OuterOptimizer, {"numbers": numbered, "step": stepped}, try_optimizer),
+    "outer.channel": Kind(Channel, {"begin": begun, "transmit": received}, try_channel),
     "tune.merge": Kind(AdapterRule, {"merge": merged}, try_adapter_rule),
 }
 """By setting."""

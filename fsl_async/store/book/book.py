@@ -13,6 +13,8 @@
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that are pending
                   again, `aside` those that are quarantined, `gone` those that are lost
+    sum           which sites a secure sum is of, before they are asked to open it
+    received      a channel has delivered the sum of a round (fsl_async.store.rules.air)
     begun, cut,   global rounds (fsl_async.store.book.groups_state)
     attempt,
     global
@@ -41,7 +43,7 @@ from fsl_async.roles.sync.deltas import REMEMBERED_VERSIONS, USUAL_DELTAS
 from fsl_async.roles.sync.norm_guard import MOST_HELD
 from fsl_async.store.book.groups_state import GroupsState
 from fsl_async.store.book.latest_book import LatestBook
-from fsl_async.store.book.records import answers_from, decay_from, from_fact, to_fact
+from fsl_async.store.book.records import Received, answers_from, decay_from, from_fact, to_fact
 from fsl_async.store.deltas.seed_step import SeedStep
 from fsl_async.store.errors import StoreError
 
@@ -91,6 +93,7 @@ class Book:
         self.void: dict[int, str] = {}  # digests of the newest versions that rollbacks undid
         self.decay: Decay | None = None
         self.sum: Answers | None = None  # the newest one that was to be opened
+        self.received: Received | None = None  # the newest sum of a channel
         self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}  # in versions not forgotten, or in `accepted`
         # The newest of each client, with the version at that time.
@@ -128,6 +131,7 @@ class Book:
             "cut": self.groups.offered,
             "attempt": self.groups.attempted,
             "sum": self._apply_sum,
+            "received": self._apply_received,
             "global": self.groups.decide,
         }
 
@@ -230,6 +234,9 @@ class Book:
 
     def _apply_sum(self, fact: Mapping[str, Any]) -> None:
         self.sum = answers_from(fact)
+
+    def _apply_received(self, fact: Mapping[str, Any]) -> None:
+        self.received = Received.from_fact(fact)
 
     def _apply_run(self, fact: Mapping[str, Any]) -> None:
         self.run = self.run or fact["run"]
@@ -355,7 +362,7 @@ class Book:
         self.version = target
         self.tokens_total = fact["tokens_total"]
         self.decay = None  # it may have begun later; the operator can ask again
-        self.sum = None
+        self.sum = self.received = None
         self.generation += 1
         self.rollback_targets.append(target)
         for member in fact.get("aside", ()):

@@ -100,6 +100,32 @@ def answers_from(fact: Mapping[str, Any]) -> Answers:
     return Answers(roster, tuple(fact["survivors"]), {})
 
 
+@frozen
+class Received:
+    """A sum that a channel has delivered, which is in sums/ and goes into a version.
+
+    of: digest of deltas and weights. sites: in the round; senders: those that sent. rms: largest
+    root mean square of a site's weighted delta. power: the largest, as a multiple of P. uses: of
+    the channel, in real values. bytes, digest: of the file.
+    """
+
+    version: int
+    of: str
+    sites: int
+    senders: list[str]
+    rms: float
+    snr_db: float
+    power: float
+    uses: int
+    bytes: int
+    digest: str
+
+    @classmethod
+    def from_fact(cls, fact: Mapping[str, Any]) -> Self:
+        """Parse the members of a ledger line, ignoring others."""
+        return cls(**{name: fact[name] for name in fields_dict(cls)})
+
+
 def decay_from(fact: Mapping[str, Any]) -> Decay:
     """Parse the members that `Store.record_decay` writes."""
     return Decay(fact["decays_from"], RunLimits(**fact["limits"]), RunLimits(**fact["planned"]))

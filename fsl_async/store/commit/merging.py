@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import asdict, define, evolve, field
 
 from fsl_async.roles.sync.delta import Delta, MergedDelta, mean_cosine
 from fsl_async.roles.sync.progress import RunPosition
@@ -15,6 +15,7 @@ from fsl_async.store.deltas.delta_kind import Masked
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import NotFinite, StoreError, disk
 from fsl_async.store.merge.merge import Round, SecureMerge, SumMerge
+from fsl_async.store.merge.merge_channel import ChannelMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
 from fsl_async.store.rules.outer import mean_share
@@ -85,12 +86,24 @@ class Merging:
         self.restore(version - 1)
         try:
             made = Round(version, recorded, scale, again, self._book.pending)
+            if isinstance(self._merge, ChannelMerge):
+                made = self._received(self._merge, made)
             return self._make(made, position)
         except BaseException as error:
             self.restore(version - 1)
             if isinstance(error, NotFinite):
                 raise NotFinite(f"{error}; {self._way_out()}") from error
             raise
+
+    def _received(self, merge: ChannelMerge, made: Round) -> Round:
+        """Return a round with the weights of the deltas that came by the channel."""
+        with disk("cannot keep the sum of the channel"):
+            received = merge.receive(made, self._book.received)
+            if received != self._book.received:
+                self._run.record("received", asdict(received))
+        lost = (one for one in made.merged if one.key.client not in received.senders)
+        weightless = {one.key: evolve(one, weight=0.0) for one in lost}
+        return evolve(made, merged=[weightless.get(one.key, one) for one in made.merged])
 
     def _recorded(self, one: MergedDelta) -> MergedDelta:
         """Return a delta as versions record it."""
@@ -269,6 +282,8 @@ def merge_of(run: RunDirectory) -> Merge:
     kind: type[Merge] = SumMerge
     if settings.product_rule is not None:
         kind = ProductsMerge
+    elif settings.channel is not None:
+        kind = ChannelMerge
     elif isinstance(settings.kind, Masked):
         kind = SecureMerge
     elif settings.rule.by_rows:

@@ -6,7 +6,8 @@
     quarantine/client@incarnation@base@sequence.frames
         not finite, or quarantined later; the newest are kept for inspection
     sums/base.frames
-        of a secure sum: the mean of all deltas from that version, as long as these are kept
+        of a secure sum, or one that came by a channel: the mean that the next version is made of,
+        as long as a replay may need it
 
 A file in spool/ means nothing by itself: the ledger decides whether its delta was acknowledged. A
 crash before the ledger line leaves a file that recovery removes, and the client, which keeps a
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from fsl_async.files.files import BytesLike, Files
     from fsl_async.roles.sync.delta import Delta, StoredDelta
+    from fsl_async.store.book.records import Received
     from fsl_async.store.deltas.delta_kind import DeltaKind
     from fsl_async.store.model.manifest import Manifest
 
@@ -320,15 +322,24 @@ class Spool:
 
     # --- secure sums ---
 
-    def write_sum(self, base: int, frames: Iterable[BytesLike]) -> None:
-        """Make the mean of the masked deltas from version `base` durable: fp32 frames."""
+    def write_sum(self, base: int, frames: Iterable[BytesLike]) -> tuple[int, str]:
+        """Make the mean of a round from version `base` durable; return bytes and digest.
+
+        frames: of fp32.
+        """
         self._files.make_directory(self._sums)
         writer = FrameWriter(self._files, self._sums / f"{base}{_FILE_SUFFIX}")
         for frame in frames:
             writer.append(frame)
-        writer.sync()
+        written = writer.sync()
         self._files.sync_directory(self._sums)
         self._files.sync_directory(self._sums.parent)
+        return written
+
+    def has_sum(self, base: int, received: Received) -> bool:
+        """Whether this sum is what `write_sum` has written, and intact. Reads all of it."""
+        path = self._sums / f"{base}{_FILE_SUFFIX}"
+        return check_frame_file(self._files, path, received.bytes, received.digest) is None
 
     def sum_reader(self, base: int, manifest: Manifest) -> FrameReader:
         """Return a reader of what `write_sum` has written."""
@@ -409,9 +420,10 @@ class Spool:
         names = set(self._files.names(self._directory))
         return [key for key in keys if file_name(key) not in names]
 
-    def retire(self, keep: Collection[DeltaKey]) -> list[Path]:
+    def retire(self, keep: Collection[DeltaKey], oldest_base: int) -> list[Path]:
         """Take every file out of the spool that is neither in `keep` nor being received.
 
+        oldest_base: of sums that may be needed.
         Returns them, to remove. They get other names: a delta that failed may be sent again, under
         its own, before its old file is removed.
         """
@@ -425,7 +437,8 @@ class Spool:
                 self._files.rename(path, gone := path.with_name(name + _GONE))
                 leaving.append(gone)
         if self._sums.name in self._files.names(self._sums.parent):
-            wanted = {f"{key.base}{_FILE_SUFFIX}" for key in keep}
-            names = self._files.names(self._sums)
-            leaving += [self._sums / name for name in names if name not in wanted]
+            for name in self._files.names(self._sums):
+                base = name.removesuffix(_FILE_SUFFIX)
+                if not (base.isdecimal() and int(base) >= oldest_base):
+                    leaving.append(self._sums / name)
         return leaving

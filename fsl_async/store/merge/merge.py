@@ -4,6 +4,7 @@ A run has one merge, by its settings:
 
     SumMerge         the weighted sum, each chunk by itself                      (here)
     SecureMerge      the mean of a secure sum, which no delta is read for        (here)
+    ChannelMerge     the mean that a channel has delivered                       (merge_channel)
     RowsMerge        a rule over the clients' rows                               (merge_rows)
     ProductsMerge    a rule of adapters that merges module by module             (merge_products)
 

@@ -227,7 +227,7 @@ class RunDirectory:
         old = self.checkpoints.retire(oldest_kept)
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
         wanted |= {delta.key for delta in self.book.latest.needed_from(oldest_kept)}
-        return old + self.spool.retire(wanted | self.book.pending.keys())
+        return old + self.spool.retire(wanted | self.book.pending.keys(), oldest_kept)
 
     def finish_quarantine(self) -> None:
         """Move the files of quarantined deltas that are still in the spool."""

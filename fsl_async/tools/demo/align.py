@@ -32,7 +32,7 @@ from fsl_async.learn.tune.base import Base, Tuned, load_base, save_base
 from fsl_async.learn.tune.records import Records
 from fsl_async.roles.phrasing import counted
 from fsl_async.tools.demo import scenario
-from fsl_async.tools.demo.scenario import Choices, Conclusion, Fault, Played, Scenario, Settings
+from fsl_async.tools.demo.scenario import Choices, Conclusion, Played, Scenario, Settings
 from fsl_async.tools.kept_run import KeptRun
 
 DIGITS, PLACES = 10, 5
@@ -88,12 +88,6 @@ def align(chosen: Choices) -> Scenario:
             (folder / "prompts.jsonl").write_text("".join(rows))
             (folder / "reward.py").write_text(REWARD)
 
-    def is_over(played: Played) -> bool:
-        version, fault = played.state.ps.version, played.fault(victim)
-        is_back = fault is not None and fault.back is not None and version > fault.back_version
-        limit_s = chosen.seconds or LIMIT_S
-        return (is_back and version >= chosen.rounds) or played.elapsed() >= limit_s
-
     def client(name: str) -> scenario.Node:
         folder = site_of(run_dir, name)
         options = "--base", str(base), "--reward", str(folder / "reward.py")
@@ -107,14 +101,7 @@ def align(chosen: Choices) -> Scenario:
             scenario.server(chosen, settings, "--base", str(base)),
             *(client(name) for name in names),
         ],
-        faults=[
-            Fault(
-                victim,
-                lambda played: played.has_joined(victim) and played.state.ps.version >= kill_at,
-            ),
-        ],
-        is_over=is_over,
-        drain_s=9.0 + 40.0 * chosen.late_s,
+        **scenario.by_rounds(chosen, victim, kill_at, LIMIT_S),
         check=check,
         prepare=prepare,
         introduction=[

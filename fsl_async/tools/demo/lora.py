@@ -35,7 +35,6 @@ from fsl_async.tools.demo import scenario
 from fsl_async.tools.demo.scenario import (
     Choices,
     Conclusion,
-    Fault,
     Played,
     Scenario,
     Settings,
@@ -142,13 +141,6 @@ def lora(chosen: Choices) -> Scenario:
             make_base(base, seed=chosen.seed, steps=BASE_STEPS, stage=stage)
         digests.append(digest_of(base))
 
-    def is_over(played: Played) -> bool:
-        version, fault = played.state.ps.version, played.fault(victim)
-        # The killed client takes part in the round after the one that it missed.
-        is_back = fault is not None and fault.back is not None and version > fault.back_version
-        limit_s = chosen.seconds or LIMIT_S
-        return (is_back and version >= chosen.rounds) or played.elapsed() >= limit_s
-
     options = ("--base", str(base))
     # A site lets adapters and metrics out, and nothing else.
     allowed = "adapters,metrics"
@@ -164,14 +156,7 @@ def lora(chosen: Choices) -> Scenario:
                 for name, file in zip(names, files, strict=False)  # `check` refuses another number
             ),
         ],
-        faults=[
-            Fault(
-                victim,
-                lambda played: played.has_joined(victim) and played.state.ps.version >= kill_at,
-            ),
-        ],
-        is_over=is_over,
-        drain_s=9.0 + 40.0 * chosen.late_s,
+        **scenario.by_rounds(chosen, victim, kill_at, LIMIT_S),
         check=lambda: check(chosen, names),
         prepare=prepare,
         introduction=[

@@ -191,6 +191,27 @@ class Fault:
     what: Callable[[Supervisor, str], str] = kill
 
 
+def by_rounds(chosen: Choices, victim: str, kill_at: int, limit_s: float) -> dict[str, Any]:
+    """Return the fault, the end and `drain_s` of a scenario by rounds.
+
+    The victim gets SIGKILL at version `kill_at`. The run ends after its rounds, when the victim
+    takes part again, or after `limit_s`.
+    """
+
+    def is_time(played: Played) -> bool:
+        return played.has_joined(victim) and played.state.ps.version >= kill_at
+
+    def is_over(played: Played) -> bool:
+        version, fault = played.state.ps.version, played.fault(victim)
+        # The killed client takes part in the round after the one that it missed.
+        is_back = fault is not None and fault.back is not None and version > fault.back_version
+        limit = chosen.seconds or limit_s
+        return (is_back and version >= chosen.rounds) or played.elapsed() >= limit
+
+    drain_s = 9.0 + 40.0 * chosen.late_s
+    return {"faults": [Fault(victim, is_time)], "is_over": is_over, "drain_s": drain_s}
+
+
 @mutable(slots=False)
 class Played:
     """The record of a run so far. Values of servers are kept by the server's name."""

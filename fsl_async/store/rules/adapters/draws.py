@@ -1,4 +1,4 @@
-"""Draws of the factor A, the same on every machine. Pure.
+"""Random numbers that are the same on every machine, and draws of the factor A. Pure.
 
 Random bits are those of Philox4x64-10 (Salmon et al. 2011), whose streams NumPy promises to keep;
 they become numbers here, because NumPy does not promise that for its distributions.
@@ -6,6 +6,7 @@ they become numbers here, because NumPy does not promise that for its distributi
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 _BITS = 24
 """Random bits of a number, as many as fp32 holds."""
+
+
+def stream(seed: int, name: str) -> np.random.Philox:
+    """Return the stream `name` of a seed, from its beginning. Its key is a hash of both."""
+    digest = hashlib.sha256(f"fsl-counter-2/{seed}/{name}".encode()).digest()
+    return np.random.Philox(key=np.frombuffer(digest, "<u8", 2).astype(np.uint64))
 
 
 @frozen
