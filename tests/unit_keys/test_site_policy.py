@@ -85,7 +85,7 @@ def test_sums_let_out_nothing_else():
     """An evaluator gets single deltas; labels and activations are not masked."""
     policy = SitePolicy(frozenset({"sums"}))
     beyond = [kind for kind in KINDS if not policy.lets(kind, masked=True)]
-    assert beyond == ["activations", "labels", "metrics", "embeddings", "copies"]
+    assert beyond == ["activations", "labels", "metrics", "embeddings", "copies", "answers"]
 
 
 @pytest.mark.parametrize("text", ["", "deltas,", "Deltas", "deltas;labels", "all", "deltas, smell"])
