@@ -181,6 +181,10 @@ class NodeOptions(Options):
         "How clients that died are launched: local, slurm or any command (TOML).",
         metavar="FILE", roles="ps", refused="goes with --role ps, which launches clients that died",
     )  # fmt: skip
+    upstream: str | None = option(
+        "Be a summing relay: a client of that server, which sends it the sum of clients' deltas.",
+        metavar="ADDRESS", roles="ps",
+    )  # fmt: skip
     with_ps: bool = option("Hold the parameter server as well.", roles="server")
     listen: str | None = option(
         "Where it listens for clients.",

@@ -35,6 +35,8 @@ def command(options: NodeOptions) -> int:
     from fsl_async.nodes.ps.own_rules import with_base_rule
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
+    if options.upstream is not None:
+        return _relay_sums(options, options.upstream)
     overrides, base = options.overrides, options.base
     chosen: Chosen = {"train.task": ("--task", check_task(options.task) if options.task else None)}
     if options.tokenizer is not None:
@@ -87,6 +89,62 @@ def command(options: NodeOptions) -> int:
             keys=found,
         )
     output.result(summary)
+    return stopper.exit_code
+
+
+def _relay_sums(options: NodeOptions, upstream: str) -> int:
+    """Serve a cell, and be a client of the server upstream; returns the exit code."""
+    from fsl_async.cluster.name_slot import check_name
+    from fsl_async.config.settings import ListenConfig
+    from fsl_async.keys.dialling import keys_for_dialling
+    from fsl_async.keys.folder import KeysFolder, site_policy
+    from fsl_async.nodes.client.parts import ClientOptions
+    from fsl_async.nodes.ps.node import serve
+    from fsl_async.nodes.ps.upstream import UpstreamClient
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+
+    refused = {"--config": options.config, "--task": options.task, "--base": options.base}
+    refused |= {"--tokenizer": options.tokenizer, "--data": options.data}
+    for name, value in refused.items():
+        if value is not None:
+            raise UsageError(f"{name} does not go with --upstream: the run there decides")
+    if options.name is None:
+        raise UsageError("--upstream: name this cell in the run there, like --name cell-a")
+    listen = addresses.parse_listen(options.address or ListenConfig().address).tcp
+    server = addresses.parse(upstream)
+    own = [f"listen.address={listen}", *options.overrides]
+    if options.run_dir is not None:
+        own.append(f"run.directory={json.dumps(str(options.run_dir))}")
+    if options.insecure:
+        own.append("listen.insecure=true")
+    dialled = keys_for_dialling(server, options.keys, insecure=options.insecure)
+    site = ClientOptions(
+        server.fsl if server.key else server.tcp,
+        check_name(options.name),
+        keys=dialled,
+        policy=site_policy(dialled or KeysFolder(), None),
+    )
+    output, stopper, cell_stop = Output(as_json=options.as_json, waits=False), Stopper(), Stopper()
+    with stop_on_signals(stopper):
+        client = UpstreamClient(site, stop=stopper, log=output.note)
+        try:
+            config = client.wait_config(own)
+            found = listening_keys([("LISTEN_ADDRESS", listen)], options, config)
+            client.follow(cell_stop)
+            summary = serve(
+                config,
+                config.run_dir,
+                announce=_announcing(output, config, "" if found is None else found.pair().public),
+                log=output.note,
+                stop=cell_stop,
+                record=output.record if output.as_json else None,
+                keys=found,
+                upstream=client.training,
+            )
+        finally:
+            client.close()
+    output.result(summary)
+    client.raise_failure()
     return stopper.exit_code
 
 

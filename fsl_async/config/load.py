@@ -103,6 +103,16 @@ def load(
     return _structure(_with_preset(raw, written, overridden), label, strict=True)
 
 
+def with_settings(config: Config, overrides: Iterable[str]) -> Config:
+    """Return a checked configuration with `table.key=value` overrides. Raises ConfigError."""
+    raw = attrs.asdict(config)
+    for text in overrides:
+        key, value = parse_override(text)
+        table, _, name = key.partition(".")
+        raw.setdefault(table, {})[name] = value
+    return _structure(raw, lambda key: f"{_OVERRIDE}: {key}", strict=True)
+
+
 def _own_rules(raw: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return each setting that names a file with a rule: its value, table and key."""
     tables = {name: table for name, table in raw.items() if isinstance(table, dict)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import field, frozen, validators
 
 from fsl_async.store.deltas.delta_kind import DeltaKind, Dense
@@ -10,6 +12,9 @@ from fsl_async.store.rules.aggregation import Mean, Rule
 from fsl_async.store.rules.air import Channel
 from fsl_async.store.rules.outer import OPTIMIZERS, Growing, OuterOptimizer
 from fsl_codecs import CodecSpec
+
+if TYPE_CHECKING:
+    from fsl_async.store.merge.merge_upstream import Upstream
 
 
 @frozen
@@ -47,6 +52,8 @@ class StoreSettings:
 
     channel: Channel | None = None
     """Channel that adds up the deltas; None: each arrives by itself."""
+    upstream: Upstream | None = None
+    """Server above the cell whose store this is; None: it makes its versions itself."""
 
     history: int = field(default=0, validator=validators.ge(0))
     """Versions whose steps a returning client replays at most, in a run of zeroth order."""
@@ -66,7 +73,7 @@ class StoreSettings:
     def leaves_out(self) -> bool:
         """Whether rule or channel may leave out deltas, which are recorded with the weight 0."""
         by_rule = self.rule.by_rows or self.product_rule is not None
-        return by_rule or self.channel is not None
+        return by_rule or self.channel is not None or self.upstream is not None
 
     @property
     def rule_name(self) -> str:

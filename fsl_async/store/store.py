@@ -53,7 +53,7 @@ from fsl_async.store.settings import StoreSettings
 from fsl_async.store.vectors.memory import Mapped, anonymous, memory_lacking
 from fsl_async.store.vectors.vectors import LOSSLESS
 from fsl_async.store.versions.checkpoint import InitialWeights
-from fsl_codecs import CodecError, encode
+from fsl_codecs import CodecError, decode_into, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fsl_async.store.book.records import VersionRecord
     from fsl_async.store.deltas.delta_kind import DeltaKind
     from fsl_async.store.disk.chunk_files import FrameReader
+    from fsl_async.store.merge.merge_upstream import Upstream
     from fsl_async.store.model.manifest import Manifest
     from fsl_async.store.versions.checkpoint import Checkpoint
 
@@ -298,6 +299,8 @@ class Store:
         self.abort_initial()
         with disk("cannot write version 0"):
             self._initial = InitialWeights(self._files, self._open.run.checkpoints, manifest)
+        if self._settings.upstream is not None:
+            self._own = np.empty(manifest.values, np.float32)
 
     def initial_next_chunk(self) -> int:
         """Return the chunk that `write_initial` expects next."""
@@ -312,6 +315,10 @@ class Store:
             raise StoreError("version 0 was not begun; call begin_initial first")
         with disk("cannot write version 0"):
             self._initial.write(index, *frames)
+        if self._settings.upstream is not None:
+            for number, frame in enumerate(frames, index):
+                start, stop = self._initial.manifest.chunk_range(number)
+                decode_into(frame, self._own[start:stop])
 
     def abort_initial(self) -> None:
         """Drop what was received of version 0, if anything."""
@@ -326,6 +333,8 @@ class Store:
             raise StoreError(
                 f"version 0 has only {self.initial_next_chunk()} chunks; send the rest"
             )
+        if self._settings.upstream is not None:
+            initial = self._initial = self._from_upstream(initial, self._settings.upstream)
         run = self._open.run
         if not run.book.run:
             # Recovery takes a version beside an empty ledger for a lost ledger.
@@ -339,6 +348,28 @@ class Store:
             self.abort_initial()
         run.model = initial.manifest
         return self._adopt(checkpoint)
+
+    def rejoin_upstream(self) -> None:
+        """Have a cell that goes on join its run upstream again. StoreError: it cannot."""
+        upstream = self._settings.upstream
+        if upstream is not None and self.version >= 0:
+            manifest = self.manifest
+            chunks = (self._weights_chunk(self.version, at) for at in range(manifest.chunks))
+            kept = [chunk.copy() for chunk in chunks if chunk is not None]
+            upstream.begin(manifest, np.concatenate(kept))
+
+    def _from_upstream(self, own: InitialWeights, upstream: Upstream) -> InitialWeights:
+        """Return version 0 with the weights of the run that a cell is a client of."""
+        manifest = own.manifest
+        weights = upstream.begin(manifest, self._own)
+        del self._own
+        with disk("cannot write version 0"):
+            own.close()
+            made = InitialWeights(self._files, self._open.run.checkpoints, manifest)
+            for index in range(manifest.chunks):
+                start, stop = manifest.chunk_range(index)
+                made.write(index, encode(weights[start:stop], LOSSLESS))
+        return made
 
     # --- deltas ---
 

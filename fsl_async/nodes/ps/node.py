@@ -70,6 +70,7 @@ from fsl_async.store.deltas.delta_kind import (
 )
 from fsl_async.store.deltas.seed_step import directions_of
 from fsl_async.store.errors import CheckpointDamaged, StoreError
+from fsl_async.store.merge.merge_upstream import Upstream
 from fsl_async.store.settings import StoreSettings
 from fsl_async.store.store import Store
 from fsl_transport.loop import run as run_loop
@@ -114,6 +115,8 @@ class Options:
     """Relaunches clients that died; None: no relaunches."""
     keys: KeysFolder | None = None
     """Encrypt with this pair, and admit the keys on this list."""
+    upstream: Upstream | None = None
+    """The server that a cell sends its means to."""
 
 
 SNAPSHOT_BYTES_PER_S = 2e8
@@ -256,9 +259,11 @@ def prepared(
         announce = and_capacity(options.announce, capacity, log, options.record)
         options = attrs.evolve(options, announce=announce)
     check_directory(run_dir)
-    store = Store(run_dir, store_settings_of(config), from_version=options.from_version)
+    settings = attrs.evolve(store_settings_of(config), upstream=options.upstream)
+    store = Store(run_dir, settings, from_version=options.from_version)
     recovered = _recover(store, run_dir)
     try:
+        store.rejoin_upstream()
         servers = {name: one.key for name, one in config.groups.servers.items()}
         access = AccessControl(keys, run_dir, servers=servers)
         keep_settings(run_dir, config, recovered.version)

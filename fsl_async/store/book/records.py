@@ -102,11 +102,12 @@ def answers_from(fact: Mapping[str, Any]) -> Answers:
 
 @frozen
 class Received:
-    """A sum that a channel has delivered, which is in sums/ and goes into a version.
+    """A sum that a channel or a server upstream has delivered, in sums/, for a version.
 
     of: digest of deltas and weights. sites: in the round; senders: those that sent. rms: largest
     root mean square of a site's weighted delta. power: the largest, as a multiple of P. uses: of
-    the channel, in real values. bytes, digest: of the file.
+    the channel, in real values. bytes, digest: of the file. upstream: number of the version that
+    came from there, -1 by a channel.
     """
 
     version: int
@@ -119,6 +120,7 @@ class Received:
     uses: int
     bytes: int
     digest: str
+    upstream: int = -1
 
     @classmethod
     def from_fact(cls, fact: Mapping[str, Any]) -> Self:

@@ -15,9 +15,10 @@ from fsl_async.store.deltas.delta_kind import Masked
 from fsl_async.store.deltas.seed_step import frame_of
 from fsl_async.store.errors import NotFinite, StoreError, disk
 from fsl_async.store.merge.merge import Round, SecureMerge, SumMerge
-from fsl_async.store.merge.merge_channel import ChannelMerge
+from fsl_async.store.merge.merge_channel import ChannelMerge, KeptMerge
 from fsl_async.store.merge.merge_products import ProductsMerge
 from fsl_async.store.merge.merge_rows import RowsMerge
+from fsl_async.store.merge.merge_upstream import UpstreamMerge
 from fsl_async.store.rules.outer import mean_share
 from fsl_async.store.vectors.vectors import Change
 from fsl_async.store.versions.checkpoint import UPDATE, VersionWriter
@@ -86,7 +87,7 @@ class Merging:
         self.restore(version - 1)
         try:
             made = Round(version, recorded, scale, again, self._book.pending)
-            if isinstance(self._merge, ChannelMerge):
+            if isinstance(self._merge, KeptMerge):
                 made = self._received(self._merge, made)
             return self._make(made, position)
         except BaseException as error:
@@ -95,10 +96,10 @@ class Merging:
                 raise NotFinite(f"{error}; {self._way_out()}") from error
             raise
 
-    def _received(self, merge: ChannelMerge, made: Round) -> Round:
-        """Return a round with the weights of the deltas that came by the channel."""
-        with disk("cannot keep the sum of the channel"):
-            received = merge.receive(made, self._book.received)
+    def _received(self, merge: KeptMerge, made: Round) -> Round:
+        """Return a round with the weights of the deltas that were delivered."""
+        with disk("cannot keep the sum"):
+            received = merge.receive(made, self._book.received, self._newest.vectors)
             if received != self._book.received:
                 self._run.record("received", asdict(received))
         lost = (one for one in made.merged if one.key.client not in received.senders)
@@ -284,6 +285,8 @@ def merge_of(run: RunDirectory) -> Merge:
         kind = ProductsMerge
     elif settings.channel is not None:
         kind = ChannelMerge
+    elif settings.upstream is not None:
+        kind = UpstreamMerge
     elif isinstance(settings.kind, Masked):
         kind = SecureMerge
     elif settings.rule.by_rows:

@@ -5,6 +5,7 @@ A run has one merge, by its settings:
     SumMerge         the weighted sum, each chunk by itself                      (here)
     SecureMerge      the mean of a secure sum, which no delta is read for        (here)
     ChannelMerge     the mean that a channel has delivered                       (merge_channel)
+    UpstreamMerge    what a server upstream made of the mean of a cell           (merge_upstream)
     RowsMerge        a rule over the clients' rows                               (merge_rows)
     ProductsMerge    a rule of adapters that merges module by module             (merge_products)
 

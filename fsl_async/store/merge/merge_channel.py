@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,17 @@ if TYPE_CHECKING:
     from fsl_async.store.vectors.vectors import Vectors
 
 
-class ChannelMerge(SpooledMerge):
-    """The merge of a run whose deltas come by a channel. It reads what `receive` has kept."""
+class KeptMerge(SpooledMerge, ABC):
+    """A merge whose mean comes from elsewhere. It reads what `receive` has kept."""
+
+    @abstractmethod
+    def receive(self, a_round: Round, known: Received | None, vectors: Vectors) -> Received:
+        """Return what is delivered of a round; its mean is then in sums/.
+
+        known: the newest sum on record, which is returned where it is that of this round. vectors:
+        of the version before. StoreError: a delta cannot be read, or nothing is delivered. Raises
+        OSError.
+        """
 
     def _average(self, a_round: Round, vectors: Vectors) -> Average:
         counted, key = {one.key for one in a_round.merged}, a_round.merged[0].key
@@ -49,12 +59,12 @@ class ChannelMerge(SpooledMerge):
             return self._of_scalars(mean, counted, a_round, vectors)
         return Average(self._each(fill), counted)
 
-    def receive(self, a_round: Round, known: Received | None) -> Received:
-        """Return what the channel delivers of a round; its mean is then in sums/.
 
-        known: the newest sum on record, which is returned where it is that of this round.
-        StoreError: a delta cannot be read, or an own channel fails. Raises OSError.
-        """
+class ChannelMerge(KeptMerge):
+    """The merge of a run whose deltas come by a channel."""
+
+    def receive(self, a_round: Round, known: Received | None, vectors: Vectors) -> Received:
+        """See `KeptMerge.receive`. StoreError: also where an own channel fails."""
         channel, version = self._settings.channel, a_round.version
         assert channel is not None, "the run has one"
         weights = {
