@@ -174,7 +174,6 @@ class UpstreamClient(LoopSide):
     ) -> None:
         self.training = cell = Cell(self._post)
         super().__init__(ClientParts(options, cell, cell.exchange_side, stop, log))
-        self._stop = stop
         self._thread.start()
 
     def wait_config(self, own: Sequence[str]) -> Config:
@@ -190,13 +189,16 @@ class UpstreamClient(LoopSide):
 
     def follow(self, cell_stop: Stopper) -> None:
         """From now on, have the cell's run end with that of the server upstream."""
+        stop = self._parts.stop
 
         def follow() -> None:
             while not (self.training.stopped or self.ended.wait(LOOK_S)):
-                self.training.is_leaving = self._stop.requested
+                self.training.is_leaving = stop.requested
             self.close()
-            reason = "it ended" if self.finish is None else self.finish.reason
-            cell_stop.request(reason=f"upstream: {reason}")
+            reason = "upstream: " + ("it ended" if self.finish is None else self.finish.reason)
+            if stop.requested:
+                reason = stop.reason
+            cell_stop.request(reason=reason, exit_code=stop.exit_code)
 
         threading.Thread(target=follow, name="fsl-upstream", daemon=True).start()
 
@@ -206,7 +208,7 @@ def cell_config(config: Config, own: Sequence[str]) -> Config:
 
     Raises ConfigError for runs whose deltas cannot be added up on the way.
     """
-    tune, run = config.tune, config.run
+    tune = config.tune
     wrong = {
         "sync.trigger": config.sync.trigger != "rounds",
         "outer.aggregation": config.outer.aggregation != "mean",
@@ -217,7 +219,6 @@ def cell_config(config: Config, own: Sequence[str]) -> Config:
         "tune.rule": tune.method == "lora" and tune.rule not in CELL_RULES,
         "tune.secure": tune.secure,
         "tune.dp_epsilon": tune.is_private,
-        "run.tokens": bool(run.tokens or run.seconds),
     }
     for key, is_wrong in wrong.items():
         if is_wrong:
