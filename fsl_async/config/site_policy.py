@@ -181,7 +181,7 @@ class SiteChoices:
     layers: str = ""
     """Numbers of the blocks that it trains, like "0-2,5"; empty: all."""
     duty: str = TRAIN
-    """What it does in the run, of the duties in `fsl_async.roles.sync.delta`."""
+    """Its duty in the run: one of those in `fsl_async.roles.sync.delta`."""
     reward: str = ""
     """Its function that rates answers, as file.py or file.py:function (grpo)."""
     columns: str = ""

@@ -150,15 +150,7 @@ class RewardSite(Site):
 
         Where other clients draw answers, every other batch is theirs.
         """
-        fed, tune = self._fed, self.tune
-        drawn = rounds_of_places(
-            self.mine,
-            fed.settings.train.batch,
-            seed=fed.seed,
-            name=fed.client_name,
-            steps=tune.steps,
-            version=lambda: fed.version,
-        )
+        fed, drawn = self._fed, self._drawn()
         while fed.running:
             if (received := self._received()) is not None:
                 yield received
@@ -168,6 +160,18 @@ class RewardSite(Site):
             with autocast(fed.device):
                 made = self._answers.batch(self.data.at(places), uniforms_of(fed.seed, stream))
             yield made
+
+    def _drawn(self) -> Iterator[tuple[list[int], str]]:
+        """Yield the prompts of each step, from the version that is here on (`rounds_of_places`)."""
+        fed = self._fed
+        return rounds_of_places(
+            self.mine,
+            fed.settings.train.batch,
+            seed=fed.seed,
+            name=fed.client_name,
+            steps=self.tune.steps,
+            version=lambda: fed.version,
+        )
 
     def _received(self) -> AnswerBatch | None:
         """Return a batch of answers that other clients have drawn; None: there are too few."""
@@ -191,14 +195,7 @@ class RewardSite(Site):
         most = tune.steps * fed.settings.sync.clients
         while fed.running:
             version = fed.follow()
-            drawn = rounds_of_places(
-                self.mine,
-                fed.settings.train.batch,
-                seed=fed.seed,
-                name=fed.client_name,
-                steps=tune.steps,
-                version=lambda: fed.version,
-            )
+            drawn = self._drawn()
             for _ in range(most):
                 places, stream = next(drawn)
                 with autocast(fed.device):

@@ -53,7 +53,7 @@ def optimizer_of(config: Config) -> OuterOptimizer:
 
 
 def channel_of(config: Config) -> Channel | None:
-    """The channel that adds up the deltas; None: there is none. ConfigError as for `rule_of`."""
+    """Return the channel that adds up the deltas, or None. Raises ConfigError as `rule_of` does."""
     name = config.outer.channel
     if name == "none":
         return None

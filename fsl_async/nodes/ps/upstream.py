@@ -17,6 +17,7 @@ welcome: a mean that was acknowledged is not sent again.
 from __future__ import annotations
 
 import threading
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,8 @@ LOOK_S = 0.5
 class Cell:
     """Training, as the exchange side of a client sees it: rounds of a cell. See above.
 
-    position: of the newest mean that was acknowledged, as the welcome has it.
+    position: round and version of the newest mean that was sent; after a start, of the newest that
+    the server upstream has acknowledged.
     """
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
@@ -85,6 +87,10 @@ class Cell:
 
     def begin(self, manifest: Manifest, own: Vector) -> Vector:
         """See `Upstream.begin`."""
+        if self._version != NO_VERSION:  # the cell's disk failed since, and a client begins again
+            if len(self._base) != manifest.values:
+                raise StoreError("this model is not the one that the relay joined the run with")
+            return self._base
         self._theta = own.copy()
         vector = self.exchange_side.free_vector(manifest.values)
         np.copyto(vector, own)
@@ -102,8 +108,8 @@ class Cell:
             source = self._version  # version 0 of the cell has no line in its ledger
         is_sent = self.position.get(_ROUND) == a_round.version
         if is_sent:
-            source = int(self.position[_SOURCE])
-        elif self._version == source:
+            source = int(self.position.get(_SOURCE, source))
+        else:
             self._wait(lambda: self._version != source or self._round is not None)
             if self._version == source and self._round is not None:
                 self._send(self._round, a_round)
@@ -113,9 +119,9 @@ class Cell:
 
     def _send(self, order: RoundOrder, a_round: CellRound) -> None:
         self._theta -= a_round.mean
-        facts = {_SOURCE: float(self._version), _ROUND: float(a_round.version)}
+        self.position = {_SOURCE: float(self._version), _ROUND: float(a_round.version)}
         work = _work_of(a_round.deltas)
-        work = evolve(work, facts=work.facts | facts)
+        work = evolve(work, facts=work.facts | self.position)
         self.meter.count(work.tokens, None)
         self._snapshot(order.sequence, work)
 
@@ -159,8 +165,9 @@ def _work_of(deltas: Sequence[Delta]) -> Work:
     """Return the work of a cell: all tokens, so that it counts as its sites together would."""
     tokens, sites = sum(one.tokens for one in deltas), len({one.key.client for one in deltas})
     steps = max(1, round(sum(one.steps for one in deltas) / sites))
-    balance = [one.facts[BALANCE] for one in deltas if BALANCE in one.facts]
-    facts = {BALANCE: float(np.mean(balance))} if balance else {}
+    found = [one.facts.get(BALANCE) for one in deltas]
+    balance = [one for one in found if isinstance(one, int | float)]
+    facts = {BALANCE: fmean(balance)} if balance else {}
     return Work(tokens, steps, {}, finite=True, facts=facts)
 
 

@@ -127,7 +127,7 @@ class ClientHello(Event, tag="client_hello"):
     digest: str
     shard: int = -1
     duty: str = TRAIN
-    """What it comes for."""
+    """The client's duty in the run."""
 
 
 @frozen

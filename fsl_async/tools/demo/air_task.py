@@ -1,4 +1,4 @@
-"""What the nodes of `demo air` run: a training function, and a digital channel to compare with."""
+"""The training function of `demo air`, and the digital channel that it compares with."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ from fsl_codecs import CodecSpec, decode, encode
 FEATURES, CHARACTERS, RECORDS, HELD_OUT = 1024, 12, 6000, 2000
 """Values of a record's vector, its characters, records of each label, and held-out ones of both."""
 STEPS, BATCH, RATE = 10, 16, 0.05
-"""Of a site in a round."""
+"""Steps of a site in a round, records in a step, and the learning rate."""
 
 
 @functools.cache

@@ -13,7 +13,7 @@ WORDS = b"\1\0\0\0"
 
 
 class Versions:
-    """What is asked of the machine's deltas."""
+    """A stand-in for the machine's deltas."""
 
     version = 5
 
